@@ -1,0 +1,40 @@
+# Every target creates .venv from the lock on first use and works in it.
+VENV := .venv
+PYTHON ?= python3.11
+CONFIG ?= digits
+IMAGE ?= tpu-pipelines/python:latest
+
+.PHONY: install run test test-all check bench lock image
+
+install: $(VENV)/.installed
+
+# Debian's python3 comes without ensurepip, so the system's pip installs into the environment from outside.
+$(VENV)/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv --clear --without-pip $(VENV)
+	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --require-hashes -r requirements.lock
+	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+run: install  ## The whole pipeline on this machine; CONFIG=cifar10_cnn for another example.
+	$(VENV)/bin/tpu-pipelines run $(CONFIG)
+
+test: install  ## The fast tests: a few minutes, no network.
+	$(VENV)/bin/python -m pytest -m "not slow"
+
+test-all: install  ## All tests; the slow ones say what they need.
+	$(VENV)/bin/python -m pytest
+
+check: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: install  ## Speed, each figure beside its baseline in the same run.
+	$(VENV)/bin/python -m tests.benchmarks
+
+lock:  ## Needs uv; the lock holds hashes and names no index.
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --all-extras pyproject.toml --output-file requirements.lock
+
+image:
+	docker build --file docker/Dockerfile --tag $(IMAGE) .
