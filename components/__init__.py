@@ -1,0 +1,1 @@
+"""Pipeline steps, one package each, and the few modules that they share."""

@@ -1,0 +1,68 @@
+"""What the steps' command lines share: flags from a Params dataclass, one JSON line out, exit codes."""
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from components.errors import InputError
+
+DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
+
+P = TypeVar("P")
+
+
+def _attribute_docs(params: type) -> dict[str, str]:
+    """The lines of the `Attributes:` section of a docstring, by name."""
+    section = (params.__doc__ or "").partition("Attributes:")[2]
+    entries = re.findall(r"^        (\w+): (.*(?:\n {10,}.*)*)", section, re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text).replace("%", "%%") for name, text in entries}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'expected a JSON object such as {{"accuracy": 0.9}}, received {text!r}')
+    return value
+
+
+def add_params(parser: argparse.ArgumentParser, params: type) -> None:
+    """Add a flag for every field of a Params dataclass; fields without a default are required."""
+    docs, hints = _attribute_docs(params), typing.get_type_hints(params)
+    for field in dataclasses.fields(params):
+        flag, kind = "--" + field.name.replace("_", "-"), hints[field.name]
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        options: dict[str, Any] = {"help": docs.get(field.name, ""), "required": required, "default": argparse.SUPPRESS}
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif typing.get_origin(kind) is tuple:
+            options.update(nargs="*", type=typing.get_args(kind)[0])
+        elif typing.get_origin(kind) is Mapping:
+            options.update(type=_json_object, metavar="JSON")
+        else:
+            options["type"] = kind if not isinstance(kind, types.UnionType) else str
+        parser.add_argument(flag, **options)
+
+
+def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
+    """The Params that the flags say."""
+    given = vars(namespace)
+    values = {f.name: given[f.name] for f in dataclasses.fields(params) if f.name in given}  # type: ignore[arg-type]
+    return params(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:
+    """Parse, call `work`, print its result as one JSON line, and return its exit code; a user's mistake gives 2."""
+    arguments = parser.parse_args()
+    try:
+        result, code = work(arguments)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    print(json.dumps(dataclasses.asdict(result)))
+    return code

@@ -1,0 +1,131 @@
+"""Image files to pixels: strict, so that a damaged file is noticed here and not in a model's accuracy."""
+
+import dataclasses
+import io
+import warnings
+
+import numpy as np
+import simplejpeg
+from PIL import Image, UnidentifiedImageError
+
+# Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+_MODES = {1: "L", 3: "RGB"}
+# For Pillow: libjpeg-turbo's own conversion from CMYK is one level off Pillow's and TensorFlow's.
+_UNUSUAL = "unusual"
+_GREY_MODES = ("1", "L", "LA")
+# A few kilobytes can claim 65,535 × 65,535 pixels. This many take 400 MB, in each worker.
+_MAX_PIXELS = 1 << 27
+
+
+class UnreadableImageError(Exception):
+    """The bytes are no image, or a damaged one. The message is the reason, without the path."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageRule:
+    """What every image must be like, or be turned into.
+
+    Attributes:
+        image_size: (height, width) to resize to, or None: no resizing.
+        channels: 1 or 3 to convert to, or 0: no conversion.
+    """
+
+    image_size: tuple[int, int] | None
+    channels: int
+
+
+def decode_pixels(content: bytes, rule: ImageRule) -> np.ndarray:
+    """uint8[height, width, channels] of an image file, resized and converted as the rule says.
+
+    Transparency is dropped, 16 bits are cut to the upper 8, and of an animation the first frame counts.
+
+    Raises:
+        UnreadableImageError: If the file is no image, is truncated, or is larger than 134 million pixels.
+    """
+    kind = _jpeg_kind(content)
+    if kind in ("", _UNUSUAL):
+        pixels = _decode_with_pillow(content, rule.channels)
+    else:
+        grey = rule.channels == 1 or (rule.channels == 0 and kind == "Gray")
+        try:
+            pixels = simplejpeg.decode_jpeg(content, colorspace="GRAY" if grey else "RGB")
+        except ValueError as error:
+            raise UnreadableImageError(f"damaged JPEG: {error}") from error
+    return pixels if rule.image_size is None else resize_pixels(pixels, rule.image_size)
+
+
+def convert_pixels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """uint8[height, width, channels]: the same picture in grey (1) or colour (3)."""
+    if pixels.shape[2] == channels:
+        return pixels
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    return np.asarray(image.convert(_MODES[channels])).reshape(*pixels.shape[:2], channels)
+
+
+def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
+    """uint8[*image_size, channels]: the same picture at another size (bilinear, antialiased)."""
+    height, width = image_size
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(height, width, -1)
+
+
+def _jpeg_kind(content: bytes) -> str:
+    """The colour space of a JPEG file, or that it is an unusual one; empty for other files."""
+    if content[:3] != b"\xff\xd8\xff":
+        return ""
+    try:
+        height, width, kind, _ = simplejpeg.decode_jpeg_header(content)
+    except ValueError:  # Damaged, or subsampled in a way that libjpeg-turbo's interface has no name for.
+        return _UNUSUAL
+    _check_size(height, width)
+    return _UNUSUAL if kind == "CMYK" else kind
+
+
+def _check_size(height: int, width: int) -> None:
+    if height * width > _MAX_PIXELS:
+        raise UnreadableImageError(f"{height}×{width} pixels: expected at most {_MAX_PIXELS:,} in all")
+
+
+def _decode_with_pillow(content: bytes, channels: int) -> np.ndarray:
+    if not content:
+        raise UnreadableImageError("empty file")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # Odd metadata is no concern here; size is checked below.
+            image: Image.Image = Image.open(io.BytesIO(content), formats=_FORMATS)
+            _check_size(image.height, image.width)
+            image.load()
+            if image.mode.startswith("I;16"):  # convert() would clip at 255.
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode in ("I", "F"):
+                raise UnreadableImageError(f"32 bits per pixel (mode {image.mode}): expected 8 or 16")
+            mode = _MODES[channels or (1 if image.mode in _GREY_MODES else 3)]
+            pixels = np.asarray(image.convert(mode))
+    except UnreadableImageError:
+        raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImageError("not an image") from error
+    except Exception as error:  # On hostile bytes Pillow's decoders raise whatever their parsing meets.
+        raise UnreadableImageError(f"damaged image: {error}") from error
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, int, int]]:
+    """The bytes to store for an image that stays encoded, and its (height, width, channels) once read.
+
+    JPEG (but CMYK and the like) and PNG are kept to the byte. What TensorFlow cannot decode, or decodes to other
+    pixels, is turned into PNG.
+
+    Raises:
+        UnreadableImageError: If the file is no image, or is truncated.
+    """
+    pixels = decode_pixels(content, ImageRule(None, rule.channels))
+    height, width, channels = pixels.shape
+    shape = (*(rule.image_size or (height, width)), channels)
+    if _jpeg_kind(content) not in ("", _UNUSUAL) or content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return content, shape
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(buffer, "PNG")
+    return buffer.getvalue(), shape

@@ -1,0 +1,41 @@
+"""`step.json`: what became of a step, left beside its artifacts for whoever runs the pipeline.
+
+Runners differ in what they tell (kfp.local reports a failing container as a success in most runs), so a step says so
+itself.
+"""
+
+import contextlib
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from components import storage
+from components.errors import InputError
+
+STEP_RECORD_FILE = "step.json"
+
+
+@contextlib.contextmanager
+def step_record(step: str, artifact_path: str) -> Iterator[None]:
+    """Write `step.json` beside `artifact_path` when the block ends, however it ends; the exception goes on."""
+    start = time.time()
+    state, message, mistake = "succeeded", "", False
+    try:
+        yield
+    except BaseException as error:
+        state = "failed"
+        mistake = isinstance(error, InputError)
+        message = str(error) if mistake else traceback.format_exc()
+        raise
+    finally:
+        storage.write_json(
+            Path(artifact_path).parent / STEP_RECORD_FILE,
+            {
+                "step": step,
+                "state": state,
+                "seconds": time.time() - start,
+                "error": message,
+                "is_input_error": mistake,
+            },
+        )

@@ -1,0 +1,374 @@
+"""Files, local or on gs://: the only module that knows the difference.
+
+Nothing here leaves half a file under its final name: everything is written beside it and renamed.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from components.errors import InputError
+
+_REMOTE_PREFIX = "gs://"
+BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
+_DOWNLOAD_THREADS = 16
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFile:
+    """One file below a root: its POSIX path relative to it, its size in bytes, and a version that changes with it.
+
+    `version` is the object's CRC32C on gs://, and the modification time in nanoseconds on a disk.
+    """
+
+    name: str
+    num_bytes: int
+    version: str
+
+
+def is_remote(uri: str) -> bool:
+    """Whether `uri` lies on Cloud Storage."""
+    return str(uri).startswith(_REMOTE_PREFIX)
+
+
+@functools.cache
+def _client(emulator_host: str) -> Any:
+    """One client per process: a client of its own per file would look up credentials and connect every time."""
+    from google.cloud import storage as gcs
+
+    if emulator_host:
+        from google.auth.credentials import AnonymousCredentials
+
+        return gcs.Client(project="local", credentials=AnonymousCredentials())
+    return gcs.Client()
+
+
+def _bucket_and_name(uri: str) -> tuple[Any, str]:
+    bucket, _, name = uri.removeprefix(_REMOTE_PREFIX).partition("/")
+    if not bucket:
+        raise InputError(f"Cannot use {uri!r}: expected gs://BUCKET/PATH, received no bucket name.")
+    return _client(os.environ.get("STORAGE_EMULATOR_HOST", "")).bucket(bucket), name
+
+
+@contextlib.contextmanager
+def _cloud_errors(uri: str) -> Iterator[None]:
+    """Turn what a user can put right (a name, a role, a login) into an InputError with the service's own message."""
+    from google.api_core.exceptions import Forbidden, NotFound, Unauthorized
+    from google.auth.exceptions import DefaultCredentialsError
+
+    try:
+        yield
+    except NotFound as error:
+        raise InputError(
+            f"Cannot use {uri!r}: there is no such file, folder or bucket ({error.message}). Check the path."
+        ) from error
+    except (Forbidden, Unauthorized) as error:
+        raise InputError(
+            f"Cannot use {uri!r}: Cloud Storage refused access ({error.message}). Give this account "
+            "a role on the bucket."
+        ) from error
+    except DefaultCredentialsError as error:
+        raise InputError(
+            f"Cannot use {uri!r}: found no Google Cloud credentials. Run `gcloud auth application-default login`."
+        ) from error
+
+
+def list_files(root: str) -> list[StoredFile]:
+    """Every file below `root`, sorted by name; hidden files and folders (a leading dot) are left out.
+
+    Raises:
+        InputError: If `root` does not exist or holds no file.
+    """
+    if is_remote(root):
+        with _cloud_errors(root):
+            bucket, prefix = _bucket_and_name(root)
+            prefix = prefix.rstrip("/") + "/" if prefix else ""
+            found = [
+                StoredFile(blob.name[len(prefix) :], blob.size or 0, blob.crc32c or str(blob.generation))
+                for blob in bucket.client.list_blobs(bucket, prefix=prefix)
+                if not blob.name.endswith("/")
+            ]
+        found = [f for f in found if not any(part.startswith(".") for part in f.name.split("/"))]
+    else:
+        if not Path(root).is_dir():
+            raise InputError(f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path.")
+        try:
+            found = list(_walk(str(root), "", ()))
+        except PermissionError as error:
+            raise InputError(
+                f"Cannot list {error.filename!r}: permission denied. Change its mode or its owner."
+            ) from error
+    if not found:
+        raise InputError(f"Found no files in {root!r}: expected a folder with data in it. Check the path.")
+    return sorted(found, key=lambda file: file.name)
+
+
+def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
+    here = os.stat(directory)
+    identity = here.st_dev, here.st_ino
+    if identity in above:
+        raise InputError(
+            f"Cannot list {directory!r}: it links back to a folder that holds it, so every file would be found again "
+            "and again. Remove that link."
+        )
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, identity))
+                continue
+            try:
+                found = entry.stat()
+            except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
+                yield StoredFile(prefix + entry.name, 0, "missing")
+            else:
+                yield StoredFile(prefix + entry.name, found.st_size, str(found.st_mtime_ns))
+
+
+def read_bytes(uri: str) -> bytes:
+    """The content of one file.
+
+    Raises:
+        InputError: If there is no such file, or it may not be read.
+    """
+    if is_remote(uri):
+        with _cloud_errors(uri):
+            bucket, name = _bucket_and_name(uri)
+            return bucket.blob(name).download_as_bytes()
+    try:
+        # Without a file object: half the time, for the small files that data sets are made of.
+        file = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)  # A pipe would block for ever.
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):  # A device such as /dev/zero has no end.
+                raise InputError(
+                    f"Cannot read {uri!r}: it is no regular file but a folder, a pipe or a device. Check the path."
+                )
+            content = os.read(file, status.st_size + 1)
+            while len(content) < status.st_size and (more := os.read(file, status.st_size - len(content))):
+                content += more
+            return content
+        finally:
+            os.close(file)
+    except PermissionError as error:
+        raise InputError(f"Cannot read {uri!r}: permission denied. Change its mode or its owner.") from error
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise InputError(f"Cannot read {uri!r}: there is no such file. Check the path.") from error
+        raise
+
+
+def join(root: str, name: str) -> str:
+    """`name` below `root`.
+
+    Raises:
+        InputError: If `name` is absolute, climbs out of `root`, or holds a NUL. Symbolic links are followed: whoever
+            may place one in `root` may as well place the file.
+    """
+    if "\0" in name:
+        raise InputError(f"Refused the path {name!r}: expected a file name, received one with a NUL byte. Correct it.")
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(
+            f"Refused the path {name!r}: expected a path below {root!r}, received one that leaves it. "
+            "Write paths relative to that folder, without '..'."
+        )
+    return f"{str(root).rstrip('/')}/{name}"
+
+
+def localize(uri: str, into: Path) -> Path:
+    """A local path with the content of `uri`: itself where it is local, else a copy below `into`."""
+    if not is_remote(uri):
+        return Path(uri)
+    target = into / hashlib.sha256(uri.encode()).hexdigest()[:16]
+    with _cloud_errors(uri):
+        bucket, prefix = _bucket_and_name(uri)
+        prefix = prefix.rstrip("/")
+        blobs = [
+            blob
+            for blob in bucket.client.list_blobs(bucket, prefix=prefix)
+            if not prefix or blob.name == prefix or blob.name.startswith(prefix + "/")
+        ]
+    blobs = [blob for blob in blobs if not blob.name.endswith("/")]
+    if not blobs:
+        raise InputError(f"Cannot read {uri!r}: there is no such file or folder. Check the path.")
+
+    def download(blob: Any) -> None:
+        relative = blob.name[len(prefix) :].lstrip("/")
+        path = Path(join(str(target), relative)) if relative else target / PurePosixPath(blob.name).name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _staged_file(path) as staged:
+            blob.download_to_filename(str(staged))
+
+    with _cloud_errors(uri), ThreadPoolExecutor(_DOWNLOAD_THREADS) as pool:
+        list(pool.map(download, blobs))
+    single = len(blobs) == 1 and blobs[0].name == prefix
+    return target / PurePosixPath(prefix).name if single else target
+
+
+def upload(path: Path, uri: str) -> None:
+    """Copy a local file or folder to gs://; an object appears whole or not at all.
+
+    Raises:
+        InputError: If there is nothing at `path`, or the bucket is missing or may not be written.
+    """
+    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
+    if not files:
+        raise InputError(
+            f"Cannot upload {path}: expected a file or a folder with files, received neither. Check the path."
+        )
+
+    def put(file: Path) -> None:
+        name = prefix if file == path else f"{prefix.rstrip('/')}/{file.relative_to(path).as_posix()}".lstrip("/")
+        bucket.blob(name).upload_from_filename(str(file))
+
+    with _cloud_errors(uri), ThreadPoolExecutor(_DOWNLOAD_THREADS) as pool:
+        bucket, prefix = _bucket_and_name(uri)
+        list(pool.map(put, files))
+
+
+@contextlib.contextmanager
+def _naming_full_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        free = shutil.disk_usage(_existing_parent(path.absolute())).free
+        raise InputError(
+            f"Could not write {path}: the disk is full ({free / 2**20:,.0f} MiB free). What stood under that name "
+            "before, if anything, is unchanged. Free some space or choose another folder, then run again."
+        ) from error
+
+
+def _existing_parent(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def require_free_bytes(path: Path, num_bytes: int) -> None:
+    """Check, before any long work, that `num_bytes` will fit on the disk of `path`.
+
+    Raises:
+        InputError: If they will not.
+    """
+    free = shutil.disk_usage(_existing_parent(path.absolute())).free
+    if num_bytes > free:
+        raise InputError(
+            f"Cannot write to {path}: expected at least {num_bytes / 2**20:,.0f} MiB of free disk, received "
+            f"{free / 2**20:,.0f} MiB. Free some space or choose another folder."
+        )
+
+
+@contextlib.contextmanager
+def _staged_file(path: Path) -> Iterator[Path]:
+    with _naming_full_disk(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.fchmod(handle, 0o644)  # mkstemp's files are private; these are for others to read.
+        os.close(handle)
+        staged = Path(name)
+        try:
+            yield staged
+            os.replace(staged, path)
+        finally:
+            staged.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write one local file whole or not at all, durable once this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _staged_file(path) as staged, open(staged, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON (no NaN), whole or not at all.
+
+    Raises:
+        ValueError: If `value` holds a number that is not finite.
+    """
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+@contextlib.contextmanager
+def staged_directory(final: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `final` in one rename when the block ends well, and vanishes when it does not.
+
+    On a mounted bucket, which renames no folders, its files are copied, and those that describe it come last.
+
+    Raises:
+        InputError: If the disk fills up inside the block.
+    """
+    with _naming_full_disk(final):
+        if final.is_relative_to(BUCKETS_MOUNT):
+            with tempfile.TemporaryDirectory(prefix=f"{final.name}-") as name:
+                yield Path(name)
+                _copy_to_bucket(Path(name), final)
+            return
+        final.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent))
+        staged.chmod(0o755)
+        try:
+            yield staged
+            replace_directory(staged, final)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+def _copy_to_bucket(staged: Path, final: Path) -> None:
+    """Copy a folder to a mounted bucket, which renames no folders.
+
+    The JSON files at its top come last: they say what the folder holds, and without them no step reads it.
+    """
+    files = [path for path in staged.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: (path.parent == staged and path.suffix == ".json", path)):
+        target = final / path.relative_to(staged)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def replace_directory(source: Path, final: Path) -> None:
+    """Rename the folder `source` to `final`; what stood there is moved away first and then deleted."""
+    if not final.exists():
+        os.rename(source, final)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".old", dir=final.parent))
+    try:
+        os.rename(final, old / "old")
+        try:
+            os.rename(source, final)
+        except OSError:
+            os.rename(old / "old", final)  # Better the old content than none.
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Copy a folder by hard links (a copy where the file system has none), whole or not at all."""
+
+    def link(from_path: str, to_path: str) -> None:
+        try:
+            os.link(from_path, to_path)
+        except OSError:
+            shutil.copy2(from_path, to_path)
+
+    with staged_directory(target) as staged:
+        shutil.copytree(source, staged, copy_function=link, dirs_exist_ok=True)

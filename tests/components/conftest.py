@@ -1,0 +1,129 @@
+"""A small data set, a small model of it and its export, made once, and ways to run a step as a user does."""
+
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.create_tfrecords import WriteParams, write_records
+from components.train_model import TrainParams, train_model
+from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
+
+_UNAVOIDABLE_WARNINGS = (
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",  # TensorFlow 2.20 and NumPy 2.
+    "ignore:Statistics for quantized inputs were expected:UserWarning",  # The converter, which then calibrates.
+)
+
+RunStep = Callable[..., subprocess.CompletedProcess[str]]
+
+# Trains in a second and reaches 0.9; on one CPU in float32, so that every machine computes alike.
+QUICK = TrainParams(
+    model="digits_cnn",
+    model_parameters={"filters": 16, "units": 64},
+    epochs=3,
+    batch_size_per_replica=32,
+    learning_rate=0.005,
+    backend="tensorflow",
+    accelerator="cpu",
+    num_replicas=1,
+    precision="float32",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pass what other people's packages warn of and we cannot change."""
+    for line in _UNAVOIDABLE_WARNINGS:
+        config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture(scope="session")
+def quick() -> TrainParams:
+    """Parameters of a training that takes a second."""
+    return QUICK
+
+
+@pytest.fixture(scope="session")
+def digits_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,259 digits to train on, 179 to validate, 359 to test."""
+    directory = tmp_path_factory.mktemp("digits") / "records"
+    write_records(WriteParams("sklearn:digits", num_workers=1), directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def trained_digits(digits_records: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of the digits, as train_model wrote it. Not to be written to."""
+    output = tmp_path_factory.mktemp("trained") / "model"
+    train_model(QUICK, digits_records, output)
+    return output
+
+
+@pytest.fixture(scope="session")
+def exported_digits(digits_records: Path, trained_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The small model's export as a KFP artifact, made by the component as a pipeline does. Not to be written to."""
+    from kfp import dsl
+
+    from components.export_model.component import export_model
+
+    exported = dsl.Model(name="exported", uri=str(tmp_path_factory.mktemp("exported") / "export"))
+    export_model.python_func(
+        records=dsl.Dataset(name="records", uri=str(digits_records)),
+        model=dsl.Model(name="trained", uri=str(trained_digits)),
+        exported=exported,
+        max_int8_accuracy_drop=0.05,  # A model this small suffers more than a real one.
+        calibration_examples=100,
+    )
+    return exported
+
+
+def _command(step: str, params: Mapping[str, Any], **paths: Path) -> list[str]:
+    """The command of one step: `paths` are its files, `params` the fields of its Params."""
+    words = [sys.executable, "-m", f"components.{step}"]
+    for name, value in {**paths, **params}.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, list | tuple):
+            words += [flag, *map(str, value)]
+        else:
+            words += [flag, json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return words
+
+
+@pytest.fixture(scope="session")
+def step_command() -> Callable[..., list[str]]:
+    """Make the command of one step."""
+    return _command
+
+
+@pytest.fixture(scope="session")
+def run_step() -> RunStep:
+    """Run one step to its end in a process of its own."""
+
+    def run(step: str, params: Any, **paths: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(_command(step, _fields(params), **paths), capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture
+def run_step_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunStep:
+    """Run one step's command line in this process, which has imported TensorFlow already; a stack trace is raised."""
+
+    def run(step: str, params: Any, **paths: Path) -> subprocess.CompletedProcess[str]:
+        words = _command(step, _fields(params), **paths)
+        monkeypatch.setattr("sys.argv", words[2:])
+        code = importlib.import_module(f"components.{step}.__main__").main()
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return run
+
+
+def _fields(params: Any) -> Mapping[str, Any]:
+    return params if isinstance(params, Mapping) else dataclasses.asdict(params)

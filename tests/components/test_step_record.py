@@ -1,0 +1,43 @@
+import json
+
+import pytest
+
+from components.errors import InputError
+from components.step_record import step_record
+
+
+def _record(tmp_path):
+    return json.loads((tmp_path / "step.json").read_text())
+
+
+def test_success_is_recorded_beside_the_artifact(tmp_path):
+    with step_record("train_model", str(tmp_path / "trained")):
+        assert not (tmp_path / "step.json").exists()
+    record = _record(tmp_path)
+    assert 0 <= record.pop("seconds") < 60
+    assert record == {"step": "train_model", "state": "succeeded", "error": "", "is_input_error": False}
+
+
+def test_mistake_is_recorded_with_its_message_alone(tmp_path):
+    with pytest.raises(InputError, match="epochs=0"), step_record("train_model", str(tmp_path / "trained")):
+        raise InputError("Received: epochs=0.")
+    record = _record(tmp_path)
+    assert (record["state"], record["error"], record["is_input_error"]) == ("failed", "Received: epochs=0.", True)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), KeyboardInterrupt(), SystemExit(1)])
+def test_any_other_end_is_recorded_with_its_stack_trace(tmp_path, error):
+    with pytest.raises(type(error)), step_record("train_model", str(tmp_path / "trained")):
+        raise error
+    record = _record(tmp_path)
+    assert (record["state"], record["is_input_error"]) == ("failed", False)
+    assert record["error"].startswith("Traceback")
+    assert type(error).__name__ in record["error"]
+
+
+def test_second_run_replaces_the_record(tmp_path):
+    with pytest.raises(InputError), step_record("train_model", str(tmp_path / "trained")):
+        raise InputError("once")
+    with step_record("train_model", str(tmp_path / "trained")):
+        pass
+    assert _record(tmp_path)["state"] == "succeeded"
