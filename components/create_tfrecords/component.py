@@ -1,0 +1,52 @@
+"""KFP wrapper of create_tfrecords."""
+
+from typing import List
+
+from kfp import dsl
+
+from components.container import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def create_tfrecords(
+    records: dsl.Output[dsl.Dataset],
+    source: str,
+    validation_fraction: float = 0.1,
+    test_fraction: float = 0.2,
+    stratify: bool = True,
+    group_column: str = "",
+    seed: int = 0,
+    image_size: List[int] = [],
+    channels: int = 0,
+    encoding: str = "auto",
+    class_names: List[str] = [],
+    target_shard_mib: int = 32,
+    max_bad_fraction: float = 0.0,
+    num_workers: int = 0,
+) -> int:
+    """Write labelled examples as sharded TFRecord files; returns the number of examples."""
+    import dataclasses
+    import pathlib
+
+    from components.create_tfrecords import WriteParams, write_records
+    from components.step_record import step_record
+
+    with step_record("create_tfrecords", records.path):
+        params = WriteParams(
+            source=source,
+            validation_fraction=validation_fraction,
+            test_fraction=test_fraction,
+            stratify=stratify,
+            group_column=group_column,
+            seed=seed,
+            image_size=tuple(int(side) for side in image_size),
+            channels=channels,
+            encoding=encoding,
+            class_names=tuple(class_names),
+            target_shard_mib=target_shard_mib,
+            max_bad_fraction=max_bad_fraction,
+            num_workers=num_workers,
+        )
+        result = write_records(params, pathlib.Path(records.path))
+        records.metadata.update(dataclasses.asdict(result))
+        return result.num_examples

@@ -1,0 +1,75 @@
+"""What a user may set, and what comes back."""
+
+import dataclasses
+
+from components.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteParams:
+    """What to read and how to divide it; one field per component input.
+
+    Attributes:
+        source: `images:DIR`, `csv:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or `keras:NAME`; paths may be gs://.
+        validation_fraction: Share of the training examples to hold out, where the source has no validation split.
+        test_fraction: Share of all examples to hold out, where the source has no test split.
+        stratify: Hold out the same share of every class, exactly. Without it, an example stays in its split
+            when others are added.
+        group_column: A CSV column; examples that share its value stay in one split.
+        seed: Salt of the split and of the order in which examples are stored.
+        image_size: (height, width) to resize to; empty means that all images must have one size already.
+        channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
+        encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
+        class_names: The classes, in order; empty means those found, sorted.
+        target_shard_mib: Wanted size of a shard, in MiB.
+        max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
+        num_workers: Processes to use; 0 means one per core.
+    """
+
+    source: str
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.2
+    stratify: bool = True
+    group_column: str = ""
+    seed: int = 0
+    image_size: tuple[int, ...] = ()
+    channels: int = 0
+    encoding: str = "auto"
+    class_names: tuple[str, ...] = ()
+    target_shard_mib: int = 32
+    max_bad_fraction: float = 0.0
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("validation_fraction", "test_fraction", "max_bad_fraction"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise InputError(f"{name} must be at least 0 and below 1. Received: {name}={value}.")
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise InputError(
+                "validation_fraction and test_fraction must leave something to train on. Received: "
+                f"{self.validation_fraction} + {self.test_fraction}. Make them smaller."
+            )
+        if self.encoding not in ("auto", "raw", "encoded"):
+            raise InputError(f"encoding must be 'auto', 'raw' or 'encoded'. Received: encoding={self.encoding!r}.")
+        if self.channels not in (0, 1, 3):
+            raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
+        if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
+            raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
+        if len(set(self.class_names)) < len(self.class_names):
+            raise InputError(f"class_names must differ. Received: class_names={list(self.class_names)}.")
+        if self.target_shard_mib <= 0:
+            raise InputError(f"target_shard_mib must be positive. Received: target_shard_mib={self.target_shard_mib}.")
+        if self.num_workers < 0:
+            raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteResult:
+    """What was written: examples in all and per split, inputs set aside, and the content's fingerprint."""
+
+    num_examples: int
+    split_examples: dict[str, int]
+    num_quarantined: int
+    num_shards: int
+    fingerprint: str

@@ -1,0 +1,63 @@
+"""The whole data set, decided before a byte is written: what a bad source is refused on, in seconds."""
+
+import dataclasses
+
+import numpy as np
+
+from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources import Listing, list_examples
+from components.create_tfrecords.splitting import assign_splits, storage_order
+from components.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetPlan:
+    """The examples of a source, and for each split which of them it holds, in the order in which they are stored.
+
+    Attributes:
+        listing: The examples.
+        order: int64 indices into the listing, by split; splits without examples are left out.
+        split_rule: How the splits came to be, in words.
+    """
+
+    listing: Listing
+    order: dict[str, np.ndarray]
+    split_rule: str
+
+    @property
+    def split_examples(self) -> dict[str, int]:
+        """Number of examples by split."""
+        return {name: len(indices) for name, indices in self.order.items()}
+
+
+def plan_dataset(params: WriteParams) -> DatasetPlan:
+    """List the source and divide it, reading no image.
+
+    Raises:
+        InputError: If the source cannot be used, or a split that was asked for has no examples.
+    """
+    listing = list_examples(params)
+    splits, rule = assign_splits(
+        listing.keys,
+        listing.labels,
+        listing.splits,
+        validation_fraction=params.validation_fraction,
+        test_fraction=params.test_fraction,
+        seed=params.seed,
+        stratify=params.stratify,
+        groups=listing.groups,
+    )
+    order = storage_order(listing.keys, params.seed)
+    by_split = {name: order[splits[order] == name] for name in SPLITS}
+    asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
+    for name, fraction in asked.items():
+        if fraction and not len(by_split[name]):
+            raise InputError(
+                f"The {name!r} split has no examples: {len(listing.keys)} in {params.source!r}, divided so: {rule}. "
+                f"Set data.{name}_fraction higher or to 0, add data, or use other groups."
+                if name != TRAIN
+                else f"The 'train' split of {params.source!r} has no examples. Add a train/ folder, or lower the "
+                "fractions."
+            )
+    return DatasetPlan(listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule)

@@ -1,0 +1,426 @@
+"""Where examples come from: every source becomes one list of keys, labels and, where it has them, splits and groups."""
+
+import csv
+import dataclasses
+import difflib
+import gzip
+import hashlib
+import io
+import struct
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from components import storage
+from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.create_tfrecords.params import WriteParams
+from components.errors import InputError
+
+_REMOTE_THREADS = 16
+_SHOWN = 5
+_IGNORED_FILES = {"Thumbs.db", "desktop.ini"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The examples of a source, in a canonical order that does not depend on the file system.
+
+    Attributes:
+        source: The source, as the user wrote it.
+        keys: One unique name per example: its path below `root`, or its place in an array.
+        labels: int32[num_examples], indices into `class_names`.
+        class_names: The classes.
+        splits: The source's own split of every example, str[num_examples]; None where it has none.
+        groups: One group name per example; None where none was asked for.
+        root: Folder that file keys are relative to; empty for arrays.
+        files: Size in bytes and version of every file, by key; empty for arrays.
+        images: uint8[num_examples, height, width, channels] for array sources, else None.
+        version: What identifies an array source's content, or a CSV's own.
+    """
+
+    source: str
+    keys: tuple[str, ...]
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    splits: np.ndarray | None = None
+    groups: tuple[str, ...] | None = None
+    root: str = ""
+    files: dict[str, storage.StoredFile] = dataclasses.field(default_factory=dict)
+    images: np.ndarray | None = None
+    version: str = ""
+
+    def stat_digest(self) -> str:
+        """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
+        digest = hashlib.sha256(repr((self.version, self.class_names)).encode())
+        for key, label in zip(self.keys, self.labels.tolist(), strict=True):
+            file = self.files.get(key)
+            digest.update(f"{key}\0{label}\0{file and (file.num_bytes, file.version)}\n".encode())
+        return digest.hexdigest()
+
+    def content_digest(self) -> str:
+        """SHA-256 of the content: reads every file once (about 30,000 small files a second)."""
+        digest = hashlib.sha256(repr((self.version, self.class_names, self.groups)).encode())
+        if self.splits is not None:
+            digest.update("\0".join(self.splits.tolist()).encode())
+
+        def hash_file(key: str) -> bytes:
+            try:
+                return hashlib.blake2b(storage.read_bytes(f"{self.root}/{key}"), digest_size=16).digest()
+            except InputError:  # Missing: for the writer to set aside, or refuse.
+                return b""
+
+        # Threads hide the latency of a bucket; on a local disk they only take turns.
+        with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
+            read = pool.map if storage.is_remote(self.root) else map
+            contents: Iterable[bytes] = read(hash_file, self.keys) if self.files else (b"" for _ in self.keys)
+            for key, label, content in zip(self.keys, self.labels.tolist(), contents, strict=True):
+                digest.update(f"{key}\0{label}\0".encode() + content)
+        return digest.hexdigest()
+
+
+def list_examples(params: WriteParams) -> Listing:
+    """Every labelled example that `params.source` names.
+
+    Raises:
+        InputError: If the source is unknown, empty or malformed, holds fewer than two classes, or does not fit
+            `params.class_names`.
+    """
+    kind, separator, location = params.source.partition(":")
+    if not separator or kind not in _SOURCES:
+        close = difflib.get_close_matches(kind, _SOURCES, n=1)
+        raise InputError(
+            f"Unknown source {params.source!r}: expected one of {', '.join(f'{name}:…' for name in _SOURCES)}."
+            + (f" Did you mean {close[0]!r}?" if close else "")
+        )
+    if not location:
+        raise InputError(f"Source {params.source!r} names no place: expected {kind}:PATH or {kind}:NAME.")
+    if params.group_column and kind != "csv":
+        raise InputError(
+            f"group_column={params.group_column!r} needs a csv: source. Received: {params.source!r}. Remove it."
+        )
+    listing = _SOURCES[kind](location, params)
+    present = np.unique(listing.labels)
+    if len(present) < 2:
+        name = listing.class_names[present[0]] if len(present) else "none"
+        raise InputError(
+            f"A classifier needs at least two classes. Received: one class ({name!r}) in {params.source!r}. "
+            "Give every class its own folder or label."
+        )
+    return listing
+
+
+def _index_labels(
+    names: Sequence[str], params: WriteParams, where: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """int32 labels of the given names, and the class names: those of the params, or those found, sorted."""
+    found = set(names)
+    if params.class_names:
+        classes = params.class_names
+        if unknown := found - set(classes):
+            example = where[next(i for i, name in enumerate(names) if name in unknown)]
+            raise InputError(
+                f"Labels outside the class list: {_shown(sorted(unknown))} (first at {example}). Expected one of "
+                f"{list(classes)}. Correct the labels, or add them to data.class_names."
+            )
+    else:
+        # Python refuses to parse thousands of digits; 18 fit an int64.
+        numeric = all(name.isdecimal() and len(name) <= 18 for name in found)
+        classes = tuple(sorted(found, key=(lambda name: (int(name), name)) if numeric else None))
+    index = {name: i for i, name in enumerate(classes)}
+    return np.array([index[name] for name in names], np.int32), classes
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
+        return False
+    return True
+
+
+def _shown(items: Sequence[str]) -> str:
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(repr(item) for item in items[:_SHOWN]) + more
+
+
+def _from_images(location: str, params: WriteParams) -> Listing:
+    """A folder per class, optionally below train/, validation/ and test/."""
+    location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
+    files = [file for file in storage.list_files(location) if PurePosixPath(file.name).name not in _IGNORED_FILES]
+    if garbled := [file.name for file in files if not _is_utf8(file.name)]:
+        raise InputError(f"File names in {location} that are not UTF-8: {_shown(garbled)}. Rename them.")
+    top = {file.name.split("/")[0] for file in files if "/" in file.name}
+    has_splits = bool(top & set(SPLITS))
+    if has_splits and (strange := sorted(top - set(SPLITS))):
+        raise InputError(
+            f"Folders {_shown(strange)} stand beside split folders in {location}. Expected only {', '.join(SPLITS)}. "
+            "Move them into one of these, or out of the source."
+        )
+    depth = 3 if has_splits else 2
+    misplaced = [file.name for file in files if len(file.name.split("/")) < depth]
+    if misplaced:
+        expected = "SPLIT/CLASS/FILE" if has_splits else "CLASS/FILE"
+        raise InputError(
+            f"Files without a class in {location}: {_shown(misplaced)}. Expected {expected}. Move them into the folder "
+            "of their class, or out of the source."
+        )
+    keys = tuple(file.name for file in files)
+    names = [key.split("/")[depth - 2] for key in keys]
+    splits = np.array([key.split("/")[0] for key in keys]) if has_splits else None
+    if splits is not None and not params.class_names:
+        known = {name for name, split in zip(names, splits, strict=True) if split == TRAIN}
+        if known and (unknown := sorted(set(names) - known)):
+            raise InputError(
+                f"Classes without training examples in {location}: {_shown(unknown)}. Expected every class of the "
+                f"other splits under {TRAIN}/ too. Add them there, or remove them."
+            )
+    labels, classes = _index_labels(names, params, keys)
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=labels,
+        class_names=classes,
+        splits=splits,
+        root=location,
+        files={file.name: file for file in files},
+    )
+
+
+def _from_csv(location: str, params: WriteParams) -> Listing:
+    """A CSV file with the columns `path`, `label` and optionally `split`; paths are relative to its folder."""
+    content = storage.read_bytes(location)
+    folder, separator, _ = location.rpartition("/")
+    root = (folder or "/") if separator else "."
+    try:
+        reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
+        lines = [(reader.line_num, row) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"Cannot read {location}: expected a CSV file in UTF-8, received {error}. Save it as one."
+        ) from error
+    if not lines:
+        raise InputError(
+            f"Found no rows in {location}: expected a header line with path and label, and a line per image."
+        )
+    columns = list(reader.fieldnames or ())
+    wanted = ["path", "label"] + ([params.group_column] if params.group_column else [])
+    if missing := [name for name in wanted if name not in columns]:
+        raise InputError(
+            f"Missing columns in {location}: {_shown(missing)}. Received: {columns}. The first line must name the "
+            "columns path, label and optionally split."
+        )
+    if len(set(columns)) < len(columns):
+        raise InputError(
+            f"Repeated columns in {location}: {columns}. Expected every column once. Rename or remove one."
+        )
+    rows = [row for _, row in lines]
+    paths: list[str] = []
+    for number, row in lines:
+        # A line too short has None as a value, one too long has it as a key.
+        if None in row or None in row.values() or not all(row[name] for name in wanted):
+            raise InputError(
+                f"Malformed line {number} of {location}: expected values for {columns}, received "
+                f"{[value for value in row.values() if value is not None]}. Correct the line."
+            )
+        try:
+            storage.join(root, row["path"])
+        except InputError as error:
+            raise InputError(f"Line {number} of {location}: {error}") from error
+        paths.append(str(PurePosixPath(row["path"])))
+    if repeated := [path for path, count in Counter(paths).items() if count > 1]:
+        raise InputError(
+            f"Duplicate paths in {location}: {_shown(repeated)}. Expected every image once; the same image in two "
+            "splits would make the evaluation lie. Remove the repeated lines."
+        )
+    splits = None
+    if "split" in columns:
+        splits = np.array([row["split"] for row in rows])
+        if strange := sorted(set(splits.tolist()) - set(SPLITS)):
+            raise InputError(f"Unknown splits in {location}: {_shown(strange)}. Expected {', '.join(SPLITS)}.")
+        if params.group_column:
+            _check_groups([row[params.group_column] for row in rows], splits.tolist(), location)
+    labels, classes = _index_labels([row["label"] for row in rows], params, paths)
+    order = sorted(range(len(paths)), key=paths.__getitem__)
+    known = {file.name: file for file in storage.list_files(root)}
+    return Listing(
+        source=params.source,
+        keys=tuple(paths[i] for i in order),
+        labels=labels[order],
+        class_names=classes,
+        splits=None if splits is None else splits[order],
+        groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
+        root=root,
+        # A file that is missing is quarantined when it is read, like one that is damaged.
+        files={paths[i]: known.get(paths[i], storage.StoredFile(paths[i], 0, "missing")) for i in order},
+    )
+
+
+def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:
+    first: dict[str, str] = {}
+    for group, split in zip(groups, splits, strict=True):
+        if first.setdefault(group, split) != split:
+            raise InputError(
+                f"Group {group!r} stands in two splits of {location}: {first[group]} and {split}. Expected every "
+                "group in one. Correct the split column, or leave group_column out."
+            )
+
+
+Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def _from_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
+    """Images and labels per split; the split `""` means that the source has none of its own."""
+    for split, (images, labels) in arrays.items():
+        _check_arrays(split, images, labels, params.source)
+    keys = [f"{split or 'all'}/{i:08d}" for split, (images, _) in arrays.items() for i in range(len(images))]
+    values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
+    labels, classes = _index_labels(values.astype(str).tolist(), params, keys)
+    shapes = {images.shape[1:] for images, _ in arrays.values()}
+    if len(shapes) > 1:
+        raise InputError(
+            f"Images of different shapes in {params.source}: {sorted(shapes)}. Expected one shape in all splits."
+        )
+    images = np.concatenate([images for images, _ in arrays.values()])
+    if images.ndim == 3:
+        images = images[..., None]
+    splits = None
+    if "" not in arrays:
+        splits = np.concatenate([np.full(len(images), split, "<U10") for split, (images, _) in arrays.items()])
+    return Listing(
+        source=params.source,
+        keys=tuple(keys),
+        labels=labels,
+        class_names=classes,
+        splits=splits,
+        images=images,
+        version=version,
+    )
+
+
+def _check_arrays(split: str, images: np.ndarray, labels: np.ndarray, source: str) -> None:
+    name = split or "images"
+    fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
+    if not fits or images.dtype != np.uint8 or 0 in images.shape[1:]:
+        raise InputError(
+            f"Cannot use the array {name!r} of {source}: expected uint8[N, height, width] or uint8[N, height, width, "
+            f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert it before saving."
+        )
+    if labels.size != len(images) or labels.dtype.kind not in "iuSU":
+        raise InputError(
+            f"Labels do not fit the array {name!r} of {source}: expected {len(images)} whole numbers or strings, "
+            f"received {labels.dtype}{list(labels.shape)}."
+        )
+
+
+_NPZ_SPLITS = {TRAIN: ("train",), VALIDATION: ("validation", "val"), TEST: ("test",)}
+
+
+def _from_npz(location: str, params: WriteParams) -> Listing:
+    """x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels."""
+    content = storage.read_bytes(location)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            data = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(
+            f"Cannot read {location}: expected an .npz file without pickled objects, received {error}. Write it with "
+            "numpy.savez_compressed."
+        ) from error
+    arrays: Arrays = {}
+    for split, aliases in _NPZ_SPLITS.items():
+        for alias in aliases:
+            if f"x_{alias}" in data and f"y_{alias}" in data:
+                arrays[split] = data[f"x_{alias}"], data[f"y_{alias}"]
+    for images, labels in (("x", "y"), ("images", "labels")):
+        if not arrays and images in data and labels in data:
+            arrays[""] = data[images], data[labels]
+    if not arrays:
+        raise InputError(
+            f"Found no images in {location}: expected arrays x_train, y_train (and x_test, y_test) or images, labels; "
+            f"received {sorted(data)}."
+        )
+    return _from_arrays(arrays, hashlib.sha256(content).hexdigest(), params)
+
+
+def read_idx(content: bytes, name: str) -> np.ndarray:
+    """The uint8 array of an IDX file, gzipped or not (format: http://yann.lecun.com/exdb/mnist/).
+
+    Raises:
+        InputError: If it is not one.
+    """
+    try:
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        zeros, kind, rank = struct.unpack(">HBB", content[:4])
+        shape = struct.unpack(f">{rank}I", content[4 : 4 + 4 * rank])
+        if zeros or kind != 8:
+            raise ValueError(f"magic number {content[:4].hex()}")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
+    except (struct.error, ValueError, OSError, EOFError, zlib.error) as error:
+        raise InputError(f"Cannot read {name}: expected an IDX file of unsigned bytes, received {error}.") from error
+
+
+def _from_idx(location: str, params: WriteParams) -> Listing:
+    """MNIST's four files, gzipped or not, by their usual names."""
+    files = {file.name.removesuffix(".gz").replace(".", "-"): file.name for file in storage.list_files(location)}
+    arrays: Arrays = {}
+    digest = hashlib.sha256()
+    for split, prefix in ((TRAIN, "train"), (TEST, "t10k")):
+        pair = []
+        for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+            if name not in files:
+                raise InputError(
+                    f"Missing {name}[.gz] in {location}. Expected MNIST's four files; received "
+                    f"{sorted(files.values())}."
+                )
+            content = storage.read_bytes(storage.join(location, files[name]))
+            digest.update(content)
+            pair.append(read_idx(content, f"{location}/{files[name]}"))
+        arrays[split] = pair[0], pair[1]
+    return _from_arrays(arrays, digest.hexdigest(), params)
+
+
+def _from_sklearn(location: str, params: WriteParams) -> Listing:
+    """scikit-learn's bundled 8×8 handwritten digits."""
+    if location != "digits":
+        raise InputError(f"Unknown source {params.source!r}: expected sklearn:digits, the data set that is bundled.")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)  # The set counts ink from 0 to 16.
+    return _from_arrays({"": (images, digits.target)}, hashlib.sha256(images.tobytes()).hexdigest(), params)
+
+
+_KERAS_DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
+
+
+def _from_keras(location: str, params: WriteParams) -> Listing:
+    """A data set that Keras downloads, or has in ~/.keras/datasets."""
+    if location not in _KERAS_DATASETS:
+        raise InputError(f"Unknown source {params.source!r}: expected keras: and one of {', '.join(_KERAS_DATASETS)}.")
+    import keras
+
+    try:
+        train, test = getattr(keras.datasets, location).load_data()
+    except Exception as error:  # The downloader raises a plain Exception.
+        raise InputError(
+            f"Could not download {params.source!r}: {error}. Put the file into ~/.keras/datasets, or use another "
+            "source."
+        ) from error
+    digest = hashlib.sha256(train[0].tobytes() + test[0].tobytes()).hexdigest()
+    return _from_arrays({TRAIN: train, TEST: test}, digest, params)
+
+
+_SOURCES: dict[str, Callable[[str, WriteParams], Listing]] = {
+    "images": _from_images,
+    "csv": _from_csv,
+    "npz": _from_npz,
+    "idx": _from_idx,
+    "sklearn": _from_sklearn,
+    "keras": _from_keras,
+}

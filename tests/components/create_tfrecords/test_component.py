@@ -1,0 +1,82 @@
+"""Claims about the KFP wrapper and the README's table."""
+
+import dataclasses
+import inspect
+import json
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from components import create_tfrecords as package
+from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams, WriteResult
+from components.create_tfrecords.component import create_tfrecords
+from components.errors import InputError
+
+README = Path(package.__file__).with_name("README.md")
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def test_inputs_and_defaults_match_write_params():
+    signature = inspect.signature(create_tfrecords.python_func).parameters
+    inputs = {
+        name: None if parameter.default is inspect.Parameter.empty else parameter.default
+        for name, parameter in signature.items()
+        if name != "records"
+    }
+    assert inputs == {
+        field.name: None if field.default is dataclasses.MISSING else _plain(field.default)
+        for field in dataclasses.fields(WriteParams)
+    }
+
+
+def test_the_wrapper_writes_records_metadata_and_a_step_record(image_folder, tmp_path):
+    records = types.SimpleNamespace(path=str(tmp_path / "run" / "records"), metadata={})
+    (tmp_path / "run").mkdir()
+    count = create_tfrecords.python_func(records, f"images:{image_folder()}", image_size=[6.0, 7.0], channels=1)
+    manifest = Manifest.load(tmp_path / "run" / "records")
+    assert count == 20
+    assert manifest.image_shape == (6, 7, 1)
+    assert set(records.metadata) == {field.name for field in dataclasses.fields(WriteResult)}
+    assert records.metadata["fingerprint"] == manifest.fingerprint
+    assert json.loads((tmp_path / "run" / "step.json").read_text())["state"] == "succeeded"
+
+
+def test_the_wrapper_run_twice_gives_the_same(image_folder, tmp_path):
+    source, found = f"images:{image_folder()}", []
+    for _ in range(2):
+        records = types.SimpleNamespace(path=str(tmp_path / "run" / "records"), metadata={})
+        (tmp_path / "run").mkdir(exist_ok=True)
+        create_tfrecords.python_func(records, source)
+        found.append((records.metadata, [path.read_bytes() for path in sorted(Path(records.path).iterdir())]))
+    assert found[0] == found[1]
+
+
+def test_the_wrapper_passes_a_mistake_on_and_records_it(tmp_path):
+    (tmp_path / "run").mkdir()
+    records = types.SimpleNamespace(path=str(tmp_path / "run" / "records"), metadata={})
+    with pytest.raises(InputError, match="Unknown source 'nowhere'"):
+        create_tfrecords.python_func(records, "nowhere")
+    record = json.loads((tmp_path / "run" / "step.json").read_text())
+    assert (record["state"], record["is_input_error"]) == ("failed", True)
+    assert record["error"].startswith("Unknown source 'nowhere'")
+
+
+def test_the_readme_has_every_parameter_with_its_default():
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", README.read_text(), re.MULTILINE))
+    expected = {
+        field.name: "required" if field.default is dataclasses.MISSING else f"`{json.dumps(_plain(field.default))}`"
+        for field in dataclasses.fields(WriteParams)
+    }
+    assert rows == expected
+
+
+def test_the_readme_names_every_source():
+    from components.create_tfrecords.sources import _SOURCES
+
+    assert [name for name in _SOURCES if f"| `{name}:" not in README.read_text()] == []

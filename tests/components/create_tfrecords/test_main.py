@@ -1,0 +1,71 @@
+"""Claims about `python -m components.create_tfrecords`."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams
+
+ROOT = Path(__file__).parents[3]
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "components.create_tfrecords", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_success_prints_one_json_line_and_exits_with_0(image_folder, tmp_path):
+    done = _run(
+        *("--source", f"images:{image_folder()}", "--output", tmp_path / "out", "--no-stratify", "--seed", 5),
+        *("--image-size", 6, 7, "--class-names", "dog", "cat", "--test-fraction", 0.3),
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    result = json.loads(line)
+    manifest = Manifest.load(tmp_path / "out")
+    assert result["num_examples"] == 20
+    assert result["fingerprint"] == manifest.fingerprint
+    assert manifest.class_names == ("dog", "cat")
+    assert manifest.image_shape == (6, 7, 3)
+    assert "by hash, seed 5" in manifest.split_rule
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--source", "imagse:x"), "error: Unknown source 'imagse:x'"),
+        (("--source", "images:/none"), "error: Cannot list '/none'"),
+        (("--source", "sklearn:digits", "--channels", "4"), "error: channels must be 0"),
+        (("--source", "sklearn:digits", "--seed", "x"), "invalid int value: 'x'"),
+        ((), "the following arguments are required: --source"),
+    ],
+)
+def test_a_mistake_exits_with_2_and_a_paragraph_and_writes_nothing(tmp_path, arguments, message):
+    done = _run("--output", tmp_path / "out", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_with_a_newline_does_not_forge_lines_of_the_log(image_folder, tmp_path):
+    folder = image_folder()
+    (folder / "cat" / "x\nerror: all is well.png").write_bytes(b"text")
+    done = _run("--source", f"images:{folder}", "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert r"'cat/x\nerror: all is well.png' (not an image)" in done.stderr
+    assert not any(line.startswith("error: all is well") for line in done.stderr.splitlines())
+
+
+def test_help_explains_every_parameter():
+    done = _run("--help")
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    for field in dataclasses.fields(WriteParams):
+        assert f"--{field.name.replace('_', '-')}" in text
+    assert "Share of the inputs that may be unreadable; these are set aside and listed." in text

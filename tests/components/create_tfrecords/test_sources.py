@@ -1,0 +1,548 @@
+"""Claims about every kind of source, and about every bad one being refused with its reason."""
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.create_tfrecords import WriteParams, plan_dataset, write_records
+from components.create_tfrecords.sources import list_examples, read_idx
+from components.errors import InputError
+
+
+def _plan(source: str, **params):
+    return plan_dataset(WriteParams(source, **params))
+
+
+def _csv(folder: Path, text: str, name: str = "labels.csv") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return f"csv:{folder}/{name}"
+
+
+def _rows(count: int = 20, extra: str = "") -> str:
+    return "".join(f"img/{i}.png,{'cat' if i % 2 else 'dog'}{extra}\n" for i in range(count))
+
+
+# images:
+
+
+def test_images_takes_labels_from_folders_sorted(image_folder):
+    plan = _plan(f"images:{image_folder(classes=('dog', 'cat', 'ant'))}")
+    listing = plan.listing
+    assert listing.class_names == ("ant", "cat", "dog")
+    assert [listing.class_names[label] for label in listing.labels] == [key.split("/")[0] for key in listing.keys]
+    assert plan.split_examples == {"train": 21, "validation": 3, "test": 6}
+
+
+def test_images_sorts_numeric_class_names_as_numbers(image_folder):
+    listing = _plan(f"images:{image_folder(classes=('10', '9', '1'))}").listing
+    assert listing.class_names == ("1", "9", "10")
+
+
+def test_images_sorts_absurdly_long_numbers_as_text(image_folder):
+    names = ("1" * 100, "2")
+    assert _plan(f"images:{image_folder(classes=names)}").listing.class_names == names
+
+
+def test_images_takes_the_order_of_class_names_from_the_user(image_folder):
+    listing = _plan(f"images:{image_folder()}", class_names=("dog", "cat")).listing
+    assert listing.class_names == ("dog", "cat")
+    assert {listing.labels[i] for i, key in enumerate(listing.keys) if key.startswith("dog/")} == {0}
+
+
+def test_images_keeps_split_folders(image_folder, tmp_path):
+    for name, count in (("train", 6), ("validation", 2), ("test", 3)):
+        image_folder(count, name=f"data/{name}")
+    plan = _plan(f"images:{tmp_path}/data")
+    assert plan.split_examples == {"train": 12, "validation": 4, "test": 6}
+    assert all(plan.listing.keys[i].startswith("test/") for i in plan.order["test"])
+    assert plan.split_rule == "the source's own test, train, validation"
+
+
+def test_images_does_not_mind_a_slash_at_the_end(image_folder):
+    folder = image_folder()
+    assert _plan(f"images:{folder}/").listing.root == _plan(f"images:{folder}").listing.root
+
+
+def test_images_ignores_hidden_files_and_what_desktops_leave(image_folder):
+    folder = image_folder(per_class=5)
+    (folder / ".DS_Store").write_bytes(b"x")
+    (folder / "cat" / "Thumbs.db").write_bytes(b"x")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_bytes(b"x")
+    assert len(_plan(f"images:{folder}").listing.keys) == 10
+
+
+def test_images_keeps_a_newline_in_a_file_name(image_folder, encode):
+    folder = image_folder(per_class=5)
+    (folder / "cat" / "a\nb.png").write_bytes(encode())
+    assert "cat/a\nb.png" in _plan(f"images:{folder}").listing.keys
+
+
+def test_images_refuses_file_names_that_are_not_utf8(image_folder, encode):
+    folder = image_folder(per_class=5)
+    Path(os.fsdecode(os.fsencode(folder / "cat") + b"/\xff.png")).write_bytes(encode())
+    with pytest.raises(InputError, match=r"not UTF-8: 'cat/\\udcff.png'. Rename"):
+        _plan(f"images:{folder}")
+
+
+def test_images_refuses_an_empty_folder(tmp_path):
+    with pytest.raises(
+        InputError, match=f"Found no files in '{tmp_path}': expected a folder with data.*Check the path"
+    ):
+        _plan(f"images:{tmp_path}")
+
+
+def test_images_refuses_a_missing_folder(tmp_path):
+    with pytest.raises(InputError, match=f"Cannot list '{tmp_path}/none': expected a folder.*Check the path"):
+        _plan(f"images:{tmp_path}/none")
+
+
+def test_images_refuses_one_class_only(image_folder):
+    with pytest.raises(InputError, match=r"at least two classes. Received: one class \('cat'\).*Give every class"):
+        _plan(f"images:{image_folder(classes=('cat',))}")
+
+
+def test_images_refuses_files_outside_class_folders(image_folder):
+    folder = image_folder()
+    (folder / "stray.png").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"Files without a class in .*: 'stray.png'. Expected CLASS/FILE. Move them"):
+        _plan(f"images:{folder}")
+
+
+def test_images_refuses_files_outside_class_folders_below_a_split(image_folder):
+    folder = image_folder(name="data/train").parent
+    (folder / "train" / "stray.png").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"'train/stray.png'. Expected SPLIT/CLASS/FILE"):
+        _plan(f"images:{folder}")
+
+
+def test_images_refuses_a_strange_folder_beside_split_folders(image_folder):
+    folder = image_folder(name="data/train").parent
+    image_folder(1, name="data/trian")
+    with pytest.raises(InputError, match=r"Folders 'trian' stand beside split folders .*Expected only train, valid"):
+        _plan(f"images:{folder}")
+
+
+def test_images_refuses_a_class_without_training_examples(image_folder):
+    folder = image_folder(name="data/train").parent
+    image_folder(2, name="data/test", classes=("cat", "cow"))
+    with pytest.raises(InputError, match=r"Classes without training examples in .*: 'cow'. Expected every class"):
+        _plan(f"images:{folder}")
+
+
+def test_images_refuses_labels_outside_class_names(image_folder):
+    with pytest.raises(InputError, match=r"outside the class list: 'dog' \(first at dog/0000.png\).*\['cat', 'cow'\]"):
+        _plan(f"images:{image_folder()}", class_names=("cat", "cow"))
+
+
+def test_images_refuses_a_source_without_training_examples(image_folder):
+    folder = image_folder(name="data/test").parent
+    with pytest.raises(InputError, match=r"The 'train' split of .*Add a train/ folder"):
+        _plan(f"images:{folder}")
+
+
+def test_images_refuses_a_link_that_leads_back_up(image_folder):
+    folder = image_folder()
+    (folder / "cat" / "again").symlink_to(folder)
+    with pytest.raises(InputError, match=r"cat/again.*links back to a folder that holds it.*Remove that link"):
+        _plan(f"images:{folder}")
+
+
+# csv:
+
+
+def test_csv_takes_paths_labels_and_splits(tmp_path):
+    source = _csv(tmp_path, "path,label,split\n" + _rows(12, ",train") + "a.png,cat,test\nb.png,dog,validation\n")
+    plan = _plan(source)
+    assert plan.split_examples == {"train": 12, "validation": 1, "test": 1}
+    assert plan.listing.class_names == ("cat", "dog")
+    assert plan.listing.root == str(tmp_path)
+
+
+def test_csv_does_not_depend_on_the_order_of_its_lines(tmp_path):
+    lines = _rows(40).splitlines(keepends=True)
+    straight = _plan(_csv(tmp_path / "one", "path,label\n" + "".join(lines)))
+    turned = _plan(_csv(tmp_path / "two", "path,label\n" + "".join(lines[::-1])))
+    assert straight.listing.keys == turned.listing.keys
+    assert {name: order.tolist() for name, order in straight.order.items()} == {
+        name: order.tolist() for name, order in turned.order.items()
+    }
+
+
+def test_csv_may_start_with_a_byte_order_mark_and_have_windows_line_ends(tmp_path):
+    source = _csv(tmp_path, "\ufeffpath,label\r\n" + _rows(20).replace("\n", "\r\n"))
+    assert len(_plan(source).listing.keys) == 20
+
+
+def test_csv_in_the_working_directory_needs_no_folder(tmp_path, monkeypatch):
+    _csv(tmp_path, "path,label\n" + _rows())
+    monkeypatch.chdir(tmp_path)
+    assert _plan("csv:labels.csv").listing.root == "."
+
+
+def test_csv_groups_stay_in_one_split(tmp_path):
+    rows = "".join(f"{i}.png,{'cat' if i % 2 else 'dog'},p{i // 4}\n" for i in range(400))
+    plan = _plan(_csv(tmp_path, "path,label,patient\n" + rows), group_column="patient")
+    where = {name: {plan.listing.groups[i] for i in order} for name, order in plan.order.items()}
+    assert set(where) == {"train", "validation", "test"}
+    assert not (where["train"] & where["test"])
+    assert not (where["train"] & where["validation"])
+    assert not where["validation"] & where["test"]
+
+
+def test_csv_refuses_a_group_in_two_of_its_own_splits(tmp_path):
+    source = _csv(tmp_path, "path,label,split,who\na.png,cat,train,ann\nb.png,dog,test,ann\n")
+    with pytest.raises(InputError, match=r"Group 'ann' stands in two splits of .*: train and test.*Correct the split"):
+        _plan(source, group_column="who")
+
+
+def test_csv_refuses_a_missing_file(tmp_path):
+    with pytest.raises(InputError, match=f"Cannot read '{tmp_path}/none.csv': there is no such file. Check the path"):
+        _plan(f"csv:{tmp_path}/none.csv")
+
+
+@pytest.mark.parametrize("text", ["", "path,label\n"])
+def test_csv_refuses_a_file_without_rows(tmp_path, text):
+    with pytest.raises(InputError, match=r"Found no rows in .*labels.csv: expected a header line with path and label"):
+        _plan(_csv(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("header", "missing"), [("file,label", "'path'"), ("path,class", "'label'"), ("a,b", "'path', 'label'")]
+)
+def test_csv_refuses_missing_columns(tmp_path, header, missing):
+    with pytest.raises(InputError, match=rf"Missing columns in .*: {missing}. Received: \['.*The first line must name"):
+        _plan(_csv(tmp_path, f"{header}\n{_rows()}"))
+
+
+def test_csv_refuses_a_missing_group_column(tmp_path):
+    with pytest.raises(InputError, match=r"Missing columns in .*: 'patient'. Received: \['path', 'label'\]"):
+        _plan(_csv(tmp_path, f"path,label\n{_rows()}"), group_column="patient")
+
+
+def test_csv_refuses_repeated_columns(tmp_path):
+    with pytest.raises(InputError, match=r"Repeated columns in .*\['path', 'label', 'label'\]. Expected every column"):
+        _plan(_csv(tmp_path, f"path,label,label\n{_rows(extra=',x')}"))
+
+
+@pytest.mark.parametrize("path", ["../x.png", "img/../../x.png", "/etc/passwd", ".."])
+def test_csv_refuses_paths_that_climb_out(tmp_path, path):
+    with pytest.raises(InputError, match=rf"Line 22 of .*: Refused the path '{path}': expected a path below .*without"):
+        _plan(_csv(tmp_path, f"path,label\n{_rows()}{path},cat\n"))
+
+
+def test_csv_refuses_a_nul_in_a_path(tmp_path):
+    with pytest.raises(InputError, match=r"Line 22 of .*: Refused the path 'a\\x00.png': .*NUL"):
+        _plan(_csv(tmp_path, f"path,label\n{_rows()}a\0.png,cat\n"))
+
+
+@pytest.mark.parametrize("twin", ["img/3.png", "img/./3.png", "./img/3.png", "img//3.png"])
+def test_csv_refuses_duplicate_paths_however_they_are_written(tmp_path, twin):
+    with pytest.raises(InputError, match=r"Duplicate paths in .*: 'img/3.png'. Expected every image once.*Remove"):
+        _plan(_csv(tmp_path, f"path,label\n{_rows()}{twin},dog\n"))
+
+
+@pytest.mark.parametrize("line", ["x.png", "x.png,", ",cat", "x.png,cat,more"])
+def test_csv_refuses_malformed_lines_by_number(tmp_path, line):
+    with pytest.raises(InputError, match=r"Malformed line 24 of .*: expected values for \['path', 'label'\], received"):
+        _plan(_csv(tmp_path, f"path,label\n{_rows()}\n\n{line}\n"))
+
+
+@pytest.mark.parametrize("line", ["x.png,cat", "x.png,cat,"])
+def test_csv_refuses_a_line_without_a_group(tmp_path, line):
+    with pytest.raises(
+        InputError, match=r"Malformed line 22 of .*\['path', 'label', 'who'\], received \['x.png', 'cat"
+    ):
+        _plan(_csv(tmp_path, f"path,label,who\n{_rows(extra=',ann')}{line}\n"), group_column="who")
+
+
+def test_csv_refuses_a_line_without_a_split(tmp_path):
+    with pytest.raises(InputError, match=r"Malformed line 22 of .*received \['x.png', 'cat'\]"):
+        _plan(_csv(tmp_path, f"path,label,split\n{_rows(extra=',train')}x.png,cat\n"))
+
+
+@pytest.mark.parametrize("split", ["dev", "Train", ""])
+def test_csv_refuses_an_unknown_split(tmp_path, split):
+    with pytest.raises(InputError, match=rf"Unknown splits in .*: '{split}'. Expected train, validation, test"):
+        _plan(_csv(tmp_path, f"path,label,split\n{_rows(extra=',train')}x.png,cat,{split}\n"))
+
+
+def test_csv_refuses_another_encoding(tmp_path):
+    (tmp_path / "labels.csv").write_bytes("path,label\né.png,cat\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"expected a CSV file in UTF-8, received 'utf-8' codec .*Save it as one"):
+        _plan(f"csv:{tmp_path}/labels.csv")
+
+
+def test_csv_refuses_a_field_without_end(tmp_path):
+    with pytest.raises(InputError, match=r"expected a CSV file in UTF-8, received field larger than field limit"):
+        _plan(_csv(tmp_path, 'path,label\n"' + "x" * 200_000 + '",cat\n'))
+
+
+def test_csv_follows_links_and_never_reads_a_device(tmp_path, encode):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.png").write_bytes(encode())
+    rows = "linked/x.png,cat\nb.png,dog\nzero.png,dog\ngone.png,cat\n"
+    source = _csv(tmp_path / "data", "path,label\n" + rows)
+    (tmp_path / "data" / "b.png").write_bytes(encode(seed=1))
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "zero.png").symlink_to("/dev/zero")
+    params = WriteParams(source, validation_fraction=0, test_fraction=0, max_bad_fraction=0.5)
+    plan = plan_dataset(params)
+    assert plan.listing.files["linked/x.png"].num_bytes == len(encode())
+    assert len(plan.listing.content_digest()) == 64
+    result = write_records(params, tmp_path / "records", plan)
+    assert (result.num_examples, result.num_quarantined) == (2, 2)
+
+
+def test_a_split_that_was_asked_for_must_have_examples(tmp_path):
+    source = _csv(tmp_path, "path,label\na.png,cat\nb.png,dog\n")
+    with pytest.raises(
+        InputError, match=r"The 'validation' split has no examples: 2 in .*Set data.validation_fraction"
+    ):
+        _plan(source)
+    assert _plan(source, validation_fraction=0, test_fraction=0).split_examples == {"train": 2}
+
+
+# npz:
+
+
+def _images(count: int, seed: int = 0, shape: tuple[int, ...] = (4, 4)) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
+
+
+def _npz(folder: Path, **arrays) -> str:
+    np.savez(folder / "data.npz", **arrays)
+    return f"npz:{folder}/data.npz"
+
+
+@pytest.mark.parametrize(("images", "labels"), [("x", "y"), ("images", "labels")])
+def test_npz_takes_one_unsplit_pair(tmp_path, images, labels):
+    pixels, values = _images(20), np.arange(20) % 2
+    plan = _plan(_npz(tmp_path, **{images: pixels, labels: values}))
+    assert plan.split_examples == {"train": 14, "validation": 2, "test": 4}
+    np.testing.assert_array_equal(plan.listing.images, pixels[..., None])
+    assert plan.listing.labels.tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("validation", ["val", "validation"])
+def test_npz_takes_its_own_splits(tmp_path, validation):
+    parts = {"train": 6, validation: 2, "test": 4}
+    arrays = {f"x_{name}": _images(count, shape=(4, 4, 3)) for name, count in parts.items()}
+    arrays |= {f"y_{name}": np.arange(count) % 2 for name, count in parts.items()}
+    plan = _plan(_npz(tmp_path, **arrays))
+    assert plan.split_examples == {"train": 6, "validation": 2, "test": 4}
+    assert plan.listing.images.shape == (12, 4, 4, 3)
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_npz_takes_names_as_labels(tmp_path, kind):
+    names = np.array(["dog", "cat"] * 10).astype(kind)
+    assert _plan(_npz(tmp_path, x=_images(20), y=names)).listing.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("array", "received"),
+    [
+        (np.zeros((4, 4, 4), np.float32), r"float32\[4, 4, 4\]"),
+        (np.zeros((4, 16), np.uint8), r"uint8\[4, 16\]"),
+        (np.zeros((4, 4, 4, 2), np.uint8), r"uint8\[4, 4, 4, 2\]"),
+        (np.zeros((4, 0, 4), np.uint8), r"uint8\[4, 0, 4\]"),
+        (np.uint8(0), r"uint8\[\]"),
+    ],
+)
+def test_npz_refuses_images_of_another_type_or_shape(tmp_path, array, received):
+    with pytest.raises(InputError, match=rf"array 'images' of npz:.*expected uint8\[N, height.*received {received}"):
+        _plan(_npz(tmp_path, x=array, y=np.array([0, 1, 0, 1])))
+
+
+@pytest.mark.parametrize(
+    ("labels", "received"), [(np.zeros(4), r"float64\[4\]"), (np.zeros(3, int), r"int64\[3\]"), (np.eye(4), "float64")]
+)
+def test_npz_refuses_labels_that_do_not_fit(tmp_path, labels, received):
+    with pytest.raises(
+        InputError, match=rf"Labels do not fit .*expected 4 whole numbers or strings, received {received}"
+    ):
+        _plan(_npz(tmp_path, x=_images(4), y=labels))
+
+
+def test_npz_refuses_splits_of_different_shapes(tmp_path):
+    source = _npz(
+        tmp_path, x_train=_images(4), y_train=np.arange(4), x_test=_images(4, shape=(5, 5)), y_test=np.arange(4)
+    )
+    with pytest.raises(InputError, match=r"Images of different shapes in npz:.*\[\(4, 4\), \(5, 5\)\]. Expected one"):
+        _plan(source)
+
+
+def test_npz_refuses_pickled_objects_without_running_them(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    source = _npz(tmp_path, x=np.array([Evil()], dtype=object), y=np.array([0]))
+    with pytest.raises(InputError, match=r"expected an .npz file without pickled objects, received Object arrays"):
+        _plan(source)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_npz_refuses_arrays_by_other_names(tmp_path):
+    with pytest.raises(InputError, match=r"expected arrays x_train, y_train .*received \['features', 'target'\]"):
+        _plan(_npz(tmp_path, features=_images(4), target=np.arange(4)))
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "half", "npy"])
+def test_npz_refuses_what_is_none(tmp_path, damage):
+    source = _npz(tmp_path, x=_images(20), y=np.arange(20))
+    path = tmp_path / "data.npz"
+    whole = path.read_bytes()
+    if damage == "npy":
+        with open(path, "wb") as file:
+            np.save(file, _images(4))
+    else:
+        path.write_bytes({"empty": b"", "text": b"hello", "half": whole[: len(whole) // 2]}[damage])
+    with pytest.raises(InputError, match=rf"Cannot read {path}: expected an .npz file .*Write it with numpy.savez"):
+        _plan(source)
+
+
+# idx:
+
+
+def _idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def _mnist(folder: Path, packed: bool = False) -> str:
+    folder.mkdir()
+    for prefix, count in (("train", 20), ("t10k", 6)):
+        for name, array in (("images-idx3", _images(count)), ("labels-idx1", np.arange(count) % 2)):
+            content = _idx(array)
+            path = folder / (f"{prefix}-{name}-ubyte" + (".gz" if packed else ""))
+            path.write_bytes(gzip.compress(content) if packed else content)
+    return f"idx:{folder}"
+
+
+def test_idx_reads_plain_and_gzipped_files_alike(tmp_path):
+    plain, packed = _plan(_mnist(tmp_path / "plain")), _plan(_mnist(tmp_path / "gz", packed=True))
+    assert plain.split_examples == {"train": 18, "validation": 2, "test": 6}
+    np.testing.assert_array_equal(plain.listing.images, packed.listing.images)
+    np.testing.assert_array_equal(plain.listing.images[:20, ..., 0], _images(20))
+    assert plain.listing.labels.tolist() == packed.listing.labels.tolist()
+
+
+def test_idx_takes_names_with_a_dot_as_well(tmp_path):
+    source = _mnist(tmp_path / "mnist")
+    for path in (tmp_path / "mnist").iterdir():
+        path.rename(path.with_name(path.name.replace("-idx", ".idx")))
+    assert len(_plan(source).listing.keys) == 26
+
+
+def test_idx_refuses_a_missing_file(tmp_path):
+    source = _mnist(tmp_path / "mnist")
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(InputError, match=r"Missing t10k-labels-idx1-ubyte\[.gz\] in .*Expected MNIST's four files"):
+        _plan(source)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kept", [0, 3, 10, 100])
+def test_idx_refuses_truncated_files(tmp_path, packed, kept):
+    source = _mnist(tmp_path / "mnist", packed)
+    path = tmp_path / "mnist" / ("train-images-idx3-ubyte" + (".gz" if packed else ""))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=rf"Cannot read {path}: expected an IDX file of unsigned bytes, received"):
+        _plan(source)
+
+
+def test_idx_refuses_a_damaged_gzip_stream():
+    packed = bytearray(gzip.compress(_idx(_images(50))))
+    packed[20:40] = bytes(20)
+    with pytest.raises(InputError, match=r"Cannot read x.gz: expected an IDX file"):
+        read_idx(bytes(packed), "x.gz")
+
+
+def test_idx_refuses_numbers_that_are_no_bytes():
+    with pytest.raises(InputError, match="magic number 00000d01"):
+        read_idx(struct.pack(">HBBI4f", 0, 13, 1, 4, 0, 0, 0, 0), "floats")
+
+
+# sklearn:, keras: and unknown ones
+
+
+def test_sklearn_digits_are_scaled_to_bytes():
+    from sklearn.datasets import load_digits
+
+    plan = _plan("sklearn:digits")
+    assert plan.listing.class_names == tuple("0123456789")
+    assert plan.listing.images.shape == (1797, 8, 8, 1)
+    assert (plan.listing.images.min(), plan.listing.images.max()) == (0, 255)
+    assert plan.listing.labels.tolist() == load_digits().target.tolist()
+    assert sum(plan.split_examples.values()) == 1797
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("sklearn:iris", "Unknown source 'sklearn:iris': expected sklearn:digits"),
+        ("keras:mnits", "Unknown source 'keras:mnits': expected keras: and one of mnist, fashion_mnist, cifar10"),
+        ("imagse:x", "Unknown source 'imagse:x': expected one of images:….*Did you mean 'images'?"),
+        ("CSV:x", "Unknown source 'CSV:x': expected one of images:…"),
+        ("/data/cats", "Unknown source '/data/cats': expected one of images:…, csv:…, npz:…, idx:…"),
+        ("", "Unknown source '': expected one of"),
+        ("images:", "Source 'images:' names no place: expected images:PATH or images:NAME"),
+    ],
+)
+def test_unknown_sources_are_refused_and_the_nearest_is_named(source, expected):
+    with pytest.raises(InputError, match=expected):
+        _plan(source)
+
+
+def test_group_column_needs_a_csv():
+    with pytest.raises(InputError, match=r"group_column='who' needs a csv: source. Received: 'sklearn:digits'. Remove"):
+        _plan("sklearn:digits", group_column="who")
+
+
+# Digests, which decide whether a run may be skipped
+
+
+def test_digests_change_with_content_labels_and_names(image_folder, encode):
+    folder = image_folder(per_class=5)
+    params = WriteParams(f"images:{folder}")
+    before = list_examples(params)
+    content, stat = before.content_digest(), before.stat_digest()
+    assert list_examples(params).content_digest() == content
+    assert list_examples(params).stat_digest() == stat
+    (folder / "cat" / "0000.png").write_bytes(encode(seed=99, size=(9, 9)))
+    after = list_examples(params)
+    changed = after.content_digest()
+    assert changed != content
+    assert after.stat_digest() != stat
+    (folder / "cat" / "0001.png").rename(folder / "dog" / "0009.png")
+    assert list_examples(params).content_digest() not in (content, changed)
+
+
+# Params
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"validation_fraction": 1.0}, "validation_fraction must be at least 0 and below 1. Received: .*=1.0"),
+        ({"test_fraction": -0.1}, "Received: test_fraction=-0.1"),
+        ({"max_bad_fraction": float("nan")}, "Received: max_bad_fraction=nan"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, r"leave something to train on. Received: 0.5 \+ 0.5"),
+        ({"encoding": "jpeg"}, "encoding must be 'auto', 'raw' or 'encoded'. Received: encoding='jpeg'"),
+        ({"channels": 4}, "channels must be 0 .*, 1 or 3. Received: channels=4"),
+        ({"image_size": (32,)}, r"image_size must be \[height, width\]. Received: image_size=\[32\]"),
+        ({"image_size": (32, 0)}, r"Received: image_size=\[32, 0\]"),
+        ({"target_shard_mib": 0}, "Received: target_shard_mib=0"),
+        ({"num_workers": -1}, "Received: num_workers=-1"),
+        ({"class_names": ("a", "b", "a")}, r"class_names must differ. Received: class_names=\['a', 'b', 'a'\]"),
+    ],
+)
+def test_params_refuse_values_out_of_range(values, message):
+    with pytest.raises(InputError, match=message):
+        WriteParams("sklearn:digits", **values)

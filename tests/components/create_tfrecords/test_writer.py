@@ -1,0 +1,455 @@
+"""Claims about the files that are written, judged by TensorFlow's own reader."""
+
+import errno
+import filecmp
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from components import storage
+from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams, plan_dataset, write_records, writer
+from components.errors import InputError
+from components.images import ImageRule, decode_pixels
+from components.records import tensorflow
+
+ROOT = Path(__file__).parents[3]
+ALL_TRAIN = {"validation_fraction": 0, "test_fraction": 0}
+
+
+def _read(directory: Path, split: str) -> list[tuple[str, int, bytes]]:
+    """Key, label and image of every example, read without any code of ours."""
+    tf = tensorflow()
+    found = []
+    for path in sorted(directory.glob(f"{split}-*.tfrecord")):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            feature = tf.train.Example.FromString(record).features.feature
+            assert sorted(feature) == ["image", "key", "label"]
+            (key,), (label,) = feature["key"].bytes_list.value, feature["label"].int64_list.value
+            (image,) = feature["image"].bytes_list.value
+            found.append((key.decode(), label, image))
+    return found
+
+
+def _same_files(one: Path, two: Path) -> bool:
+    names = sorted(path.name for path in one.iterdir())
+    assert names == sorted(path.name for path in two.iterdir())
+    return filecmp.cmpfiles(one, two, names, shallow=False) == (names, [], [])
+
+
+def _contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def array_source(tmp_path) -> str:
+    """More examples than one worker takes at a time."""
+    images = np.random.default_rng(0).integers(0, 256, (9000, 2, 2), np.uint8)
+    np.savez(tmp_path / "many.npz", x=images, y=np.arange(9000) % 3)
+    return f"npz:{tmp_path}/many.npz"
+
+
+@pytest.fixture(scope="session")
+def many_files(tmp_path_factory) -> Path:
+    """More image files than one worker takes at a time."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("many")
+    noise = np.random.default_rng(0).integers(0, 256, (4200, 2, 2, 3), np.uint8)
+    for i, pixels in enumerate(noise):
+        (root / str(i % 2)).mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(root / str(i % 2) / f"{i}.png")
+    return root
+
+
+# What is written
+
+
+def test_write_records_stores_what_went_in_by_tensorflows_own_reader(image_folder, tmp_path):
+    folder = image_folder(per_class=10, classes=("ant", "bee", "cat"))
+    result = write_records(WriteParams(f"images:{folder}"), tmp_path / "out")
+    found = {split: _read(tmp_path / "out", split) for split in result.split_examples}
+    assert {split: len(examples) for split, examples in found.items()} == result.split_examples
+    keys = sorted(key for examples in found.values() for key, _, _ in examples)
+    assert keys == sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
+    for key, label, image in (example for examples in found.values() for example in examples):
+        assert ("ant", "bee", "cat")[label] == key.split("/")[0]
+        assert image == decode_pixels((folder / key).read_bytes(), ImageRule(None, 0)).tobytes()
+
+
+def test_write_records_keeps_encoded_images_untouched(image_folder, tmp_path):
+    folder = image_folder(kind="JPEG")
+    write_records(WriteParams(f"images:{folder}", encoding="encoded"), tmp_path / "out")
+    for key, _, image in _read(tmp_path / "out", "train"):
+        assert image == (folder / key).read_bytes()
+
+
+def test_write_records_stores_arrays_as_they_are(array_source, tmp_path):
+    write_records(WriteParams(array_source, **ALL_TRAIN), tmp_path / "out")
+    with np.load(tmp_path / "many.npz") as data:
+        images, labels = data["x"], data["y"]
+    found = _read(tmp_path / "out", "train")
+    places = [int(key.split("/")[1]) for key, _, _ in found]
+    assert sorted(places) == list(range(9000))
+    assert [label for _, label, _ in found] == labels[places].tolist()
+    assert b"".join(image for _, _, image in found) == images[places].tobytes()
+
+
+def test_the_manifest_counts_examples_classes_bytes_and_checksums(image_folder, tmp_path):
+    folder, out = image_folder(per_class=10), tmp_path / "out"
+    result = write_records(WriteParams(f"images:{folder}"), out)
+    manifest = Manifest.load(out)
+    assert result.num_examples == 20
+    assert result.num_shards == 3
+    assert result.fingerprint == manifest.fingerprint
+    assert manifest.class_names == ("cat", "dog")
+    assert (manifest.encoding, manifest.image_shape) == ("raw", (8, 8, 3))
+    assert manifest.source == f"images:{folder}"
+    for name, split in manifest.splits.items():
+        labels = [label for _, label, _ in _read(out, name)]
+        assert split.num_examples == len(labels) == result.split_examples[name]
+        assert split.class_counts == tuple(np.bincount(labels, minlength=2).tolist())
+        for shard in split.shards:
+            content = (out / shard.name).read_bytes()
+            assert shard.num_bytes == len(content)
+            assert int(shard.crc32c, 16) == google_crc32c.value(content)
+            assert shard.num_examples == len(labels)
+
+
+def test_auto_stores_large_images_encoded_and_small_ones_raw(image_folder, tmp_path):
+    for name, size, encoding in (("small", (64, 64), "raw"), ("large", (65, 64), "encoded")):
+        folder = image_folder(per_class=2, name=name, size=size)
+        write_records(WriteParams(f"images:{folder}", **ALL_TRAIN), tmp_path / encoding)
+        assert Manifest.load(tmp_path / encoding).encoding == encoding
+
+
+def test_shards_are_cut_to_the_target_size(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((600, 64, 64, 1), np.uint8), y=np.arange(600) % 2)
+    write_records(WriteParams(f"npz:{tmp_path}/x.npz", target_shard_mib=1, **ALL_TRAIN), tmp_path / "out")
+    split = Manifest.load(tmp_path / "out").splits["train"]
+    assert [shard.name for shard in split.shards] == [f"train-0000{i}-of-00003.tfrecord" for i in range(3)]
+    assert [shard.num_examples for shard in split.shards] == [200] * 3
+    assert len(_read(tmp_path / "out", "train")) == 600
+
+
+# The same bytes, whatever the number of workers and the size of tasks
+
+
+def test_records_are_byte_for_byte_the_same_with_one_and_two_workers(array_source, tmp_path):
+    results = [
+        write_records(WriteParams(array_source, num_workers=workers), tmp_path / str(workers)) for workers in (1, 2)
+    ]
+    assert results[0] == results[1]
+    assert _same_files(tmp_path / "1", tmp_path / "2")
+
+
+def test_records_of_files_are_byte_for_byte_the_same_with_one_and_two_workers(many_files, tmp_path):
+    results = [
+        write_records(WriteParams(f"images:{many_files}", num_workers=workers, **ALL_TRAIN), tmp_path / str(workers))
+        for workers in (1, 2)
+    ]
+    assert results[0] == results[1]
+    assert _same_files(tmp_path / "1", tmp_path / "2")
+
+
+def test_records_are_the_same_however_work_is_cut_into_tasks(image_folder, tmp_path, monkeypatch):
+    params = WriteParams(f"images:{image_folder(per_class=20)}", num_workers=2)
+    write_records(params, tmp_path / "whole")
+    monkeypatch.setattr(writer, "_TASK_EXAMPLES", 3)  # Below the number of examples, so two processes take turns.
+    write_records(params, tmp_path / "cut")
+    assert _same_files(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_the_fingerprint_is_of_the_content_not_of_its_shards(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((600, 64, 64, 1), np.uint8), y=np.arange(600) % 2)
+    source = f"npz:{tmp_path}/x.npz"
+    few = write_records(WriteParams(source), tmp_path / "few")
+    many = write_records(WriteParams(source, target_shard_mib=1), tmp_path / "many")
+    assert many.num_shards > few.num_shards
+    assert many.fingerprint == few.fingerprint
+
+
+def test_the_fingerprint_changes_with_one_pixel_one_label_or_the_order(tmp_path):
+    images, labels = np.zeros((20, 4, 4), np.uint8), np.arange(20) % 2
+    pixel, flipped = images.copy(), labels.copy()
+    pixel[3, 1, 1] = 1
+    flipped[:2] = 1, 0
+    found = set()
+    for i, (x, y, seed) in enumerate(
+        [(images, labels, 0), (pixel, labels, 0), (images, flipped, 0), (images, labels, 1)]
+    ):
+        np.savez(tmp_path / "x.npz", x=x, y=y)
+        found.add(write_records(WriteParams(f"npz:{tmp_path}/x.npz", seed=seed), tmp_path / str(i)).fingerprint)
+    assert len(found) == 4
+
+
+# Bad images
+
+
+def _with_bad_files(image_folder, encode) -> Path:
+    folder = image_folder(per_class=10, kind="JPEG", size=(16, 16))
+    (folder / "cat" / "0003.jpeg").write_bytes(b"no image at all")
+    (folder / "dog" / "0004.jpeg").write_bytes(encode(kind="JPEG", size=(16, 16))[:-100])
+    return folder
+
+
+@pytest.mark.parametrize("encoding", ["raw", "encoded"])
+def test_unreadable_images_over_budget_are_refused_by_name(image_folder, encode, tmp_path, encoding):
+    folder = _with_bad_files(image_folder, encode)
+    with pytest.raises(InputError, match=r"2 of 20 inputs are unreadable: .*at most 5.00%. Repair or remove") as caught:
+        write_records(WriteParams(f"images:{folder}", max_bad_fraction=0.05, encoding=encoding), tmp_path / "out" / "d")
+    assert "'cat/0003.jpeg' (not an image)" in str(caught.value)
+    assert "'dog/0004.jpeg' (damaged JPEG: Premature end of JPEG file)" in str(caught.value)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_unreadable_images_within_budget_are_set_aside_and_the_rest_written(image_folder, encode, tmp_path, capsys):
+    folder = _with_bad_files(image_folder, encode)
+    result = write_records(WriteParams(f"images:{folder}", max_bad_fraction=0.1), tmp_path / "out")
+    manifest = Manifest.load(tmp_path / "out")
+    assert (result.num_examples, result.num_quarantined) == (18, 2)
+    assert {item.key: item.reason for item in manifest.quarantined} == {
+        "cat/0003.jpeg": "not an image",
+        "dog/0004.jpeg": "damaged JPEG: Premature end of JPEG file",
+    }
+    assert "set aside 'cat/0003.jpeg': not an image" in capsys.readouterr().err
+    assert sum(len(_read(tmp_path / "out", split)) for split in manifest.splits) == 18
+
+
+def test_files_that_are_missing_are_set_aside_too(image_folder, tmp_path):
+    folder = image_folder(per_class=10)
+    rows = "".join(f"{path.relative_to(folder)},{path.parent.name}\n" for path in folder.rglob("*.png"))
+    (folder / "labels.csv").write_text("path,label\n" + rows + "gone.png,cat\n")
+    write_records(WriteParams(f"csv:{folder}/labels.csv", max_bad_fraction=0.1), tmp_path / "out")
+    (item,) = Manifest.load(tmp_path / "out").quarantined
+    assert item.key == "gone.png"
+    assert item.reason.endswith("there is no such file. Check the path.")
+
+
+def test_a_source_without_any_readable_image_is_refused(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(10):
+            (tmp_path / "data" / name / f"{i}.png").write_bytes(b"text")
+    with pytest.raises(
+        InputError, match=r"no readable image in .*received 20 files that are none \(first: 'cat/0.png'"
+    ):
+        write_records(WriteParams(f"images:{tmp_path}/data"), tmp_path / "out")
+
+
+def test_a_split_left_without_readable_images_is_refused(image_folder, tmp_path):
+    folder = image_folder(name="data/train").parent
+    (folder / "test" / "cat").mkdir(parents=True)
+    (folder / "test" / "cat" / "x.png").write_bytes(b"text")
+    with pytest.raises(InputError, match=r"The 'test' split has no readable examples left after 1 were set aside"):
+        write_records(WriteParams(f"images:{folder}", max_bad_fraction=0.5), tmp_path / "out")
+
+
+# Shapes
+
+
+@pytest.mark.parametrize("encoding", ["raw", "encoded"])
+def test_mixed_sizes_are_refused_with_the_way_out(image_folder, encode, tmp_path, encoding):
+    folder = image_folder()
+    (folder / "dog" / "0005.png").write_bytes(encode(size=(9, 8)))
+    with pytest.raises(
+        InputError, match=r"expected 8×8 like the first one, received 9×8 for 'dog/0005.png'. Set data.im"
+    ):
+        write_records(WriteParams(f"images:{folder}", encoding=encoding), tmp_path / "out" / "d")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("encoding", ["raw", "encoded"])
+def test_grey_among_colour_is_refused_with_the_way_out(image_folder, encode, tmp_path, encoding):
+    folder = image_folder()
+    (folder / "dog" / "0005.png").write_bytes(encode(mode="L"))
+    with pytest.raises(
+        InputError, match=r"expected colour images like the first one, received the grey image 'dog/0005"
+    ):
+        write_records(WriteParams(f"images:{folder}", encoding=encoding), tmp_path / "out")
+
+
+@pytest.mark.parametrize("encoding", ["raw", "encoded"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_image_size_and_channels_make_mixed_images_alike(image_folder, encode, tmp_path, encoding, channels):
+    folder = image_folder()
+    (folder / "dog" / "0005.png").write_bytes(encode(size=(20, 9), mode="L"))
+    (folder / "cat" / "0005.png").write_bytes(encode(size=(5, 5), mode="RGBA"))
+    params = WriteParams(f"images:{folder}", image_size=(6, 7), channels=channels, encoding=encoding)
+    write_records(params, tmp_path / "out")
+    assert Manifest.load(tmp_path / "out").image_shape == (6, 7, channels)
+    if encoding == "raw":
+        assert {len(image) for _, _, image in _read(tmp_path / "out", "train")} == {6 * 7 * channels}
+
+
+def test_image_size_and_channels_apply_to_arrays(tmp_path):
+    images = np.full((20, 4, 4), 77, np.uint8)
+    np.savez(tmp_path / "x.npz", x=images, y=np.arange(20) % 2)
+    params = WriteParams(f"npz:{tmp_path}/x.npz", image_size=(6, 5), channels=3)
+    write_records(params, tmp_path / "out")
+    assert Manifest.load(tmp_path / "out").image_shape == (6, 5, 3)
+    assert {image for _, _, image in _read(tmp_path / "out", "train")} == {bytes([77]) * 90}
+
+
+def test_arrays_cannot_be_stored_encoded(tmp_path):
+    with pytest.raises(InputError, match=r"encoding='encoded' needs image files. Received arrays: 'sklearn:digits'"):
+        write_records(WriteParams("sklearn:digits", encoding="encoded"), tmp_path / "out")
+
+
+# Where it is written
+
+
+def test_the_same_data_set_is_replaced_by_the_same_bytes(image_folder, tmp_path):
+    params, out = WriteParams(f"images:{image_folder()}"), tmp_path / "out"
+    first = write_records(params, out)
+    before = _contents(out)
+    assert write_records(params, out) == first
+    assert _contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
+
+
+def test_an_empty_folder_is_filled(image_folder, tmp_path):
+    (tmp_path / "out").mkdir()
+    write_records(WriteParams(f"images:{image_folder()}"), tmp_path / "out")
+    assert Manifest.load(tmp_path / "out").splits
+
+
+def test_damaged_records_are_repaired_by_writing_again(image_folder, tmp_path):
+    params, out = WriteParams(f"images:{image_folder()}"), tmp_path / "out"
+    write_records(params, out)
+    before = _contents(out)
+    next(out.glob("train-*")).unlink()
+    write_records(params, out)
+    assert _contents(out) == before
+
+
+def test_another_data_set_is_refused_and_left_untouched(image_folder, tmp_path):
+    out = tmp_path / "out"
+    write_records(WriteParams(f"images:{image_folder()}"), out)
+    before = _contents(out)
+    with pytest.raises(
+        InputError, match=r"already holds another data set. Expected 'sklearn:digits', received 'images:"
+    ):
+        write_records(WriteParams("sklearn:digits"), out)
+    assert _contents(out) == before
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_other_files_are_refused_and_left_untouched(image_folder, tmp_path, beside):
+    params, out = WriteParams(f"images:{image_folder()}"), tmp_path / "out"
+    if beside:
+        write_records(params, out)
+    out.mkdir(exist_ok=True)
+    (out / "thesis.txt").write_text("years of work")
+    before = _contents(out)
+    with pytest.raises(InputError, match=r"expected an empty folder, received other files \('thesis.txt'\). Choose"):
+        write_records(params, out)
+    assert _contents(out) == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_strange_manifest_is_refused_and_left_untouched(tmp_path, text):
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(InputError, match=r"received other files \('dataset.json'\)"):
+        write_records(WriteParams("sklearn:digits"), tmp_path)
+    assert _contents(tmp_path) == {"dataset.json": text.encode()}
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(InputError, match=r"expected an empty folder, received other files \('out'\)"):
+        write_records(WriteParams("sklearn:digits"), tmp_path / "out")
+
+
+# Full disks and killed processes
+
+
+def test_too_little_disk_is_noticed_before_any_work(tmp_path, monkeypatch):
+    plan = plan_dataset(WriteParams("sklearn:digits"))
+    monkeypatch.setattr(writer, "_RECORD_OVERHEAD_BYTES", 1 << 50)
+    with pytest.raises(InputError, match=r"Cannot write to .*out: expected at least [\d,]+ MiB of free disk, received"):
+        write_records(WriteParams("sklearn:digits"), tmp_path / "out", plan)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A real file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount a file system: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_fills_up_leaves_nothing_behind(tiny_disk, tmp_path, monkeypatch, workers):
+    np.savez(tmp_path / "x.npz", x=np.zeros((9000, 8, 8), np.uint8), y=np.arange(9000) % 2)
+    monkeypatch.setattr(storage, "require_free_bytes", lambda path, num_bytes: None)  # It would notice.
+    with pytest.raises(
+        InputError, match=r"Could not write .*/out: the disk is full \(.* MiB free\).*unchanged. Free some"
+    ):
+        write_records(WriteParams(f"npz:{tmp_path}/x.npz", num_workers=workers), tiny_disk / "out")
+    assert list(tiny_disk.iterdir()) == []
+
+
+def test_an_error_in_mid_write_keeps_what_stood_there(image_folder, tmp_path, monkeypatch):
+    params, out = WriteParams(f"images:{image_folder()}"), tmp_path / "out"
+    write_records(params, out)
+    before = _contents(out)
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(writer._Merger, "add", fail)
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.EIO))):
+        write_records(params, out)
+    assert _contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
+
+
+def test_a_killed_run_leaves_no_half_artifact_and_a_second_run_gives_the_same_bytes(array_source, tmp_path):
+    params = WriteParams(array_source, num_workers=1)
+    out = tmp_path / "killed" / "out"
+    code = (
+        "import time; from components.create_tfrecords import *; from components.create_tfrecords import writer; "
+        "add = writer._Merger.add; writer._Merger.add = lambda *a: (add(*a), print('written', flush=True), "
+        "time.sleep(60)); "
+        f"from pathlib import Path; write_records({params!r}, Path({str(out)!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "written\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+    (left,) = out.parent.iterdir()
+    assert left.name.startswith(".out.")
+    assert any(left.glob("train-*"))
+    again = write_records(params, out)
+    assert again == write_records(params, tmp_path / "fresh")
+    assert _same_files(out, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_a_refusal_in_one_worker_stops_the_others_and_leaves_nothing(many_files, encode, tmp_path, workers):
+    rows = "".join(f"{path.relative_to(many_files)},{path.parent.name}\n" for path in many_files.rglob("*.png"))
+    (tmp_path / "data").mkdir()
+    for name in ("0", "1"):
+        (tmp_path / "data" / name).symlink_to(many_files / name)
+    (tmp_path / "data" / "odd.png").write_bytes(encode(size=(9, 9)))
+    (tmp_path / "data" / "labels.csv").write_text("path,label\n" + rows + "odd.png,1\n")
+    params = WriteParams(f"csv:{tmp_path}/data/labels.csv", num_workers=workers)
+    start = time.monotonic()
+    with pytest.raises(InputError, match=r"Images differ in size: expected 2×2 .*received 9×9 for 'odd.png'"):
+        write_records(params, tmp_path / "out" / "d")
+    assert time.monotonic() - start < 60
+    assert list((tmp_path / "out").iterdir()) == []
