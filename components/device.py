@@ -1,0 +1,218 @@
+"""Where a model runs: backend, replicas, precision and compilation, chosen for the device.
+
+The one place with code for TPUs, GPUs and simulated replicas. `prepare` must run before anything imports Keras, because
+Keras reads its backend once; so modules that import Keras are imported after it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from components.errors import InputError
+
+BACKENDS = ("auto", "tensorflow", "jax")
+ACCELERATORS = ("auto", "cpu", "gpu", "tpu")
+PRECISIONS = ("auto", "float32", "mixed_bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What was chosen.
+
+    Attributes:
+        backend: `tensorflow` or `jax`.
+        accelerator: `cpu`, `gpu` or `tpu`.
+        num_replicas: Devices that share a batch.
+        precision: The Keras dtype policy.
+        jit_compile: What `Model.compile` gets.
+        distribution: The strategy (TensorFlow) or the mesh's DataParallel (JAX), or None with one replica.
+    """
+
+    backend: str
+    accelerator: str
+    num_replicas: int
+    precision: str
+    jit_compile: bool
+    distribution: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """The context in which models are built and run."""
+        if self.backend == "tensorflow" and self.distribution is not None:
+            return self.distribution.scope()
+        return contextlib.nullcontext()
+
+
+def cpu_flags() -> Sequence[str]:
+    """The instruction sets of this machine's processor; empty where the system does not tell."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            line = next((line for line in file if line.startswith(("flags", "Features"))), ":")
+    except OSError:
+        return ()
+    return line.split(":")[1].split()
+
+
+def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> str:
+    """The precision for a device: bfloat16 where the hardware multiplies in it, float32 elsewhere.
+
+    On a CPU only oneDNN, which TensorFlow uses, gains from bf16 units; XLA, which JAX uses, does not.
+
+    Example:
+        >>> choose_precision("cpu", "tensorflow", ["avx2"]), choose_precision("tpu", "jax", [])
+        ('float32', 'mixed_bfloat16')
+    """
+    if accelerator == "tpu":
+        return "mixed_bfloat16"
+    if accelerator == "cpu" and backend == "tensorflow" and {"amx_bf16", "avx512_bf16"} & set(flags):
+        return "mixed_bfloat16"
+    return "float32"
+
+
+def prepare(backend: str = "auto", accelerator: str = "auto", num_replicas: int = 0, precision: str = "auto") -> Device:
+    """Choose a device and set Keras up for it.
+
+    Args:
+        backend: `auto` is jax on TPU and tensorflow elsewhere.
+        accelerator: `auto` is a GPU where there is one, else the CPU. `tpu` must be asked for, and fails without one.
+        num_replicas: 0 is every device there is (one on a CPU); on a CPU any number is simulated.
+        precision: `auto` chooses for the device.
+
+    Raises:
+        InputError: If a value is unknown, the device is not there, or Keras already runs another backend.
+    """
+    for name, value, known in (
+        ("backend", backend, BACKENDS),
+        ("accelerator", accelerator, ACCELERATORS),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in known:
+            raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={value!r}.")
+    if num_replicas < 0:
+        raise InputError(f"num_replicas must not be negative. Received: num_replicas={num_replicas}.")
+    if backend == "auto":
+        backend = "jax" if accelerator == "tpu" else "tensorflow"
+    _claim_backend(backend)
+    setup = _prepare_tensorflow if backend == "tensorflow" else _prepare_jax
+    accelerator, num_replicas, distribution = setup(accelerator, num_replicas)
+    if precision == "auto":
+        precision = choose_precision(accelerator, backend, cpu_flags())
+    import keras
+
+    keras.config.set_dtype_policy(precision)
+    # XLA makes TensorFlow's convolutions on a CPU three times slower; JAX always compiles.
+    return Device(backend, accelerator, num_replicas, precision, backend == "jax", distribution)
+
+
+def _claim_backend(backend: str) -> None:
+    loaded = sys.modules.get("keras")
+    current = loaded.backend.backend() if loaded is not None else backend
+    if current != backend:
+        raise InputError(
+            f"Cannot use the {backend} backend: Keras already runs {current} in this process. Start a new "
+            f"process, or set KERAS_BACKEND={backend} before importing keras."
+        )
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if backend == "jax":
+        try:
+            import jax  # noqa: F401
+        except ImportError as error:
+            raise InputError(
+                "Cannot use the jax backend: JAX is not installed. Run: pip install 'tpu-pipelines[jax]'."
+            ) from error
+
+
+def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
+    import tensorflow as tf
+
+    if accelerator == "tpu":
+        return _connect_tensorflow_tpu(tf, num_replicas)
+    gpus = tf.config.list_physical_devices("GPU")
+    if accelerator == "gpu" and not gpus:
+        raise InputError(
+            "Cannot use a GPU: TensorFlow sees none. Install its driver, or set accelerator to auto or cpu."
+        )
+    if gpus and accelerator != "cpu":
+        if num_replicas > len(gpus):
+            raise InputError(
+                f"Cannot use {num_replicas} replicas: expected at most {len(gpus)}, the GPUs TensorFlow sees."
+            )
+        names = [f"GPU:{i}" for i in range(num_replicas or len(gpus))]
+        return "gpu", len(names), tf.distribute.MirroredStrategy(names) if len(names) > 1 else None
+    num_replicas = num_replicas or 1
+    if num_replicas == 1:
+        return "cpu", 1, None
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_replicas)
+    except RuntimeError as error:  # TensorFlow has started; its devices are what they are.
+        if len(tf.config.list_logical_devices("CPU")) < num_replicas:
+            raise InputError(
+                f"Cannot simulate {num_replicas} replicas: TensorFlow already started with fewer. Start a new process."
+            ) from error
+    names = [f"CPU:{i}" for i in range(num_replicas)]
+    # Named explicitly: the default would look for NCCL.
+    strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice("CPU:0"))
+    return "cpu", num_replicas, strategy
+
+
+def _connect_tensorflow_tpu(tf: Any, num_replicas: int) -> tuple[str, int, Any]:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
+        strategy = tf.distribute.TPUStrategy(resolver)
+    except Exception as error:  # TensorFlow raises many kinds here, with a list of its kernels below the reason.
+        reason = str(error).partition("\n")[0] or repr(error)
+        raise InputError(
+            f"Cannot use a TPU with the tensorflow backend: {reason}. Run on a TPU VM with tensorflow-tpu, use the jax "
+            "backend, or set accelerator to auto."
+        ) from error
+    _check_all_cores(num_replicas, strategy.num_replicas_in_sync)
+    return "tpu", strategy.num_replicas_in_sync, strategy
+
+
+def _check_all_cores(num_replicas: int, available: int) -> None:
+    if num_replicas not in (0, available):
+        raise InputError(
+            f"A TPU slice is used whole: expected num_replicas={available} or 0, received {num_replicas}. "
+            "Ask for another machine instead."
+        )
+
+
+def _prepare_jax(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
+    import jax
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # tf.data needs none, and would take the memory that JAX wants.
+    if accelerator == "cpu" or (accelerator == "auto" and num_replicas > 1):
+        jax.config.update("jax_platforms", "cpu")
+    if num_replicas > 1 and accelerator in ("auto", "cpu"):
+        with contextlib.suppress(RuntimeError):  # JAX has started; its devices are counted below.
+            jax.config.update("jax_num_cpu_devices", num_replicas)
+    if accelerator == "tpu":
+        jax.config.update("jax_platforms", "tpu,cpu")
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        raise InputError(f"Cannot use a {accelerator}: JAX says {error}. Set accelerator to auto or cpu.") from error
+    found = devices[0].platform
+    if accelerator not in ("auto", found):
+        raise InputError(
+            f"Cannot use a {accelerator}: JAX sees only {found}. Run on a machine that has one, or set "
+            "accelerator to auto."
+        )
+    if found == "tpu":
+        _check_all_cores(num_replicas, len(devices))
+    num_replicas = num_replicas or (1 if found == "cpu" else len(devices))
+    if num_replicas > len(devices):
+        raise InputError(f"Cannot use {num_replicas} replicas: expected at most {len(devices)}, the devices JAX sees.")
+    import keras
+
+    distribution = None
+    if num_replicas > 1:
+        distribution = keras.distribution.DataParallel(devices=[f"{found}:{i}" for i in range(num_replicas)])
+    keras.distribution.set_distribution(distribution)
+    return found, num_replicas, distribution

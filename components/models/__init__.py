@@ -1,0 +1,118 @@
+"""Models by name, one file each, and the user's own by path.
+
+A model is built by a function `build_model(image_shape, num_classes, **parameters) -> keras.Model`. It takes
+uint8[batch, height, width, channels] pixels in [0, 255], scales them itself, so that training, evaluation and serving
+cannot disagree, and gives float32[batch, num_classes] probabilities.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from components.errors import InputError
+
+REGISTRY = {
+    "digits_cnn": "components.models.digits_cnn",
+    "cifar10_cnn": "components.models.cifar10_cnn",
+}
+_BUILDER = "build_model"
+
+
+def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
+    """Check, without importing Keras, that a model's name can be resolved.
+
+    Raises:
+        InputError: If it is no registered name, no `.py` or `.keras` file that exists, and no `module:function`.
+    """
+    if name.endswith((".py", ".keras")):
+        if not Path(name).is_file():
+            raise InputError(f"Cannot read the model {name!r}: there is no such file. Check the path.")
+        if name.endswith(".keras") and parameters:
+            raise InputError(
+                f"The model file {name!r} takes no parameters. Received: {sorted(parameters)}. Remove them, or give a "
+                ".py file."
+            )
+    elif ":" not in name and name not in REGISTRY:
+        close = difflib.get_close_matches(name, REGISTRY, n=1)
+        raise InputError(
+            f"Unknown model {name!r}: expected one of {', '.join(REGISTRY)}, a .py or .keras file, or module:function."
+            + (f" Did you mean {close[0]!r}?" if close else "")
+        )
+
+
+def _builder(name: str) -> Callable[..., Any]:
+    function = _BUILDER
+    try:
+        if name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location("user_model", name)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        elif ":" in name:
+            module_name, function = name.split(":", 1)
+            module = importlib.import_module(module_name)
+        else:
+            module = importlib.import_module(REGISTRY[name])
+    except (ImportError, SyntaxError) as error:
+        raise InputError(f"Cannot import the model {name!r}: {error}. Correct the path or the file.") from error
+    if not callable(getattr(module, function, None)):
+        raise InputError(
+            f"Cannot use the model {name!r}: expected a function {function}(image_shape, num_classes) in it."
+        )
+    return getattr(module, function)
+
+
+def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int, parameters: Mapping[str, Any]) -> Any:
+    """Build a model for a data set.
+
+    Args:
+        name: A registered name, a `.py` file with a function `build_model`, a `.keras` file, or `module:function`.
+        image_shape: (height, width, channels) of its input, uint8.
+        num_classes: Width of its output.
+        parameters: Hyper-parameters, passed on by name.
+
+    Returns:
+        A keras.Model: uint8[batch, height, width, channels] → float[batch, num_classes].
+
+    Raises:
+        InputError: If the model cannot be imported, holds code that is not Keras's own (a `.keras` file), does not take
+            the parameters, or does not fit the data set.
+    """
+    check_model(name, parameters)
+    if name.endswith(".keras"):
+        model = _load_keras_file(name)
+    else:
+        builder = _builder(name)
+        try:
+            inspect.signature(builder).bind(image_shape, num_classes, **parameters)
+        except TypeError as error:
+            known = [p for p in inspect.signature(builder).parameters if p not in ("image_shape", "num_classes")]
+            raise InputError(
+                f"Parameters do not fit the model {name!r}: {error}. Expected some of {known}, received "
+                f"{sorted(parameters)}."
+            ) from error
+        model = builder(image_shape, num_classes, **parameters)
+    if tuple(model.input_shape) != (None, *image_shape) or tuple(model.output_shape) != (None, num_classes):
+        raise InputError(
+            f"The model {name!r} does not fit the data: expected input {(None, *image_shape)} and output "
+            f"{(None, num_classes)}, received {model.input_shape} and {model.output_shape}."
+        )
+    return model
+
+
+def _load_keras_file(path: str) -> Any:
+    import keras
+
+    try:
+        return keras.saving.load_model(path, compile=False, safe_mode=True)
+    except (ValueError, TypeError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise InputError(
+            f"Refused the model file {path!r}: it holds code of its own or is damaged ({reason}). Expected layers "
+            "of Keras only. Give the model as a .py file that builds it."
+        ) from error

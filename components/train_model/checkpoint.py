@@ -1,0 +1,96 @@
+"""Checkpoints at step level: every variable, the place in the data, and the history, in one file that appears whole."""
+
+import dataclasses
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components import storage
+from components.errors import InputError
+
+CHECKPOINT_FILE = "checkpoint.npz"
+BEST_FILE = "best.npz"
+_PROGRESS = "progress"
+
+
+@dataclasses.dataclass
+class TrainingProgress:
+    """Where training stands.
+
+    Attributes:
+        identity: What must be equal for a checkpoint to be continued: parameters, data set and device.
+        epoch: Epochs finished.
+        step: Steps finished within the epoch after these.
+        seconds: Training time so far.
+        best_epoch: Epoch (from 1) with the lowest validation loss so far, 0 before the first.
+        best_loss: That loss.
+        history: One mapping per finished epoch.
+    """
+
+    identity: str
+    epoch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    best_epoch: int = 0
+    best_loss: float | None = None
+    history: list[dict[str, float]] = dataclasses.field(default_factory=list)
+
+
+def _array(variable: Any) -> np.ndarray:
+    import keras
+
+    # By way of a tensor: a variable mirrored on several devices is no array.
+    return np.asarray(keras.ops.convert_to_tensor(variable))
+
+
+def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """A copy of every variable's value."""
+    return {name: np.array(_array(variable)) for name, variable in variables.items()}
+
+
+def all_finite(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether no value is NaN or infinite."""
+    return all(bool(np.isfinite(array).all()) for array in arrays.values() if array.dtype.kind == "f")
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], progress: TrainingProgress | None = None) -> None:
+    """Write arrays, and the progress with them, as one file that appears whole or not at all."""
+    buffer = io.BytesIO()
+    extra = {} if progress is None else {_PROGRESS: np.array(json.dumps(dataclasses.asdict(progress)))}
+    np.savez(buffer, **{**arrays, **extra})  # type: ignore[arg-type]
+    storage.write_bytes(path, buffer.getvalue())
+
+
+def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], TrainingProgress | None]:
+    """What `save_arrays` wrote.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
+    try:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"Cannot continue from {path}: the checkpoint is damaged ({error}). Delete the folder {path.parent} "
+            "to train from the start."
+        ) from error
+    raw = arrays.pop(_PROGRESS, None)
+    return arrays, None if raw is None else TrainingProgress(**json.loads(str(raw)))
+
+
+def restore(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Assign saved values.
+
+    Raises:
+        ValueError: If names differ: the checkpoint is of another model.
+    """
+    if variables.keys() != arrays.keys():
+        raise ValueError(f"Checkpoint of another model: {sorted(variables.keys() ^ arrays.keys())[:4]} differ.")
+    for name, variable in variables.items():
+        variable.assign(arrays[name])

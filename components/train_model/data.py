@@ -1,0 +1,114 @@
+"""One epoch of training batches, a pure function of seed, epoch and step, so that a killed job can take it up again.
+
+Every epoch holds every example exactly once. The last batch is filled up with examples of weight zero, real ones, so
+that
+shapes are static and batch normalisation sees no blank images.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from components import records
+from components.artifacts import IMAGE_FEATURE, LABEL_FEATURE, TRAIN, Manifest
+from components.records import static_options, tensorflow
+
+_READ_AT_ONCE = 4  # Shards read side by side while streaming.
+
+
+def steps_per_epoch(num_examples: int, batch_size: int) -> int:
+    """Batches that hold every example once.
+
+    Example:
+        >>> steps_per_epoch(10, 4)
+        3
+    """
+    return -(-num_examples // batch_size)
+
+
+class EpochReader(Protocol):
+    """Gives the batches of an epoch."""
+
+    def batches(self, epoch: int, start_step: int) -> Any:
+        """A tf.data.Dataset of (uint8[batch, height, width, channels], int32[batch], float32[batch] weights)."""
+
+
+class InMemoryReader:
+    """Batches gathered from a split held in RAM, in an order drawn anew for every epoch."""
+
+    def __init__(self, examples: records.Examples, batch_size: int, seed: int) -> None:
+        tf = tensorflow()
+        with tf.device("CPU"):
+            # Tensors, not arrays: an array would be copied into the graph of every epoch.
+            self._images, self._labels = tf.constant(examples.images), tf.constant(examples.labels)
+        self._num_examples, self._batch_size, self._seed = len(examples.labels), batch_size, seed
+
+    def batches(self, epoch: int, start_step: int) -> Any:
+        """See `EpochReader`."""
+        tf = tensorflow()
+        order = np.random.default_rng((self._seed, epoch)).permutation(self._num_examples)
+        steps = steps_per_epoch(self._num_examples, self._batch_size)
+        padded = np.resize(order, steps * self._batch_size)
+        weights = (np.arange(len(padded)) < self._num_examples).astype(np.float32)
+        shape = (steps, self._batch_size)
+        dataset = tf.data.Dataset.from_tensor_slices(
+            (padded.reshape(shape)[start_step:], weights.reshape(shape)[start_step:])
+        )
+        return (
+            dataset.map(
+                lambda indices, weight: (tf.gather(self._images, indices), tf.gather(self._labels, indices), weight),
+                num_parallel_calls=1,
+                deterministic=True,
+            )
+            .prefetch(2)
+            .with_options(static_options())
+        )
+
+
+class StreamingReader:
+    """Batches read from shards in an order drawn anew for every epoch, shuffled within a buffer."""
+
+    def __init__(self, directory: Path, manifest: Manifest, batch_size: int, seed: int, shuffle_buffer: int) -> None:
+        self._directory, self._manifest = directory, manifest
+        self._batch_size, self._seed, self._shuffle_buffer = batch_size, seed, shuffle_buffer
+
+    def batches(self, epoch: int, start_step: int) -> Any:
+        """See `EpochReader`."""
+        tf = tensorflow()
+        files = np.array(records.shard_paths(self._directory, self._manifest, TRAIN))
+        num_examples = self._manifest.split(TRAIN).num_examples
+        steps = steps_per_epoch(num_examples, self._batch_size)
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(files))
+        draw = int.from_bytes(hashlib.sha256(f"{self._seed}/{epoch}".encode()).digest()[:4], "little")
+        serialized = tf.data.Dataset.from_tensor_slices(files[order]).interleave(
+            tf.data.TFRecordDataset, cycle_length=_READ_AT_ONCE, num_parallel_calls=2, deterministic=True
+        )
+        serialized = serialized.shuffle(self._shuffle_buffer, seed=draw, reshuffle_each_iteration=False)
+        filling = steps * self._batch_size - num_examples
+        serialized = serialized.concatenate(tf.data.TFRecordDataset(files).take(filling))
+        batches = serialized.batch(self._batch_size, drop_remainder=True).skip(start_step)
+        parsed = records.parse_batches(batches, self._manifest)
+
+        def weigh(step: Any, fields: Any) -> Any:
+            position = step * self._batch_size + tf.range(self._batch_size, dtype=tf.int64)
+            weight = tf.cast(position < num_examples, tf.float32)
+            return fields[IMAGE_FEATURE], fields[LABEL_FEATURE], weight
+
+        numbered = parsed.enumerate(start=start_step).map(weigh)
+        counted = numbered.apply(tf.data.experimental.assert_cardinality(steps - start_step))
+        return counted.prefetch(2).with_options(static_options())
+
+
+def open_training_split(
+    directory: Path, manifest: Manifest, batch_size: int, seed: int, in_memory_mib: int, shuffle_buffer: int
+) -> EpochReader:
+    """The reader that fits: in memory where the decoded split is small enough, else streaming.
+
+    Raises:
+        InputError: If there is no training split.
+    """
+    if records.decoded_bytes(manifest, TRAIN) <= in_memory_mib << 20:
+        return InMemoryReader(records.load_split(directory, manifest, TRAIN), batch_size, seed)
+    return StreamingReader(directory, manifest, batch_size, seed, shuffle_buffer)

@@ -1,0 +1,342 @@
+"""The training loop: Keras's `fit`, an epoch at a time, with checkpoints, early stopping and an eye on every loss."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components import device as devices
+from components import progress, records, storage
+from components.artifacts import (
+    BEST_WEIGHTS_FILE,
+    HISTORY_FILE,
+    LAST_WEIGHTS_FILE,
+    TRAIN,
+    VALIDATION,
+    Manifest,
+    ModelInfo,
+)
+from components.errors import InputError
+from components.models import build_model
+from components.train_model import checkpoint as checkpoints
+from components.train_model.checkpoint import TrainingProgress
+from components.train_model.data import EpochReader, open_training_split, steps_per_epoch
+from components.train_model.params import TrainParams, TrainResult
+from components.train_model.schedule import scale_learning_rate, warmup_steps
+
+_STEP = "train_model"
+_TENSORBOARD_DIR = "tensorboard"
+# What may change between two sessions of one training without changing its result.
+_FREE_TO_CHANGE = ("checkpoint_seconds",)
+
+
+def default_checkpoint_dir(output: Path) -> Path:
+    """Where checkpoints go: the platform's place for them (Vertex sets it for a job), else beside the output."""
+    uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
+    if storage.is_remote(uri):
+        return storage.BUCKETS_MOUNT / uri.removeprefix("gs://")
+    return Path(uri) if uri else output.parent / f"{output.name}-checkpoints"
+
+
+def train_model(
+    params: TrainParams, records_dir: Path, output: Path, checkpoint_dir: Path | None = None
+) -> TrainResult:
+    """Train a Keras model on a data set's training split.
+
+    1. Continue from this training's checkpoint, if there is one. 2. Otherwise start fresh.
+
+    Args:
+        params: How.
+        records_dir: What create_tfrecords wrote.
+        output: The model's folder; appears whole or not at all, with best and last weights, history and TensorBoard
+            logs.
+        checkpoint_dir: Where checkpoints live between sessions; see `default_checkpoint_dir`.
+
+    Raises:
+        InputError: If parameters, data and device do not fit, or training diverges; the last good checkpoint stays.
+    """
+    manifest = Manifest.load(records_dir)
+    num_examples = manifest.split(TRAIN).num_examples
+    params.check_batch_fits(num_examples)
+    device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision)
+    dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
+    checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
+    session = _Session(params, manifest, records_dir, device, checkpoint_dir)
+    session.run()
+    return session.save(output)
+
+
+class _Session:
+    """One process's share of a training."""
+
+    def __init__(
+        self,
+        params: TrainParams,
+        manifest: Manifest,
+        records_dir: Path,
+        device: devices.Device,
+        checkpoint_dir: Path,
+    ) -> None:
+        import keras
+
+        self.params, self.manifest, self.device = params, manifest, device
+        self._checkpoint_dir = checkpoint_dir
+        self.batch_size = params.batch_size_per_replica * device.num_replicas
+        self._num_examples = manifest.split(TRAIN).num_examples
+        self.steps = steps_per_epoch(self._num_examples, self.batch_size)
+        keras.utils.set_random_seed(params.seed)
+        with device.scope():
+            self.model = build_model(
+                params.model, manifest.image_shape, len(manifest.class_names), params.model_parameters
+            )
+            self.model.compile(
+                optimizer=self._optimizer(),
+                loss="sparse_categorical_crossentropy",
+                weighted_metrics=["accuracy"],
+                jit_compile=device.jit_compile,
+            )
+            self.model.optimizer.build(self.model.trainable_variables)
+            # Makes the metrics' variables, as `fit` does at its first step: a checkpoint is restored before that.
+            self.model._symbolic_build(data_batch=_empty_batch(manifest.image_shape))
+        self._reader: EpochReader = open_training_split(
+            records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
+        )
+        self._validation = (
+            records.load_split(records_dir, manifest, VALIDATION) if VALIDATION in manifest.splits else None
+        )
+        self.progress = TrainingProgress(identity=self._identity())
+        self._best: dict[str, np.ndarray] | None = None
+
+    def _identity(self) -> str:
+        fixed = {k: v for k, v in dataclasses.asdict(self.params).items() if k not in _FREE_TO_CHANGE}
+        facts = (
+            sorted(fixed.items()),
+            self.manifest.fingerprint,
+            self.device.backend,
+            self.device.num_replicas,
+            self.device.precision,
+            self.model.get_config(),
+        )
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+    def _optimizer(self) -> Any:
+        import keras
+
+        params = self.params
+        rate: Any = scale_learning_rate(
+            params.learning_rate, self.device.num_replicas, params.learning_rate_scaling, params.optimizer
+        )
+        total = self.steps * params.epochs
+        warmup = warmup_steps(params.warmup_epochs, self.steps, total)
+        if warmup or params.learning_rate_schedule == "cosine":
+            rate = keras.optimizers.schedules.CosineDecay(
+                0.0 if warmup else rate,
+                decay_steps=total - warmup,
+                alpha=0.0 if params.learning_rate_schedule == "cosine" else 1.0,  # 1.0: a decay to where it started.
+                warmup_target=rate if warmup else None,
+                warmup_steps=warmup,
+            )
+        if params.optimizer == "sgd":
+            return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
+        if params.optimizer == "adamw":
+            return keras.optimizers.AdamW(rate, weight_decay=params.weight_decay)
+        return keras.optimizers.Adam(rate)
+
+    def variables(self) -> dict[str, Any]:
+        """Everything that a step changes: weights, dropout's random state, optimizer, running metrics."""
+        kinds = {
+            "weight": self.model.variables,
+            "optimizer": self.model.optimizer.variables,
+            "metric": self.model.metrics_variables,
+        }
+        return {f"{kind}/{i:05d}": variable for kind, some in kinds.items() for i, variable in enumerate(some)}
+
+    def run(self) -> None:
+        """Train to the end, from the checkpoint if there is one."""
+        restored = self._restore()
+        if restored is None:  # Curves of another training would be drawn into this one's.
+            shutil.rmtree(self._checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
+        # Between sessions the optimizer's state and two sets of weights, in the end two more sets.
+        weight_bytes = sum(array.nbytes for array in checkpoints.snapshot(self._weights()).values())
+        storage.require_free_bytes(self._checkpoint_dir, 6 * weight_bytes)
+        import tensorflow as tf
+
+        from components.train_model.callbacks import StepWatch
+
+        writer = tf.summary.create_file_writer(str(self._tensorboard_dir()))
+        watch = StepWatch(self)
+        while self.progress.epoch < self.params.epochs and not self._should_stop():
+            epoch = self.progress.epoch
+            left = (self.steps - self.progress.step) * self.batch_size
+            with progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, "images") as bar:
+                watch.begin_epoch(bar, restored)
+                logs = self.model.fit(
+                    self._reader.batches(epoch, self.progress.step),
+                    initial_epoch=epoch,
+                    epochs=epoch + 1,
+                    shuffle=False,  # The reader has done it; Keras warns where it is asked to shuffle a dataset.
+                    verbose=0,
+                    callbacks=[watch],
+                ).history
+            restored = None
+            self._end_epoch({name: values[-1] for name, values in logs.items()}, writer)
+
+    def _tensorboard_dir(self) -> Path:
+        uri = os.environ.get("AIP_TENSORBOARD_LOG_DIR", "")
+        return Path(uri) if uri and not storage.is_remote(uri) else self._checkpoint_dir / _TENSORBOARD_DIR
+
+    def _restore(self) -> dict[str, np.ndarray] | None:
+        """Load the checkpoint of this training, if there is one; returns its arrays."""
+        path = self._checkpoint_dir / checkpoints.CHECKPOINT_FILE
+        if not path.is_file():
+            return None
+        arrays, saved = checkpoints.load_arrays(path)
+        best = self._checkpoint_dir / checkpoints.BEST_FILE
+        self._best, its_progress = checkpoints.load_arrays(best) if best.is_file() else (None, None)
+        ours = [of is not None and of.identity == self.progress.identity for of in (saved, its_progress)]
+        # Best weights may be of another training that took the folder over and died before its own checkpoint.
+        if saved is None or not ours[0] or (saved.best_epoch and not ours[1]):
+            self._best = None
+            progress.say(_STEP, f"the checkpoint in {self._checkpoint_dir} is of another training; starting fresh")
+            return None
+        self.progress = saved
+        with self.device.scope():
+            checkpoints.restore(self.variables(), arrays)
+        progress.say(_STEP, f"continuing at epoch {saved.epoch + 1}, step {saved.step} of {self.steps}")
+        return arrays
+
+    def save_checkpoint(self, step: int, seconds: float) -> None:
+        """Save where training stands, unless a value is not finite: the last good checkpoint is kept then.
+
+        Raises:
+            InputError: If training diverged.
+        """
+        if self.device.backend == "jax":
+            self.model.jax_state_sync()
+        arrays = checkpoints.snapshot(self.variables())
+        if not checkpoints.all_finite(arrays):
+            raise self.divergence(step, "a weight")
+        now = dataclasses.replace(self.progress, step=step, seconds=self.progress.seconds + seconds)
+        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
+
+    def divergence(self, step: int, what: str) -> InputError:
+        """The error for a value that is not finite."""
+        path = self._checkpoint_dir / checkpoints.CHECKPOINT_FILE
+        kept = f"The last good checkpoint is kept in {path}." if path.is_file() else "There was no checkpoint yet."
+        return InputError(
+            f"Training diverged: {what} is not finite at step {step} of epoch {self.progress.epoch + 1}. Expected "
+            f"finite numbers. Lower training.learning_rate ({self.params.learning_rate}), add training.warmup_epochs, "
+            f"or use precision float32. {kept}"
+        )
+
+    def _end_epoch(self, logs: dict[str, float], writer: Any) -> None:
+        import tensorflow as tf
+
+        now = self.progress
+        seconds = logs["seconds"]
+        entry = {
+            "epoch": now.epoch + 1,
+            # Keras divides by full batches; the weights of the filling are zero.
+            "loss": logs["loss"] * self.steps * self.batch_size / self._num_examples,
+            "accuracy": logs["accuracy"],
+            "learning_rate": float(np.asarray(self.model.optimizer.learning_rate)),
+            "examples": self._num_examples,
+            "seconds": seconds,
+            "examples_per_second": logs["examples"] / seconds,
+        }
+        if self._validation is not None:
+            entry |= self._validate(self._validation)
+        judged = entry.get("validation_loss", entry["loss"])
+        if not np.isfinite(judged):
+            raise self.divergence(self.steps, "the validation loss")
+        now.history.append(entry)
+        now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
+        if now.best_loss is None or judged < now.best_loss:
+            now.best_loss, now.best_epoch = judged, now.epoch
+            self._best = checkpoints.snapshot(self._weights())
+            checkpoints.save_arrays(self._checkpoint_dir / checkpoints.BEST_FILE, self._best, now)
+        self.save_checkpoint(0, 0.0)
+        with writer.as_default(step=now.epoch):
+            for name in entry.keys() - {"epoch", "examples"}:
+                tf.summary.scalar(name, entry[name])
+        writer.flush()
+        progress.say(_STEP, _epoch_line(entry, self.params.epochs))
+
+    def _weights(self) -> dict[str, Any]:
+        return {f"weight/{i:05d}": variable for i, variable in enumerate(self.model.variables)}
+
+    def _validate(self, examples: records.Examples) -> dict[str, float]:
+        from components.models.loading import predict
+
+        probabilities = predict(
+            self.model, examples.images, self.params.batch_size_per_replica, self.device.num_replicas
+        )
+        chosen = probabilities[np.arange(len(examples.labels)), examples.labels].astype(np.float64)
+        return {
+            "validation_loss": float(-np.log(np.maximum(chosen, 1e-7)).mean()),
+            "validation_accuracy": float((probabilities.argmax(1) == examples.labels).mean()),
+        }
+
+    def _should_stop(self) -> bool:
+        patience, now = self.params.early_stopping_epochs, self.progress
+        if patience and now.epoch - now.best_epoch >= patience:
+            progress.say(_STEP, f"stopped early: no lower loss for {patience} epochs")
+            return True
+        return False
+
+    def save(self, output: Path) -> TrainResult:
+        """Write the model's folder."""
+        from components.models.loading import save_architecture
+
+        now, last = self.progress, self.progress.history[-1]
+        result = TrainResult(
+            epochs=now.epoch,
+            best_epoch=now.best_epoch,
+            steps=now.epoch * self.steps,
+            examples_seen=now.epoch * self._num_examples,
+            seconds=now.seconds,
+            examples_per_second=statistics.median(entry["examples_per_second"] for entry in now.history),
+            loss=last["loss"],
+            accuracy=last["accuracy"],
+            backend=self.device.backend,
+            accelerator=self.device.accelerator,
+            num_replicas=self.device.num_replicas,
+            precision=self.device.precision,
+        )
+        with storage.staged_directory(output) as staged:
+            save_architecture(self.model, staged)
+            self.model.save_weights(staged / LAST_WEIGHTS_FILE)
+            if self._best is not None:
+                checkpoints.restore(self._weights(), self._best)
+            self.model.save_weights(staged / BEST_WEIGHTS_FILE)
+            lines = [json.dumps(entry) for entry in now.history]
+            (staged / HISTORY_FILE).write_text("\n".join(lines) + "\n")
+            if self._tensorboard_dir().is_dir():
+                storage.link_tree(self._tensorboard_dir(), staged / _TENSORBOARD_DIR)
+            ModelInfo(
+                name=self.params.model,
+                parameters=dict(self.params.model_parameters),
+                class_names=self.manifest.class_names,
+                image_shape=self.manifest.image_shape,
+                encoding=self.manifest.encoding,
+                dataset_fingerprint=self.manifest.fingerprint,
+                training={**dataclasses.asdict(self.params), **dataclasses.asdict(result)},
+            ).save(staged)
+        return result
+
+
+def _empty_batch(image_shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.zeros((1, *image_shape), np.uint8), np.zeros(1, np.int32), np.ones(1, np.float32)
+
+
+def _epoch_line(entry: dict[str, float], epochs: int) -> str:
+    line = f"epoch {entry['epoch']:.0f}/{epochs}: loss {entry['loss']:.4f}, accuracy {entry['accuracy']:.4f}"
+    if "validation_loss" in entry:
+        line += f", validation loss {entry['validation_loss']:.4f}, accuracy {entry['validation_accuracy']:.4f}"
+    return f"{line}, {entry['examples_per_second']:,.0f} images/s"

@@ -1,0 +1,152 @@
+import sys
+
+import numpy as np
+import pytest
+
+from components import device
+from components.errors import InputError
+from components.models import REGISTRY, build_model, check_model
+
+_SHAPE, _CLASSES = (8, 8, 1), 10
+_SOURCE = """
+import keras
+
+def build_model(image_shape, num_classes, units=4):
+    return keras.Sequential([
+        keras.Input(image_shape, dtype="uint8"), keras.layers.Flatten(), keras.layers.Dense(units),
+        keras.layers.Dense(num_classes, activation="softmax")])
+
+def too_wide(image_shape, num_classes):
+    return build_model(image_shape, num_classes + 1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _tensorflow():
+    device.prepare("tensorflow", "cpu", 1, "float32")
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "my_digits.py"
+    path.write_text(_SOURCE)
+    return path
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_registered_models_give_probabilities_for_pixels(name):
+    model = build_model(name, (32, 32, 3), 7, {})
+    answer = np.asarray(model(np.full((2, 32, 32, 3), 255, np.uint8)))
+    assert answer.shape == (2, 7)
+    np.testing.assert_allclose(answer.sum(axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_parameters"), [("digits_cnn", _SHAPE, 151_306), ("cifar10_cnn", (32, 32, 3), 1_676_982)]
+)
+def test_models_are_as_large_as_their_docstrings_say(name, shape, num_parameters):
+    from components.models import cifar10_cnn, digits_cnn
+
+    assert build_model(name, shape, 10, {}).count_params() == num_parameters
+    documented = {"digits_cnn": digits_cnn, "cifar10_cnn": cifar10_cnn}[name].build_model.__doc__
+    assert f"{num_parameters:,} parameters" in documented
+
+
+def test_cifar10_cnn_is_the_network_of_the_tutorial():
+    layers = build_model("cifar10_cnn", (32, 32, 3), 10, {}).layers
+    assert [type(layer).__name__ for layer in layers] == [
+        *("Rescaling", "BatchNormalization", "Conv2D", "Conv2D", "MaxPooling2D", "Dropout"),
+        *("BatchNormalization", "Conv2D", "Conv2D", "MaxPooling2D", "Dropout"),
+        *("Flatten", "Dense", "Dropout", "Dense"),
+    ]
+    assert [layer.filters for layer in layers if type(layer).__name__ == "Conv2D"] == [32, 32, 64, 64]
+    assert [layer.rate for layer in layers if type(layer).__name__ == "Dropout"] == [0.25, 0.25, 0.5]
+
+
+def test_unknown_model_is_refused_with_the_nearest_name():
+    with pytest.raises(
+        InputError, match=r"Unknown model 'cifar_cnn'.*digits_cnn, cifar10_cnn.*Did you mean 'cifar10_cnn'"
+    ):
+        check_model("cifar_cnn")
+    with pytest.raises(InputError, match=r"Unknown model 'zzz'.*module:function\.$"):
+        check_model("zzz")
+
+
+def test_parameters_that_the_model_does_not_take_are_named():
+    with pytest.raises(InputError, match=r"\['filters', 'units', 'dropout'\], received \['layers'\]"):
+        build_model("digits_cnn", _SHAPE, _CLASSES, {"layers": 3})
+
+
+def test_model_from_a_python_file(source):
+    model = build_model(str(source), _SHAPE, _CLASSES, {"units": 3})
+    assert model.count_params() == 65 * 3 + 4 * 10
+
+
+def test_model_from_a_module_and_function(source, monkeypatch):
+    monkeypatch.syspath_prepend(source.parent)
+    assert build_model("my_digits:build_model", _SHAPE, _CLASSES, {}).output_shape == (None, 10)
+    del sys.modules["my_digits"]
+
+
+def test_model_of_another_width_is_refused_with_both_shapes(source, monkeypatch):
+    monkeypatch.syspath_prepend(source.parent)
+    with pytest.raises(InputError, match=r"output \(None, 10\), received .* and \(None, 11\)"):
+        build_model("my_digits:too_wide", _SHAPE, _CLASSES, {})
+    del sys.modules["my_digits"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.py", r"Cannot read the model 'nowhere\.py'"),
+        ("nowhere.keras", r"Cannot read the model 'nowhere\.keras'"),
+        ("no_such_module:build", r"Cannot import the model 'no_such_module:build'.*no_such_module"),
+        ("json:no_such_function", r"expected a function no_such_function\("),
+    ],
+)
+def test_model_that_is_not_there_is_named(name, message):
+    with pytest.raises(InputError, match=message):
+        build_model(name, _SHAPE, _CLASSES, {})
+
+
+def test_file_that_is_no_python_is_named(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def build_model(:\n")
+    with pytest.raises(InputError, match=r"Cannot import the model .*broken\.py.*invalid syntax"):
+        build_model(str(path), _SHAPE, _CLASSES, {})
+
+
+def _keras_file(path, *layers):
+    import keras
+
+    keras.Sequential([keras.Input(_SHAPE, dtype="uint8"), *layers]).save(path)
+    return str(path)
+
+
+def test_model_from_a_keras_file(tmp_path):
+    from keras import layers
+
+    name = _keras_file(tmp_path / "a.keras", layers.Flatten(), layers.Dense(_CLASSES, activation="softmax"))
+    assert build_model(name, _SHAPE, _CLASSES, {}).count_params() == 65 * 10
+
+
+def test_keras_file_with_code_of_its_own_is_refused(tmp_path):
+    from keras import layers
+
+    name = _keras_file(tmp_path / "a.keras", layers.Flatten(), layers.Lambda(lambda x: x), layers.Dense(_CLASSES))
+    with pytest.raises(InputError, match=r"Refused the model file .*a\.keras.*code of its own"):
+        build_model(name, _SHAPE, _CLASSES, {})
+
+
+def test_keras_file_takes_no_parameters(tmp_path):
+    path = tmp_path / "a.keras"
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match=r"takes no parameters\. Received: \['units'\]"):
+        check_model(str(path), {"units": 3})
+
+
+def test_damaged_keras_file_is_refused(tmp_path):
+    path = tmp_path / "a.keras"
+    path.write_bytes(b"no zip file")
+    with pytest.raises(InputError, match=r"Refused the model file .*a\.keras"):
+        build_model(str(path), _SHAPE, _CLASSES, {})

@@ -1,0 +1,79 @@
+"""Replicas share a batch; what is learned does not depend on how many share it."""
+
+import json
+from dataclasses import replace
+
+import h5py
+import numpy as np
+import pytest
+
+from components.train_model import train_model
+
+
+def _weights(path):
+    found = {}
+    with h5py.File(path / "last.weights.h5") as file:
+        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def _train(run_step, params, digits_records, output):
+    done = run_step("train_model", params, records=digits_records, output=output)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _assert_same(one_dir, other_dir):
+    """Equal but for the order in which float32 sums gradients over examples: 1e-4 after 40 steps."""
+    one, other = _weights(one_dir), _weights(other_dir)
+    assert one.keys() == other.keys()
+    for name, expected in one.items():
+        if expected.dtype.kind == "f":
+            np.testing.assert_allclose(other[name], expected, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.fixture
+def plain(quick):
+    """No dropout, whose draws depend on the replica; no scaling; plain gradients, which amplify no rounding."""
+    return replace(
+        quick,
+        epochs=2,
+        batch_size_per_replica=64,
+        optimizer="sgd",
+        learning_rate=0.02,
+        learning_rate_scaling="none",
+        model_parameters={"filters": 4, "units": 16, "dropout": 0.0},
+    )
+
+
+def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run_step):
+    whole = train_model(plain, digits_records, tmp_path / "one")
+    halves = _train(
+        run_step, replace(plain, batch_size_per_replica=32, num_replicas=2), digits_records, tmp_path / "two"
+    )
+    assert (halves["num_replicas"], halves["steps"]) == (2, whole.steps)
+    assert halves["examples_seen"] == whole.examples_seen == 2 * 1259
+    assert halves["loss"] == pytest.approx(whole.loss, rel=1e-4)
+    assert halves["accuracy"] == pytest.approx(whole.accuracy, abs=2 / 1259)
+    _assert_same(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow  # Two processes, and JAX compiles in each: 25 s.
+def test_two_jax_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run_step):
+    plain = replace(plain, backend="jax")
+    whole = _train(run_step, plain, digits_records, tmp_path / "one")
+    halves = _train(
+        run_step, replace(plain, batch_size_per_replica=32, num_replicas=2), digits_records, tmp_path / "two"
+    )
+    assert halves["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+    _assert_same(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow  # One process with eight simulated devices: 10 s, with JAX 20 s.
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_eight_replicas_see_every_example_once(quick, digits_records, tmp_path, run_step, backend):
+    params = replace(quick, backend=backend, num_replicas=8, batch_size_per_replica=32, epochs=2)
+    result = _train(run_step, params, digits_records, tmp_path / "model")
+    assert (result["num_replicas"], result["examples_seen"]) == (8, 2 * 1259)
+    assert result["steps"] == 2 * 5  # ⌈1259 / 256⌉.
+    assert result["loss"] < 2.3

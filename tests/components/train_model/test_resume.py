@@ -1,0 +1,100 @@
+"""A killed training continues to the same weights: it is killed for real, in the middle of an epoch."""
+
+import json
+import signal
+import subprocess
+import time
+from dataclasses import asdict, replace
+
+import h5py
+import numpy as np
+import pytest
+
+from components.train_model import train_model
+from components.train_model.checkpoint import load_arrays
+
+_WATCHED_SECONDS = 120
+
+
+def _weights(path):
+    found = {}
+    with h5py.File(path) as file:
+        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def _metrics(model_dir):
+    """The history without what a clock says."""
+    entries = [json.loads(line) for line in (model_dir / "history.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in entry.items() if "second" not in name} for entry in entries]
+
+
+def _kill_in_mid_epoch(command, checkpoint):
+    """Start, wait for a checkpoint inside the second epoch, kill; returns where training stood then."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        end = time.monotonic() + _WATCHED_SECONDS
+        while time.monotonic() < end and process.poll() is None:
+            if checkpoint.is_file():
+                _, progress = load_arrays(checkpoint)
+                if progress.epoch == 1 and progress.step > 3:
+                    break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    return load_arrays(checkpoint)[1]
+
+
+def _assert_killed_training_continues(params, digits_records, reference, tmp_path, run_step, step_command, **changes):
+    params = replace(params, checkpoint_seconds=0.0, **changes)
+    paths = {"records": digits_records, "output": tmp_path / "killed"}
+    checkpoint = tmp_path / "killed-checkpoints" / "checkpoint.npz"
+    stood = _kill_in_mid_epoch(step_command("train_model", asdict(params), **paths), checkpoint)
+    assert stood.epoch >= 1
+    assert not (tmp_path / "killed").exists()
+    done = run_step("train_model", params, **paths)
+    assert done.returncode == 0, done.stderr
+    assert f"continuing at epoch {stood.epoch + 1}, step {stood.step} of" in done.stderr
+    for name in ("last.weights.h5", "best.weights.h5"):
+        expected, received = _weights(reference / name), _weights(tmp_path / "killed" / name)
+        assert expected.keys() == received.keys()
+        for path in expected:
+            assert np.array_equal(expected[path], received[path]), path
+    assert _metrics(tmp_path / "killed") == _metrics(reference)
+    result = json.loads(done.stdout)
+    assert (result["epochs"], result["examples_seen"]) == (params.epochs, params.epochs * 1259)
+
+
+def test_killed_training_continues_to_the_same_weights(quick, digits_records, tmp_path, run_step, step_command):
+    params = replace(quick, warmup_epochs=1, learning_rate_schedule="cosine")
+    train_model(params, digits_records, tmp_path / "whole")
+    _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
+
+
+@pytest.mark.slow  # Two more processes (15 s): the streaming reader must find its place again too.
+def test_killed_streamed_training_continues_to_the_same_weights(
+    quick, digits_records, tmp_path, run_step, step_command
+):
+    params = replace(quick, in_memory_mib=0, shuffle_buffer=300, precision="mixed_bfloat16")
+    train_model(params, digits_records, tmp_path / "whole")
+    _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
+
+
+@pytest.mark.slow  # Three processes, and JAX compiles anew in each: 40 s.
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_killed_jax_training_continues_to_the_same_weights(
+    quick, digits_records, tmp_path, run_step, step_command, num_replicas
+):
+    params = replace(quick, backend="jax", num_replicas=num_replicas)
+    whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
+
+
+@pytest.mark.slow  # Three processes: 30 s.
+def test_killed_training_on_replicas_continues_to_the_same_weights(
+    quick, digits_records, tmp_path, run_step, step_command
+):
+    params = replace(quick, num_replicas=2)
+    whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)

@@ -1,0 +1,296 @@
+import json
+import math
+import re
+import shutil
+from dataclasses import asdict, replace
+
+import h5py
+import numpy as np
+import pytest
+
+from components import artifacts
+from components.artifacts import Manifest, ModelInfo
+from components.create_tfrecords import WriteParams, write_records
+from components.errors import InputError
+from components.train_model import TrainParams, train_model
+from components.train_model.checkpoint import load_arrays
+
+
+def _history(model_dir):
+    return [json.loads(line) for line in (model_dir / "history.jsonl").read_text().splitlines()]
+
+
+def _weights(model_dir, name="last.weights.h5"):
+    found = {}
+    with h5py.File(model_dir / name) as file:
+        file.visititems(lambda path, item: found.update({path: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def _equal(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def without_validation(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("digits") / "records"
+    write_records(WriteParams("sklearn:digits", validation_fraction=0.0, num_workers=1), directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size_per_replica": 0}, "batch_size_per_replica=0"),
+        ({"shuffle_buffer": 0}, "shuffle_buffer=0"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0"),
+        ({"learning_rate": math.nan}, "learning_rate=nan"),
+        ({"learning_rate": math.inf}, "learning_rate=inf"),
+        ({"warmup_epochs": -1.0}, r"warmup_epochs=-1\.0"),
+        ({"weight_decay": -0.1}, r"weight_decay=-0\.1"),
+        ({"weight_decay": 0.1}, r"weight_decay=0\.1 needs optimizer=adamw.*'adam'"),
+        ({"early_stopping_epochs": -1}, "early_stopping_epochs=-1"),
+        ({"num_replicas": -1}, "num_replicas=-1"),
+        ({"in_memory_mib": -1}, "in_memory_mib=-1"),
+        ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds=-1\.0"),
+        ({"optimizer": "adagrad"}, "adam, adamw, sgd.*optimizer='adagrad'"),
+        ({"learning_rate_schedule": "step"}, "learning_rate_schedule='step'"),
+        ({"learning_rate_scaling": "cubic"}, "learning_rate_scaling='cubic'"),
+        ({"backend": "torch"}, "backend='torch'"),
+        ({"accelerator": "npu"}, "accelerator='npu'"),
+        ({"precision": "float16"}, "precision='float16'"),
+    ],
+)
+def test_params_refuse_a_value_by_name(changes, message):
+    with pytest.raises(InputError, match=message):
+        TrainParams("digits_cnn", **changes)
+
+
+def test_model_folder_holds_everything_that_later_steps_read(trained_digits, digits_records, quick):
+    names = {path.name for path in trained_digits.iterdir()}
+    assert names == {
+        artifacts.MODEL_FILE,
+        artifacts.ARCHITECTURE_FILE,
+        artifacts.BEST_WEIGHTS_FILE,
+        artifacts.LAST_WEIGHTS_FILE,
+        artifacts.HISTORY_FILE,
+        "tensorboard",
+    }
+    info, manifest = ModelInfo.load(trained_digits), Manifest.load(digits_records)
+    assert (info.name, info.parameters) == (quick.model, quick.model_parameters)
+    assert (info.class_names, info.image_shape) == (manifest.class_names, (8, 8, 1))
+    assert info.dataset_fingerprint == manifest.fingerprint
+    assert {name: info.training[name] for name in ("seed", "epochs", "backend", "num_replicas", "precision")} == {
+        "seed": 0,
+        "epochs": 3,
+        "backend": "tensorflow",
+        "num_replicas": 1,
+        "precision": "float32",
+    }
+
+
+def test_examples_are_counted_once_per_epoch(trained_digits):
+    training = ModelInfo.load(trained_digits).training
+    assert training["examples_seen"] == 3 * 1259
+    assert training["steps"] == 3 * 40  # 39 full batches of 32 and one with 11.
+    assert [entry["examples"] for entry in _history(trained_digits)] == [1259] * 3
+
+
+def test_training_learns(trained_digits):
+    history = _history(trained_digits)
+    losses = [entry["loss"] for entry in history]
+    assert losses == sorted(losses, reverse=True)
+    assert history[-1]["validation_accuracy"] > 0.85
+
+
+def test_tensorboard_shows_every_scalar_of_every_epoch(trained_digits):
+    from tensorflow.core.util.event_pb2 import Event
+    from tensorflow.python.lib.io.tf_record import tf_record_iterator
+
+    (file,) = (trained_digits / "tensorboard").glob("events.out.tfevents.*")
+    events = [Event.FromString(record) for record in tf_record_iterator(str(file))]
+    found = {(event.step, value.tag) for event in events for value in event.summary.value}
+    names = {"loss", "accuracy", "validation_loss", "validation_accuracy", "learning_rate"}
+    assert {(epoch, name) for epoch in (1, 2, 3) for name in names} <= found
+
+
+def test_reported_loss_is_the_mean_over_examples(quick, digits_records, tmp_path):
+    # A learning rate so small that weights stay as they are: then the loss of an epoch is that of one model.
+    params = replace(
+        quick,
+        epochs=1,
+        learning_rate=1e-12,
+        batch_size_per_replica=500,
+        model_parameters={"dropout": 0.0, "filters": 4},
+    )
+    result = train_model(params, digits_records, tmp_path / "model")
+    from components import records
+    from components.models.loading import load_trained_model, predict
+
+    examples = records.load_split(digits_records, Manifest.load(digits_records), artifacts.TRAIN)
+    probabilities = predict(load_trained_model(tmp_path / "model", artifacts.LAST_WEIGHTS_FILE), examples.images, 256)
+    own = probabilities[np.arange(len(examples.labels)), examples.labels]
+    assert result.loss == pytest.approx(-np.log(own).mean(), rel=1e-5)
+    assert result.accuracy == pytest.approx((probabilities.argmax(1) == examples.labels).mean(), abs=1e-6)
+
+
+def test_best_weights_are_those_of_the_best_epoch(quick, digits_records, tmp_path):
+    # So high a rate that the last epoch is not the best one.
+    params = replace(quick, epochs=5, learning_rate=0.02, optimizer="sgd", seed=1)
+    result = train_model(params, digits_records, tmp_path / "model")
+    losses = [entry["validation_loss"] for entry in _history(tmp_path / "model")]
+    assert result.best_epoch == 1 + int(np.argmin(losses))
+    until_best = replace(params, epochs=result.best_epoch)
+    train_model(until_best, digits_records, tmp_path / "shorter")
+    assert _equal(_weights(tmp_path / "model", "best.weights.h5"), _weights(tmp_path / "shorter"))
+
+
+def test_early_stopping_waits_for_its_epochs(quick, digits_records, tmp_path):
+    # Nothing is learned at this rate, so no epoch beats the first one by more than noise for long.
+    params = replace(
+        quick, epochs=30, learning_rate=0.5, optimizer="sgd", early_stopping_epochs=2, batch_size_per_replica=256
+    )
+    result = train_model(params, digits_records, tmp_path / "model")
+    losses = [entry["validation_loss"] for entry in _history(tmp_path / "model")]
+    assert result.epochs == len(losses) < 30
+    assert result.best_epoch == result.epochs - 2 == 1 + int(np.argmin(losses))
+
+
+def test_without_a_validation_split_the_training_loss_decides(quick, without_validation, tmp_path):
+    result = train_model(replace(quick, epochs=2), without_validation, tmp_path / "model")
+    assert result.best_epoch == 2
+    assert all("validation_loss" not in entry for entry in _history(tmp_path / "model"))
+
+
+def test_streamed_training_reads_every_example(quick, digits_records, tmp_path):
+    params = replace(quick, epochs=1, in_memory_mib=0, shuffle_buffer=100)
+    result = train_model(params, digits_records, tmp_path / "model")
+    assert (result.examples_seen, result.steps) == (1259, 40)
+    assert result.loss < 2.3
+
+
+def test_mixed_bfloat16_trains_and_loads_as_float32(quick, digits_records, tmp_path):
+    params = replace(quick, epochs=2, precision="mixed_bfloat16")
+    result = train_model(params, digits_records, tmp_path / "model")
+    assert result.precision == "mixed_bfloat16"
+    assert result.accuracy > 0.5
+    from components.models.loading import load_trained_model
+
+    model = load_trained_model(tmp_path / "model")
+    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_every_optimizer_trains(quick, digits_records, tmp_path, optimizer):
+    params = replace(quick, epochs=1, optimizer=optimizer, weight_decay=0.01 if optimizer == "adamw" else 0.0)
+    assert train_model(params, digits_records, tmp_path / "model").loss < 2.3
+
+
+def test_finished_training_runs_again_without_training(quick, digits_records, tmp_path, capfd):
+    # A model from a function keeps its layers' names, so that a second training in this process is the same training.
+    source = tmp_path / "plain.py"
+    source.write_text(
+        "import keras\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    return keras.Sequential([\n"
+        "        keras.Input(image_shape, dtype='uint8', name='image'),\n"
+        "        keras.layers.Rescaling(1 / 255, name='scale'), keras.layers.Flatten(name='flat'),\n"
+        "        keras.layers.Dense(num_classes, activation='softmax', name='out')], name='plain')\n"
+    )
+    params = replace(quick, model=str(source), model_parameters={}, epochs=1)
+    first = train_model(params, digits_records, tmp_path / "model")
+    shutil.copytree(tmp_path / "model", tmp_path / "first")
+    again = train_model(params, digits_records, tmp_path / "model")
+    assert again == first
+    assert "continuing at epoch 2" in capfd.readouterr().err
+    for name in ("last.weights.h5", "best.weights.h5"):
+        assert _equal(_weights(tmp_path / "first", name), _weights(tmp_path / "model", name))
+
+
+def test_checkpoint_of_another_training_is_ignored(quick, digits_records, tmp_path, capfd):
+    checkpoints = tmp_path / "checkpoints"
+    train_model(replace(quick, epochs=1, seed=5), digits_records, tmp_path / "other", checkpoints)
+    result = train_model(replace(quick, epochs=1), digits_records, tmp_path / "model", checkpoints)
+    assert "of another training; starting fresh" in capfd.readouterr().err
+    assert result.epochs == 1
+    fresh = train_model(replace(quick, epochs=1), digits_records, tmp_path / "fresh")
+    assert (result.loss, result.accuracy) == (fresh.loss, fresh.accuracy)
+    assert len(list((tmp_path / "model" / "tensorboard").iterdir())) == 1
+
+
+def test_best_weights_of_another_training_are_not_taken(quick, digits_records, tmp_path):
+    """Another training may have written its best weights into the folder and died before its checkpoint."""
+    source = tmp_path / "plain.py"
+    source.write_text(
+        "import keras\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    return keras.Sequential([\n"
+        "        keras.Input(image_shape, dtype='uint8', name='image'), keras.layers.Flatten(name='flat'),\n"
+        "        keras.layers.Dense(num_classes, activation='softmax', name='out')], name='plain')\n"
+    )
+    params = replace(quick, model=str(source), model_parameters={}, epochs=1)
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    train_model(params, digits_records, tmp_path / "model", ours)
+    train_model(replace(params, seed=9), digits_records, tmp_path / "other", theirs)
+    shutil.copyfile(theirs / "best.npz", ours / "best.npz")
+    train_model(params, digits_records, tmp_path / "again", ours)
+    assert _equal(_weights(tmp_path / "again", "best.weights.h5"), _weights(tmp_path / "model", "best.weights.h5"))
+
+
+def test_damaged_checkpoint_is_named(quick, digits_records, tmp_path):
+    train_model(replace(quick, epochs=1), digits_records, tmp_path / "model", tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints" / "checkpoint.npz"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(InputError, match=r"checkpoint\.npz.*Delete"):
+        train_model(replace(quick, epochs=1), digits_records, tmp_path / "model", tmp_path / "checkpoints")
+
+
+def test_divergence_names_the_step_and_keeps_the_last_good_checkpoint(run_step_here, quick, digits_records, tmp_path):
+    params = asdict(replace(quick, learning_rate=1e30, checkpoint_seconds=0.0))
+    done = run_step_here("train_model", params, records=digits_records, output=tmp_path / "model")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    # Which value overflows first, and when, is up to the kernels.
+    step = int(re.search(r"error: Training diverged: .* is not finite at step (\d+) of epoch 1", done.stderr)[1])
+    assert "training.learning_rate (1e+30)" in done.stderr
+    path = tmp_path / "model-checkpoints" / "checkpoint.npz"
+    assert f"The last good checkpoint is kept in {path}" in done.stderr
+    arrays, progress = load_arrays(path)
+    assert (progress.epoch, progress.step) == (0, step - 1)
+    assert all(np.isfinite(array).all() for array in arrays.values())
+    assert not (tmp_path / "model").exists()
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(quick, digits_records, tmp_path):
+    """The loss is one step behind: it is still finite when the weights no longer are."""
+    params = replace(quick, learning_rate=1e39, optimizer="sgd", checkpoint_seconds=0.0)
+    with pytest.raises(InputError, match=r"a weight is not finite at step 1 of epoch 1.*There was no checkpoint yet"):
+        train_model(params, digits_records, tmp_path / "model")
+    assert not (tmp_path / "model-checkpoints" / "checkpoint.npz").exists()
+
+
+def test_batch_larger_than_the_split_is_refused(quick, digits_records, tmp_path):
+    with pytest.raises(InputError, match=r"at most 1259 examples.*1260 × 1 replicas = 1260"):
+        train_model(replace(quick, batch_size_per_replica=1260), digits_records, tmp_path / "model")
+    with pytest.raises(InputError, match=r"400 × 4 replicas = 1600"):
+        train_model(replace(quick, batch_size_per_replica=400, num_replicas=4), digits_records, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_model_is_refused_before_anything_is_written(quick, digits_records, tmp_path):
+    with pytest.raises(InputError, match=r"Unknown model 'digit_cnn'.*Did you mean 'digits_cnn'"):
+        train_model(replace(quick, model="digit_cnn"), digits_records, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_platform_says_where_checkpoints_and_logs_go(quick, digits_records, tmp_path, monkeypatch):
+    monkeypatch.setenv("AIP_CHECKPOINT_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
+    train_model(replace(quick, epochs=1), digits_records, tmp_path / "model")
+    assert (tmp_path / "kept" / "checkpoint.npz").is_file()
+    assert list((tmp_path / "logs").glob("events.out.tfevents.*"))
+    from components.train_model.training import default_checkpoint_dir
+
+    monkeypatch.setenv("AIP_CHECKPOINT_DIR", "gs://bucket/job/checkpoints")
+    assert str(default_checkpoint_dir(tmp_path)) == "/gcs/bucket/job/checkpoints"
