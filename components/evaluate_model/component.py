@@ -1,0 +1,72 @@
+"""KFP wrapper of evaluate_model."""
+
+from typing import Dict
+
+from kfp import dsl
+
+from components.container import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def evaluate_model(
+    records: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    evaluation: dsl.Output[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+    classification: dsl.Output[dsl.ClassificationMetrics],
+    report: dsl.Output[dsl.HTML],
+    champion: str = "",
+    minimum: Dict[str, float] = {},
+    maximum: Dict[str, float] = {},
+    max_regression: Dict[str, float] = {"accuracy": 0.0},
+    split: str = "test",
+    top_k: int = 5,
+    batch_size_per_replica: int = 256,
+    backend: str = "auto",
+    accelerator: str = "auto",
+    num_replicas: int = 0,
+    num_pictures: int = 60,
+) -> bool:
+    """Score a model and the champion on one split; returns the gate's decision.
+
+    It is the one unnamed output, because kfp.local reads no other in a condition.
+    """
+    import json
+    import pathlib
+    import shutil
+
+    from components.artifacts import EVALUATION_FILE, REPORT_FILE
+    from components.evaluate_model import EvaluateParams, evaluate_model
+    from components.step_record import step_record
+
+    with step_record("evaluate_model", evaluation.path):
+        params = EvaluateParams(
+            champion=champion,
+            minimum=minimum,
+            maximum=maximum,
+            max_regression=max_regression,
+            split=split,
+            top_k=top_k,
+            batch_size_per_replica=batch_size_per_replica,
+            backend=backend,
+            accelerator=accelerator,
+            num_replicas=num_replicas,
+            num_pictures=num_pictures,
+        )
+        output = pathlib.Path(evaluation.path)
+        result = evaluate_model(params, pathlib.Path(records.path), pathlib.Path(model.path), output)
+        scored = json.loads((output / EVALUATION_FILE).read_text())
+        for name, value in result.metrics.items():
+            metrics.log_metric(name, value)
+        classification.log_confusion_matrix(scored["class_names"], scored["challenger"]["confusion_matrix"])
+        if scored["challenger"]["roc"]:
+            points = scored["challenger"]["roc"]
+            classification.log_roc_curve(
+                *([point[k] for point in points] for k in ("false_positive_rate", "true_positive_rate", "threshold"))
+            )
+        shutil.copyfile(output / REPORT_FILE, report.path)
+        # kfp.local takes an artifact without a file for one that was deleted, and would run the step again.
+        for artifact in (metrics, classification):
+            pathlib.Path(artifact.path).write_text(json.dumps(artifact.metadata))
+        evaluation.metadata.update({"promote": result.promote, "reasons": list(result.reasons)})
+        return result.promote

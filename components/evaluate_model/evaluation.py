@@ -1,0 +1,209 @@
+"""Scores models on the very same examples, each counted once, and writes the evaluation and its report."""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components import device as devices
+from components import progress, records, storage
+from components.artifacts import (
+    EVALUATION_FILE,
+    HISTORY_FILE,
+    IMAGE_FEATURE,
+    KEY_FEATURE,
+    LABEL_FEATURE,
+    REPORT_FILE,
+    Manifest,
+    ModelInfo,
+)
+from components.errors import InputError
+from components.evaluate_model.gate import decide
+from components.evaluate_model.metrics import Metrics, compute_metrics, scalar_metrics
+from components.evaluate_model.params import EvaluateParams, EvaluateResult
+from components.evaluate_model.report import Prediction, ReportContent, render_report
+
+_STEP = "evaluate_model"
+_CHUNK_BYTES = 256 << 20  # Decoded images held in memory at a time.
+_RIGHT_PICTURES = 20
+PREDICTIONS_FILE = "predictions.npz"
+
+
+def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, output: Path) -> EvaluateResult:
+    """Score a model and, if there is one, the champion on one split, and judge it.
+
+    Both compute in float32, as they will be served.
+
+    Args:
+        params: What to score and what to ask.
+        records_dir: What create_tfrecords wrote.
+        model_dir: What train_model wrote.
+        output: Gets evaluation.json, report.html and predictions.npz; appears whole or not at all.
+
+    Raises:
+        InputError: If the split is empty, or a model is damaged or does not fit the data set.
+    """
+    manifest = Manifest.load(records_dir)
+    manifest.split(params.split)
+    info = _matching_info(model_dir, manifest, "model")
+    with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
+        models = [model_dir]
+        if params.champion:
+            models.append(storage.localize(params.champion, Path(scratch)))
+            _matching_info(models[1], manifest, "champion")
+        device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
+        scored = _score(params, device, records_dir, manifest, models)
+    bad = ~np.isfinite(scored.probabilities).all(axis=2)
+    # A row that is not finite is no answer: every class alike. The gate refuses the model all the same.
+    probabilities = np.where(bad[:, :, None], 1 / len(manifest.class_names), scored.probabilities)
+    metrics = [compute_metrics(scored.labels, of_one, manifest.class_names, params.top_k) for of_one in probabilities]
+    challenger, champion = metrics[0], metrics[1] if params.champion else None
+    decision = decide(
+        params,
+        scalar_metrics(challenger),
+        scalar_metrics(champion) if champion else None,
+        num_not_finite=int(bad[0].sum()),
+    )
+    result = EvaluateResult(
+        promote=decision.promote,
+        reasons=decision.reasons,
+        num_examples=challenger.num_examples,
+        metrics=scalar_metrics(challenger),
+        champion_metrics=scalar_metrics(champion) if champion else None,
+    )
+    with storage.staged_directory(output) as staged:
+        storage.write_json(
+            staged / EVALUATION_FILE,
+            {
+                "split": params.split,
+                "dataset_fingerprint": manifest.fingerprint,
+                "model": {"name": info.name, "parameters": info.parameters, "weights": "best"},
+                "class_names": manifest.class_names,
+                "gate": {"promote": decision.promote, "reasons": decision.reasons},
+                "challenger": dataclasses.asdict(challenger),
+                "champion": dataclasses.asdict(champion) if champion else None,
+            },
+        )
+        np.savez_compressed(staged / PREDICTIONS_FILE, labels=scored.labels, probabilities=probabilities[0])
+        content = _report_content(
+            params, records_dir, manifest, model_dir, info, scored, probabilities[0], metrics, result
+        )
+        (staged / REPORT_FILE).write_text(render_report(content), encoding="utf-8")
+    progress.say(_STEP, f"{'promoted' if result.promote else 'not promoted'}: " + "; ".join(result.reasons))
+    return result
+
+
+def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
+    info = ModelInfo.load(model_dir)
+    if (info.class_names, info.image_shape) != (manifest.class_names, manifest.image_shape):
+        raise InputError(
+            f"The {role} in {model_dir} does not fit the data set: expected classes {list(manifest.class_names)} "
+            "and images "
+            f"{manifest.image_shape}, received {list(info.class_names)} and {info.image_shape}. Evaluate it on "
+            "the data set it was made for, or train a new one"
+            + (" with gate.champion left empty." if role == "champion" else ".")
+        )
+    return info
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scores:
+    """labels int32[examples], keys, and probabilities float32[models, examples, classes]."""
+
+    labels: np.ndarray
+    keys: Sequence[str]
+    probabilities: np.ndarray
+
+
+def _score(
+    params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
+) -> _Scores:
+    from components.models.loading import load_trained_model, predict
+
+    with device.scope():
+        models = [load_trained_model(directory) for directory in model_dirs]
+    step = params.batch_size_per_replica * device.num_replicas
+    image_bytes = int(np.prod(manifest.image_shape))
+    chunk = max(1, _CHUNK_BYTES // (image_bytes * step)) * step
+    labels: list[np.ndarray] = []
+    keys: list[str] = []
+    probabilities: list[list[np.ndarray]] = [[] for _ in models]
+    num_examples = manifest.split(params.split).num_examples
+    with progress.track(_STEP, num_examples * len(models), "images") as bar:
+        chunks = records.read_batches(records_dir, manifest, params.split, chunk, with_keys=True)
+        for fields in chunks.as_numpy_iterator():
+            labels.append(fields[LABEL_FEATURE])
+            keys.extend(key.decode() for key in fields[KEY_FEATURE])
+            for model, so_far in zip(models, probabilities, strict=True):
+                so_far.append(predict(model, fields[IMAGE_FEATURE], params.batch_size_per_replica, device.num_replicas))
+                bar.update(len(fields[LABEL_FEATURE]))
+    return _Scores(np.concatenate(labels), keys, np.stack([np.concatenate(of_one) for of_one in probabilities]))
+
+
+def _report_content(
+    params: EvaluateParams,
+    records_dir: Path,
+    manifest: Manifest,
+    model_dir: Path,
+    info: ModelInfo,
+    scored: _Scores,
+    probabilities: np.ndarray,
+    metrics: Sequence[Metrics],
+    result: EvaluateResult,
+) -> ReportContent:
+    predicted = probabilities.argmax(axis=1)
+    confidence = probabilities.max(axis=1)
+    wrong = np.flatnonzero(predicted != scored.labels)
+    wrong = wrong[np.argsort(-confidence[wrong], kind="stable")]
+    right = np.flatnonzero(predicted == scored.labels)[:_RIGHT_PICTURES]
+    shown = wrong[: params.num_pictures]
+    pictures = records.pick_images(records_dir, manifest, params.split, [*shown.tolist(), *right.tolist()])
+
+    def prediction(index: int) -> Prediction:
+        return Prediction(
+            key=scored.keys[index],
+            image=pictures[index],
+            true_class=manifest.class_names[scored.labels[index]],
+            predicted_class=manifest.class_names[predicted[index]],
+            confidence=float(confidence[index]),
+            true_confidence=float(probabilities[index, scored.labels[index]]),
+        )
+
+    return ReportContent(
+        title=f"{info.name} on {manifest.source}",
+        facts=_facts(params, manifest, info),
+        metrics=metrics[0],
+        champion=metrics[1] if len(metrics) > 1 else None,
+        promote=result.promote,
+        reasons=result.reasons,
+        history=_history(model_dir),
+        wrong=[prediction(index) for index in shown.tolist()],
+        num_wrong=len(wrong),
+        right=[prediction(index) for index in right.tolist()],
+    )
+
+
+def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mapping[str, str]:
+    training = info.training
+    return {
+        "Model": info.name,
+        "Data": manifest.source,
+        "Data fingerprint": manifest.fingerprint[:16],
+        "Splits": ", ".join(f"{name} {split.num_examples:,}" for name, split in manifest.splits.items()),
+        "Scored on": params.split,
+        "Set aside": f"{len(manifest.quarantined):,} unreadable inputs",
+        "Trained on": f"{training['num_replicas']} × {training['accelerator']}, {training['backend']}, "
+        f"{training['precision']}",
+        "Training": f"{training['epochs']} epochs, {training['seconds']:,.0f} s, "
+        f"{training['examples_per_second']:,.0f} images/s",
+        "Best epoch": str(training["best_epoch"]),
+    }
+
+
+def _history(model_dir: Path) -> list[dict[str, Any]]:
+    path = model_dir / HISTORY_FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

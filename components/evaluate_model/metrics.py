@@ -1,0 +1,232 @@
+"""How good a classifier's probabilities are: every figure of the evaluation, in plain numpy."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from components.errors import InputError
+
+_CALIBRATION_BINS = 15
+_MAX_ROC_POINTS = 200
+_SMALLEST_PROBABILITY = 1e-7
+# Probabilities of a bfloat16 softmax may leave [0, 1] by a rounding step; logits leave it by far more.
+_ROUNDING = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassMetrics:
+    """One class: how many examples it has, and how well they are told from the others; 0 where undefined."""
+
+    name: str
+    support: int
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrationBin:
+    """The examples whose confidence is in (lower, upper]: their mean confidence, and the share predicted right."""
+
+    lower: float
+    upper: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RocPoint:
+    """The rates that result when a score of at least `threshold` is called positive."""
+
+    threshold: float
+    false_positive_rate: float
+    true_positive_rate: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Every figure of one evaluation, as plain Python numbers: `dataclasses.asdict` of it is valid JSON.
+
+    Attributes:
+        num_examples: Examples that were scored.
+        accuracy: Share whose most probable class is the true one; the first class wins a tie.
+        top_k: How many classes `top_k_accuracy` looks at.
+        top_k_accuracy: Share whose true class is among the `top_k` most probable ones.
+        loss: Mean cross-entropy in nats; probabilities are clipped at 1e-7.
+        macro_precision: Mean over all classes, a class without predictions counting 0.
+        macro_recall: Mean over all classes, a class without examples counting 0.
+        macro_f1: Mean over all classes, a class with neither counting 0.
+        calibration_error: Mean distance of confidence from accuracy over 15 equal-width bins, weighted by their
+            examples (https://arxiv.org/abs/1706.04599).
+        per_class: One entry per class, in the order of the class names.
+        confusion_matrix: Numbers of examples, [true][predicted].
+        calibration: The bins that hold examples.
+        roc_auc: With two classes, the area under the ROC curve of the second one's probability; else None, and also
+            if the examples are all of one class.
+        roc: With `roc_auc`, at most 200 points by falling threshold, the last one at (1, 1); else empty.
+    """
+
+    num_examples: int
+    accuracy: float
+    top_k: int
+    top_k_accuracy: float
+    loss: float
+    macro_precision: float
+    macro_recall: float
+    macro_f1: float
+    calibration_error: float
+    per_class: tuple[ClassMetrics, ...]
+    confusion_matrix: tuple[tuple[int, ...], ...]
+    calibration: tuple[CalibrationBin, ...]
+    roc_auc: float | None
+    roc: tuple[RocPoint, ...]
+
+
+def compute_metrics(
+    labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str], top_k: int = 5
+) -> Metrics:
+    """Compare predicted probabilities with the truth.
+
+    Args:
+        labels: int[num_examples] in [0, num_classes).
+        probabilities: float[num_examples, num_classes] in [0, 1].
+        class_names: One name per class.
+        top_k: Classes to look at for `top_k_accuracy`; lowered to num_classes - 1, since all of them always hit.
+
+    Raises:
+        InputError: If there are no examples, the shapes disagree, a label is no class, or a number is no probability.
+
+    Example:
+        >>> metrics = compute_metrics(np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]), ["cat", "dog"])
+        >>> metrics.accuracy, metrics.confusion_matrix
+        (0.5, ((1, 0), (1, 0)))
+    """
+    _check(labels, probabilities, class_names)
+    num_examples, num_classes = probabilities.shape
+    labels = labels.astype(np.int64)
+    top_k = max(1, min(top_k, num_classes - 1))
+
+    own = probabilities[np.arange(num_examples), labels]
+    predicted = probabilities.argmax(axis=1)
+    tied_before = (probabilities == own[:, None]) & (np.arange(num_classes) < labels[:, None])
+    rank = ((probabilities > own[:, None]) | tied_before).sum(axis=1)
+
+    matrix = np.bincount(labels * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
+    hits, support, claimed = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
+    precision, recall, f1 = _share(hits, claimed), _share(hits, support), _share(2 * hits, support + claimed)
+
+    bins = _calibration(probabilities.max(axis=1), predicted == labels)
+    roc_auc, roc = _roc(labels == 1, probabilities[:, 1]) if num_classes == 2 else (None, ())
+    return Metrics(
+        num_examples=num_examples,
+        accuracy=float(np.mean(predicted == labels)),
+        top_k=top_k,
+        top_k_accuracy=float(np.mean(rank < top_k)),
+        loss=float(-np.log(own.astype(np.float64).clip(_SMALLEST_PROBABILITY, 1)).mean()) + 0.0,  # No "-0.0".
+        macro_precision=float(precision.mean()),
+        macro_recall=float(recall.mean()),
+        macro_f1=float(f1.mean()),
+        calibration_error=sum(item.count * abs(item.accuracy - item.confidence) for item in bins) / num_examples,
+        per_class=tuple(
+            ClassMetrics(*row)
+            for row in zip(class_names, support.tolist(), precision.tolist(), recall.tolist(), f1.tolist(), strict=True)
+        ),
+        confusion_matrix=tuple(tuple(row) for row in matrix.tolist()),
+        calibration=bins,
+        roc_auc=roc_auc,
+        roc=roc,
+    )
+
+
+def scalar_metrics(metrics: Metrics) -> dict[str, float]:
+    """The figures that are one number, by name; `roc_auc` only where it is defined."""
+    names = (
+        "accuracy",
+        "top_k_accuracy",
+        "loss",
+        "macro_precision",
+        "macro_recall",
+        "macro_f1",
+        "calibration_error",
+        "roc_auc",
+    )
+    return {name: getattr(metrics, name) for name in names if getattr(metrics, name) is not None}
+
+
+def _check(labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]) -> None:
+    num_classes = len(class_names)
+    if labels.shape[:1] == (0,):
+        raise InputError("There is nothing to evaluate: received 0 examples. Choose a split that has some.")
+    if labels.ndim != 1 or probabilities.shape != (len(labels), num_classes):
+        raise InputError(
+            "Labels and probabilities must be of shape [num_examples] and [num_examples, num_classes]. Received: "
+            f"{list(labels.shape)} and {list(probabilities.shape)}, with {num_classes} class names. Give the model one "
+            "output per class."
+        )
+    outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(outside):
+        raise InputError(
+            f"Labels must be in [0, {num_classes}), one per class name. Received: label {labels[outside[0]]} at index "
+            f"{outside[0]}, one of {len(outside)}. Evaluate on the data set that the model was made for."
+        )
+    bad = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+    if len(bad):
+        raise InputError(
+            f"The model's output is refused: {len(bad)} of {len(labels)} rows hold NaN or infinity, the first at "
+            f"index {bad[0]}. The training has diverged: lower training.learning_rate and train again."
+        )
+    bad = np.flatnonzero(((probabilities < -_ROUNDING) | (probabilities > 1 + _ROUNDING)).any(axis=1))
+    if len(bad):
+        worst = max(probabilities[bad[0]].tolist(), key=lambda value: abs(value - 0.5))
+        raise InputError(
+            f"The model's output is refused: expected probabilities in [0, 1], received {worst:.4g} at "
+            f"index {bad[0]} ({len(bad)} of {len(labels)} rows). End the model with a softmax."
+        )
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Their quotient, and 0 where there is nothing to divide by."""
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+
+
+def _calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[CalibrationBin, ...]:
+    confidence = confidence.astype(np.float64).clip(0, 1)
+    edges = np.linspace(0, 1, _CALIBRATION_BINS + 1)
+    index = np.digitize(confidence, edges[1:-1], right=True)
+    return tuple(
+        CalibrationBin(
+            lower=float(edges[i]),
+            upper=float(edges[i + 1]),
+            count=int(np.sum(index == i)),
+            confidence=float(confidence[index == i].mean()),
+            accuracy=float(correct[index == i].mean()),
+        )
+        for i in np.unique(index)
+    )
+
+
+def _roc(positive: np.ndarray, score: np.ndarray) -> tuple[float | None, tuple[RocPoint, ...]]:
+    num_positive = int(positive.sum())
+    num_negative = len(positive) - num_positive
+    if not num_positive or not num_negative:
+        return None, ()
+    values, index, counts = np.unique(score, return_inverse=True, return_counts=True)
+
+    # The Mann-Whitney statistic: examples of equal score share the mean of their ranks.
+    ranks = np.cumsum(counts) - (counts - 1) / 2
+    above = ranks[index][positive].sum() - num_positive * (num_positive + 1) / 2
+    auc = float(above / (num_positive * num_negative))
+
+    positives = np.bincount(index[positive], minlength=len(values))
+    true_rate = np.cumsum(positives[::-1]) / num_positive
+    false_rate = np.cumsum((counts - positives)[::-1]) / num_negative
+    kept = np.arange(len(values))
+    if len(values) > _MAX_ROC_POINTS:
+        # Evenly along the curve rather than by threshold: most scores crowd near 0 and 1.
+        kept = np.unique(np.searchsorted(true_rate + false_rate, np.linspace(0, 2, _MAX_ROC_POINTS)))
+    return auc, tuple(
+        RocPoint(*point)
+        for point in zip(values[::-1][kept].tolist(), false_rate[kept].tolist(), true_rate[kept].tolist(), strict=True)
+    )

@@ -1,0 +1,82 @@
+"""What a user may set, and what comes back."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+
+from components.artifacts import SPLITS, TEST
+from components.device import ACCELERATORS, BACKENDS
+from components.errors import InputError
+
+HIGHER_IS_BETTER = ("accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "roc_auc")
+LOWER_IS_BETTER = ("loss", "calibration_error")
+METRICS = HIGHER_IS_BETTER + LOWER_IS_BETTER
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateParams:
+    """What to score and what to ask of it; one field per component input.
+
+    Attributes:
+        champion: Folder of the model to beat, as train_model wrote it, here or on gs://; empty for none.
+        minimum: Least value of a metric, such as {"accuracy": 0.97}.
+        maximum: Greatest value of a metric, such as {"loss": 0.5}.
+        max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted.
+        split: The split to score.
+        top_k: A prediction counts in top_k_accuracy if the true class is among so many.
+        batch_size_per_replica: Images per replica and step; changes speed and memory, and the result by rounding at
+            most:
+            kernels for other sizes may sum in another order. The number of replicas changes nothing at all.
+        backend: `tensorflow`, `jax` or `auto`.
+        accelerator: `cpu`, `gpu`, `tpu` or `auto`.
+        num_replicas: Devices to use; 0 is all, and one on a CPU.
+        num_pictures: Wrong predictions that the report shows.
+    """
+
+    champion: str = ""
+    minimum: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    maximum: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    max_regression: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
+    split: str = TEST
+    top_k: int = 5
+    batch_size_per_replica: int = 256
+    backend: str = "auto"
+    accelerator: str = "auto"
+    num_replicas: int = 0
+    num_pictures: int = 60
+
+    def __post_init__(self) -> None:
+        for name in ("minimum", "maximum", "max_regression"):
+            for metric, value in getattr(self, name).items():
+                if metric not in METRICS:
+                    close = difflib.get_close_matches(metric, METRICS, n=1)
+                    raise InputError(
+                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(METRICS)}."
+                        + (f" Did you mean {close[0]!r}?" if close else "")
+                    )
+                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                    raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")
+        for metric, value in self.max_regression.items():
+            if value < 0:
+                raise InputError(f"max_regression.{metric} must not be negative. Received: {value}.")
+        for name in ("top_k", "batch_size_per_replica"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}.")
+        for name in ("num_replicas", "num_pictures"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative. Received: {name}={getattr(self, name)}.")
+        for name, known in (("split", SPLITS), ("backend", BACKENDS), ("accelerator", ACCELERATORS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateResult:
+    """The decision, its reasons in words, and the scalar metrics of the challenger and of the champion, if any."""
+
+    promote: bool
+    reasons: tuple[str, ...]
+    num_examples: int
+    metrics: Mapping[str, float]
+    champion_metrics: Mapping[str, float] | None

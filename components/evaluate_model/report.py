@@ -1,0 +1,311 @@
+"""The evaluation as one HTML file that needs nothing else: no network, no script, no second file."""
+
+import base64
+import dataclasses
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from PIL import Image
+
+from components.evaluate_model.metrics import ClassMetrics, Metrics
+
+_PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
+_MAX_MATRIX_CLASSES = 30
+_MAX_PAIRS = 30
+
+# Stand-ins that matplotlib can draw in; the page replaces them, so that one drawing suits light and dark.
+_INK, _LINE, _BLUE, _ORANGE = "#0000a1", "#0000a2", "#0000a3", "#0000a4"
+_VARIABLES = {_INK: "var(--muted)", _LINE: "var(--line)", _BLUE: "var(--blue)", _ORANGE: "var(--orange)"}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One example to show.
+
+    Attributes:
+        key: The example's name, such as its file's path.
+        image: uint8[height, width, channels], one channel or three.
+        true_class: Its label.
+        predicted_class: The model's answer.
+        confidence: The probability that the model gives its answer, in [0, 1].
+        true_confidence: The probability that it gives the true class, in [0, 1].
+    """
+
+    key: str
+    image: np.ndarray
+    true_class: str
+    predicted_class: str
+    confidence: float
+    true_confidence: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportContent:
+    """What the report says, from top to bottom.
+
+    Attributes:
+        title: Heading and page title.
+        facts: What was evaluated, on what, and with what.
+        metrics: The model's figures.
+        champion: The figures of the model in service, on the same examples, if there is one.
+        promote: The gate's decision.
+        reasons: The reasons for it, in words.
+        history: One mapping per epoch with `epoch`, `loss`, `accuracy` and, where measured, `validation_loss`,
+            `validation_accuracy`, `learning_rate` and `examples_per_second`; empty if unknown.
+        wrong: Mistakes to show, the most confident first.
+        num_wrong: How many mistakes there are in all.
+        right: Right predictions to show.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    metrics: Metrics
+    champion: Metrics | None
+    promote: bool
+    reasons: Sequence[str]
+    history: Sequence[Mapping[str, float]]
+    wrong: Sequence[Prediction]
+    num_wrong: int
+    right: Sequence[Prediction]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Figure:
+    """A headline figure, formatted; `verdict` is `better`, `worse`, `same`, or empty without a champion."""
+
+    name: str
+    value: str
+    champion: str = ""
+    difference: str = ""
+    verdict: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Confusion:
+    """Examples of one class that were taken for another; `share` is of all examples of the true class."""
+
+    true_class: str
+    predicted_class: str
+    count: int
+    share: float
+
+
+def render_report(content: ReportContent) -> str:
+    """The report as one HTML document; the same content gives the same text.
+
+    Names, keys and reasons are shown as they are, whatever characters they hold. Pictures are inlined; larger ones
+    are reduced to 192 pixels.
+    """
+    metrics = content.metrics
+    template = _ENVIRONMENT.get_template("report.html.jinja")
+    return template.render(
+        content=content,
+        metrics=metrics,
+        figures=_headline_figures(metrics, content.champion),
+        curves=_training_curves(content.history),
+        classes=sorted(metrics.per_class, key=_weakest_first),
+        matrix=_matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
+        pairs=_confused_pairs(metrics),
+        reliability=_draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, metrics)),
+        roc=_draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, metrics))
+        if metrics.roc
+        else None,
+        picture_pixels=_PICTURE_PIXELS,
+    )
+
+
+def _percent(value: float, digits: int = 1) -> str:
+    """A share in percent; only what is exactly all or nothing reads 100 % or 0 %."""
+    text = f"{value:.{digits}%}"
+    bound = 10.0 ** -(digits + 2)
+    if 0 < value < bound / 2:
+        text = f"<{bound:.{digits}%}"
+    if 1 - bound / 2 <= value < 1:
+        text = f">{1 - bound:.{digits}%}"
+    return text.replace("%", "\N{NO-BREAK SPACE}%")
+
+
+def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[_Figure]:
+    def figure(label: str, name: str, sign: int, percent: bool) -> _Figure:
+        value, digits = getattr(metrics, name), 2 if percent else 4
+        shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
+        before = getattr(champion, name) if champion else None
+        if before is None:
+            return _Figure(label, shown)
+        change = round((value - before) * (100 if percent else 1), digits)
+        verdict = "same" if change == 0 else "better" if change * sign > 0 else "worse"
+        difference = "no difference" if change == 0 else f"{change:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+        return _Figure(
+            label,
+            shown,
+            champion=_percent(before, digits) if percent else f"{before:.{digits}f}",
+            difference=difference + (" points" if percent and change else ""),
+            verdict=verdict,
+        )
+
+    figures = [figure("Accuracy", "accuracy", 1, True)]
+    if metrics.top_k > 1:
+        figures.append(figure(f"Top-{metrics.top_k} accuracy", "top_k_accuracy", 1, True))
+    figures.append(figure("Loss", "loss", -1, False))
+    figures.append(figure("Macro F1", "macro_f1", 1, False))
+    figures.append(figure("Calibration error", "calibration_error", -1, True))
+    if metrics.roc_auc is not None:
+        figures.append(figure("ROC AUC", "roc_auc", 1, False))
+    return [*figures, _Figure("Examples", f"{metrics.num_examples:,}")]
+
+
+def _weakest_first(item: ClassMetrics) -> tuple[bool, float]:
+    return item.support == 0, item.f1
+
+
+def _confused_pairs(metrics: Metrics) -> list[_Confusion]:
+    names = [item.name for item in metrics.per_class]
+    pairs = [
+        _Confusion(names[i], names[j], count, count / metrics.per_class[i].support)
+        for i, row in enumerate(metrics.confusion_matrix)
+        for j, count in enumerate(row)
+        if i != j and count
+    ]
+    return sorted(pairs, key=lambda pair: (-pair.count, -pair.share))[:_MAX_PAIRS]
+
+
+def _matrix(metrics: Metrics) -> list[tuple[str, list[_Confusion]]]:
+    """A row per true class, with its name."""
+    names = [item.name for item in metrics.per_class]
+    return [
+        (
+            item.name,
+            [
+                _Confusion(item.name, name, count, count / max(1, item.support))
+                for name, count in zip(names, row, strict=True)
+            ],
+        )
+        for item, row in zip(metrics.per_class, metrics.confusion_matrix, strict=True)
+    ]
+
+
+def _data_uri(pixels: np.ndarray) -> str:
+    image = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
+    image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _draw(name: str, x_label: str, y_label: str, plot: Callable[[Axes], None]) -> markupsafe.Markup:
+    """A drawing as SVG to put into the page. `plot` must draw none of the user's text."""
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+        axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
+        plot(axes)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    view_box = re.search(r'viewBox="[^"]*"', text)
+    # The first definitions are a style sheet that would apply to the whole page.
+    body = text[text.index("</defs>") + len("</defs>") : text.rindex("</svg>")]
+    # Nothing refers to the ids of groups, and they recur in every drawing. The font is the page's.
+    body = re.sub(r'(?<=<g) id="[^"]*"| font-family:[^;]*;', "", body).replace("xlink:href", "href")
+    body = re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], body)
+    label = f"{name}: {y_label} by {x_label}"
+    return markupsafe.Markup(f'<svg {view_box[0] if view_box else ""} role="img" aria-label="{label}">{body}</svg>')
+
+
+def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
+    def curve(metric: str) -> markupsafe.Markup:
+        def plot(axes: Axes) -> None:
+            lines = ((metric, "train", _BLUE), (f"validation_{metric}", "validation", _ORANGE))
+            for name, label, color in lines:
+                points = [(row["epoch"], row[name]) for row in history if row.get(name) is not None]
+                if points:
+                    marker = "o" if len(points) <= 30 else ""
+                    axes.plot(*zip(*points, strict=True), label=label, color=color, marker=marker, markersize=3)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            if metric == "accuracy":
+                axes.yaxis.set_major_formatter(PercentFormatter(1))
+            axes.legend()
+
+        return _draw(f"training {metric}", "epoch", metric, plot)
+
+    return [curve(metric) for metric in ("loss", "accuracy") if any(row.get(metric) is not None for row in history)]
+
+
+def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
+    bins = metrics.calibration
+    axes.plot([0, 1], [0, 1], color=_INK, linewidth=1, linestyle="--", label="perfect")
+    axes.bar(
+        [item.lower for item in bins],
+        [item.accuracy for item in bins],
+        width=[item.upper - item.lower for item in bins],
+        align="edge",
+        color=_BLUE,
+        alpha=0.25,
+    )
+    axes.scatter(
+        [item.confidence for item in bins],
+        [item.accuracy for item in bins],
+        s=[12 + 120 * item.count / metrics.num_examples for item in bins],
+        color=_BLUE,
+        label="model",
+        zorder=3,
+        clip_on=False,
+    )
+    _unit_square(axes)
+
+
+def _plot_roc(axes: Axes, metrics: Metrics) -> None:
+    axes.plot([0, 1], [0, 1], color=_INK, linewidth=1, linestyle="--", label="chance")
+    axes.plot(
+        [0, *(point.false_positive_rate for point in metrics.roc)],
+        [0, *(point.true_positive_rate for point in metrics.roc)],
+        color=_BLUE,
+        label="model",
+    )
+    _unit_square(axes)
+
+
+def _unit_square(axes: Axes) -> None:
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend()
+
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,  # Class names and keys come from strangers' files.
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters.update(percent=_percent, data_uri=_data_uri)

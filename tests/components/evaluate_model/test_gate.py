@@ -1,0 +1,125 @@
+import math
+import re
+
+import pytest
+
+from components.errors import InputError
+from components.evaluate_model import EvaluateParams
+from components.evaluate_model.gate import decide
+
+_GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
+
+
+def test_first_run_has_no_champion_to_beat():
+    decision = decide(EvaluateParams(), _BAD, None)
+    assert decision.promote
+    assert decision.reasons == ("passed: there is no champion to beat",)
+
+
+def test_challenger_that_beats_the_champion_is_promoted():
+    decision = decide(EvaluateParams(), _GOOD, _BAD)
+    assert decision.promote
+    assert decision.reasons == ("passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0000",)
+
+
+def test_tie_is_promoted():
+    decision = decide(EvaluateParams(max_regression={"accuracy": 0.0, "loss": 0.0}), _GOOD, dict(_GOOD))
+    assert decision.promote
+    assert decision.reasons[0].startswith("passed: accuracy 0.9800 ties with the champion's 0.9800")
+
+
+def test_rounding_does_not_undo_a_tie():
+    assert decide(EvaluateParams(), {"accuracy": 0.1 + 0.2}, {"accuracy": 0.3}).promote
+    assert decide(EvaluateParams(), {"accuracy": 0.3}, {"accuracy": 0.1 + 0.2}).promote
+
+
+def test_challenger_that_is_worse_is_rejected():
+    decision = decide(EvaluateParams(), _BAD, _GOOD)
+    assert not decision.promote
+    assert decision.reasons == (
+        "failed: accuracy 0.9500 is worse than the champion's 0.9800; it may be worse by 0.0000",
+    )
+
+
+def test_regression_is_allowed_up_to_its_limit():
+    assert decide(EvaluateParams(max_regression={"accuracy": 0.03}), _BAD, _GOOD).promote
+    assert not decide(EvaluateParams(max_regression={"accuracy": 0.0299}), _BAD, _GOOD).promote
+
+
+def test_a_lower_loss_is_better():
+    params = EvaluateParams(max_regression={"loss": 0.0})
+    assert decide(params, _GOOD, _BAD).promote
+    decision = decide(params, _BAD, _GOOD)
+    assert not decision.promote
+    assert "loss 0.2000 is worse than the champion's 0.1000" in decision.reasons[0]
+
+
+def test_no_regression_limit_means_that_any_challenger_may_follow():
+    decision = decide(EvaluateParams(max_regression={}), _BAD, _GOOD)
+    assert decision.promote
+
+
+@pytest.mark.parametrize(("bound", "promote"), [(0.95, True), (0.9500001, False)])
+def test_minimum_includes_its_bound(bound, promote):
+    decision = decide(EvaluateParams(minimum={"accuracy": bound}), _BAD, None)
+    assert decision.promote is promote
+    assert "accuracy 0.9500, required at least 0.9500" in decision.reasons[0]
+
+
+@pytest.mark.parametrize(("bound", "promote"), [(0.2, True), (0.1999, False)])
+def test_maximum_includes_its_bound(bound, promote):
+    decision = decide(EvaluateParams(maximum={"loss": bound}), _BAD, None)
+    assert decision.promote is promote
+    assert "loss 0.2000, required at most" in decision.reasons[0]
+
+
+def test_predictions_that_are_not_finite_are_refused_whatever_the_metrics_say():
+    decision = decide(EvaluateParams(), _GOOD, None, num_not_finite=3)
+    assert not decision.promote
+    assert decision.reasons[0] == "failed: 3 predictions are not finite numbers"
+
+
+@pytest.mark.parametrize("metric", ["minimum", "maximum"])
+def test_metric_that_is_nan_fails_its_bound(metric):
+    assert not decide(EvaluateParams(**{metric: {"loss": 0.5}}), {"loss": math.nan}, None).promote
+
+
+def test_metric_that_could_not_be_measured_fails_its_minimum():
+    decision = decide(EvaluateParams(minimum={"roc_auc": 0.9}), _GOOD, None)
+    assert not decision.promote
+    assert decision.reasons[0] == "failed: roc_auc was not measured: it needs two classes, both in the split"
+
+
+def test_every_check_gives_its_reason_in_words():
+    params = EvaluateParams(
+        minimum={"accuracy": 0.99}, maximum={"loss": 0.5}, max_regression={"accuracy": 0.0, "loss": 0.0}
+    )
+    decision = decide(params, _BAD, _GOOD)
+    assert not decision.promote
+    assert [reason.partition(":")[0] for reason in decision.reasons] == ["failed", "passed", "failed", "failed"]
+    for reason in decision.reasons:
+        assert re.fullmatch(r"(passed|failed): (accuracy|loss) \d\.\d{4}\W? [a-z].*\d\.\d{4}", reason), reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"minimum": {"acuracy": 0.9}}, "Unknown metric 'acuracy' in minimum.*Did you mean 'accuracy'"),
+        ({"maximum": {"los": 0.9}}, "Unknown metric 'los' in maximum.*Did you mean 'loss'"),
+        ({"max_regression": {"macro_f": 0.9}}, "Unknown metric 'macro_f' in max_regression.*Did you mean 'macro_f1'"),
+        ({"minimum": {"accuracy": math.nan}}, r"minimum\.accuracy must be a finite number.*nan"),
+        ({"minimum": {"accuracy": "0.9"}}, r"minimum\.accuracy must be a finite number.*'0\.9'"),
+        ({"minimum": {"accuracy": True}}, r"minimum\.accuracy must be a finite number.*True"),
+        ({"max_regression": {"loss": -0.1}}, r"max_regression\.loss must not be negative.*-0\.1"),
+        ({"split": "dev"}, "train, validation, test.*split='dev'"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"batch_size_per_replica": 0}, "batch_size_per_replica=0"),
+        ({"num_replicas": -1}, "num_replicas=-1"),
+        ({"num_pictures": -1}, "num_pictures=-1"),
+        ({"backend": "torch"}, "backend='torch'"),
+        ({"accelerator": "npu"}, "accelerator='npu'"),
+    ],
+)
+def test_params_refuse_a_value_by_name(changes, message):
+    with pytest.raises(InputError, match=message):
+        EvaluateParams(**changes)

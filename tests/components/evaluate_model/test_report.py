@@ -1,0 +1,237 @@
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from components.evaluate_model.metrics import compute_metrics
+from components.evaluate_model.report import Prediction, ReportContent, render_report
+
+_HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
+_VOID = {"meta", "img", "br", "rect"}
+
+
+def _metrics(num_classes=3, num_examples=60, names=None, seed=0, lean=3.0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, num_classes, num_examples)
+    odds = np.exp(rng.normal(size=(num_examples, num_classes)) + lean * np.eye(num_classes)[labels])
+    names = names or [f"class {i}" for i in range(num_classes)]
+    return compute_metrics(labels, odds / odds.sum(axis=1, keepdims=True), names)
+
+
+def _prediction(key="a.png", shape=(8, 8, 1), true_class="cat", predicted_class="dog"):
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return Prediction(key, pixels, true_class, predicted_class, confidence=0.9312, true_confidence=0.0471)
+
+
+def _content(**changes):
+    epochs = [{"epoch": i, "loss": 1 / i, "accuracy": 1 - 0.5 / i, "validation_loss": 1.1 / i} for i in (1, 2, 3)]
+    content = ReportContent(
+        title="digits_cnn on sklearn:digits",
+        facts={"Model": "digits_cnn"},
+        metrics=_metrics(),
+        champion=None,
+        promote=True,
+        reasons=["passed: there is no champion to beat"],
+        history=epochs,
+        wrong=[_prediction("wrong.png")],
+        num_wrong=7,
+        right=[_prediction("right.png", predicted_class="cat")],
+    )
+    return dataclasses.replace(content, **changes)
+
+
+class _Page(HTMLParser):
+    """Every tag with its attributes; fails on tags that do not nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.words = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def values(self, attribute):
+        return [attributes[attribute] for _, attributes in self.tags if attribute in attributes]
+
+
+def _text(content):
+    return " ".join(" ".join(_Page(render_report(content)).words).split())
+
+
+def _hostile_content(num_classes):
+    names = [f"{_HOSTILE}{i}" for i in range(num_classes)]
+    metrics = _metrics(num_classes, names=names, lean=0.5)
+    prediction = _prediction(_HOSTILE, true_class=_HOSTILE, predicted_class=_HOSTILE)
+    return ReportContent(
+        title=_HOSTILE,
+        facts={_HOSTILE: _HOSTILE},
+        metrics=metrics,
+        champion=metrics,
+        promote=False,
+        reasons=[_HOSTILE],
+        history=_content().history,
+        wrong=[prediction],
+        num_wrong=1,
+        right=[prediction],
+    )
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 40])
+def test_report_shows_hostile_names_as_text_and_never_as_markup(num_classes):
+    text = render_report(_hostile_content(num_classes))
+    page = _Page(text)
+    assert "<script" not in text.lower()
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert {*page.values("alt")} == {_HOSTILE}
+    assert {value for value in page.values("title") if "→" not in value} <= {
+        _HOSTILE,
+        *(f"{_HOSTILE}{i}" for i in range(num_classes)),
+    }
+    assert _HOSTILE in page.words
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_report_loads_nothing(num_classes):
+    text = render_report(_content(metrics=_metrics(num_classes)))
+    page = _Page(text)
+    assert not re.search(r"https?://|@import|<link|<script|<iframe", text)
+    assert all(value.startswith("data:image/png;base64,") for value in page.values("src"))
+    assert all(value.startswith("#") for value in page.values("href"))
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", text))
+
+
+def test_report_forbids_itself_scripts_and_the_network():
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in _Page(render_report(_content())).values(
+        "content"
+    )
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_report_drawings_refer_to_ids_that_exist_once(num_classes):
+    text = render_report(_content(metrics=_metrics(num_classes)))
+    page = _Page(text)
+    ids = page.values("id")
+    used = {value[1:] for value in page.values("href")} | set(re.findall(r"url\(#(\w+)\)", text))
+    assert len(ids) == len(set(ids))
+    assert used <= set(ids)
+    assert not re.search("#0000a[0-9]", text)
+
+
+def test_report_is_deterministic():
+    assert render_report(_content()) == render_report(_content())
+
+
+def test_report_puts_wrong_predictions_before_right_ones():
+    text = _text(_content())
+    assert text.index("Wrong predictions") < text.index("wrong.png") < text.index("Right predictions")
+    assert text.index("Right predictions") < text.index("right.png") < text.index("Calibration How often")
+
+
+def test_wrong_predictions_show_answer_truth_confidence_and_how_many_there_are():
+    text = _text(_content())
+    assert "1 of 7, the most confident first" in text
+    assert "dog 93 % true cat 5 % wrong.png" in text
+
+
+@pytest.mark.parametrize(("promote", "words"), [(True, "✓ Promoted"), (False, "✗ Not promoted")])
+def test_report_opens_with_the_decision_and_its_reasons(promote, words):
+    text = _text(_content(promote=promote, reasons=["accuracy 0.98 is enough"]))
+    assert f"{words} accuracy 0.98 is enough" in text
+    assert text.index(words) < text.index("Headline figures")
+
+
+def test_headline_figures_compare_with_the_champion():
+    metrics = _metrics()
+    better = dataclasses.replace(metrics, accuracy=0.9512, loss=0.25, macro_f1=0.9, calibration_error=0.01)
+    champion = dataclasses.replace(metrics, accuracy=0.94, loss=0.2, macro_f1=0.9, calibration_error=0.02)
+    page = _Page(render_report(_content(metrics=better, champion=champion)))
+    verdicts = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
+    assert [value for value in verdicts if value != "value"] == ["better", "same", "worse", "same", "better"]
+    words = " ".join(" ".join(page.words).split())
+    assert "Accuracy 95.12 % champion 94.00 % +1.12 points" in words
+    assert "Loss 0.2500 champion 0.2000 +0.0500" in words
+    assert "Calibration error 1.00 % champion 2.00 % −1.00 points" in words
+    assert "champion" not in _text(_content(reasons=[]))
+
+
+def test_shares_read_100_percent_only_if_nothing_is_missing():
+    almost = dataclasses.replace(_metrics(), accuracy=0.99999, macro_f1=0.0, calibration_error=0.00001)
+    text = _text(_content(metrics=almost))
+    assert "Accuracy >99.99 %" in text
+    assert "Calibration error <0.01 %" in text
+    assert "Accuracy 100.00 %" in _text(_content(metrics=dataclasses.replace(almost, accuracy=1.0)))
+
+
+@pytest.mark.parametrize(("num_classes", "heading"), [(2, "matrix"), (30, "matrix"), (31, "classes"), (100, "classes")])
+def test_many_classes_are_shown_as_the_most_confused_pairs(num_classes, heading):
+    metrics = _metrics(num_classes, num_examples=400, lean=1.0)
+    page = _Page(render_report(_content(metrics=metrics)))
+    words = " ".join(" ".join(page.words).split())
+    assert ("Confusion matrix" in words) == (heading == "matrix")
+    assert ("Most confused classes" in words) == (heading == "classes")
+    cells = [attributes["class"].split()[0] for tag, attributes in page.tags if tag == "td" and "class" in attributes]
+    if heading == "matrix":
+        assert cells.count("hit") + cells.count("miss") == np.count_nonzero(metrics.confusion_matrix)
+    else:
+        assert cells.count("bad") == 30
+
+
+def test_classes_come_weakest_first_and_those_without_examples_last():
+    names = ["strong", "absent", "weak"]
+    labels, predicted = np.array([0, 0, 0, 2, 2]), [0, 0, 0, 2, 0]
+    text = _text(_content(metrics=compute_metrics(labels, np.eye(3)[predicted], names)))
+    listed = text[text.index("weakest first") : text.index("Wrong predictions")]
+    assert listed.index("weak 2") < listed.index("strong 3") < listed.index("absent 0")
+
+
+def test_roc_is_drawn_for_two_classes_only():
+    assert "Positive is class 1" in _text(_content(metrics=_metrics(2)))
+    assert "ROC" not in _text(_content(metrics=_metrics(3)))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 300, 3), (300, 1, 1), (28, 28, 1), (32, 32, 3), (500, 400, 3)])
+def test_pictures_of_every_shape_are_shown(shape):
+    content = _content(wrong=[_prediction(shape=shape)], right=[])
+    page = _Page(render_report(content))
+    (image,) = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert ("class" in image) == (max(shape) < 96)
+    assert len(image["src"]) < 200_000
+
+
+def test_report_works_without_history_mistakes_or_right_predictions():
+    perfect = compute_metrics(np.arange(3), np.eye(3), ["a", "b", "c" * 500])
+    text = _text(_content(metrics=perfect, history=[], wrong=[], num_wrong=0, right=[], facts={}, reasons=[]))
+    assert "No history of the training was recorded" in text
+    assert "None: all 3 examples were predicted right" in text
+    assert "Right predictions" not in text
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"validation_loss": None}, {"validation_loss": float("nan")}, {"validation_accuracy": 0.5}]
+)
+def test_training_curves_accept_a_single_epoch_and_missing_values(row):
+    text = render_report(_content(history=[{"epoch": 1, "loss": 2.3, "accuracy": 0.1, **row}]))
+    assert {"training loss: loss by epoch", "training accuracy: accuracy by epoch"} <= set(
+        _Page(text).values("aria-label")
+    )
+
+
+def test_report_of_100_small_pictures_is_below_2_mb():
+    pictures = [_prediction(f"{i}.png", shape=(32, 32, 3)) for i in range(100)]
+    assert len(render_report(_content(wrong=pictures, num_wrong=100)).encode()) < 2_000_000
