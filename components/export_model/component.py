@@ -1,0 +1,36 @@
+"""KFP wrapper of export_model."""
+
+from kfp import dsl
+
+from components.container import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def export_model(
+    records: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    exported: dsl.Output[dsl.Model],
+    tolerance: float = 1e-4,
+    min_agreement: float = 1.0,
+    max_int8_accuracy_drop: float = 0.01,
+    calibration_examples: int = 500,
+    split: str = "test",
+) -> None:
+    """Export a trained model for CPU serving, compared with the trained one in a fresh process."""
+    import dataclasses
+    import pathlib
+
+    from components.export_model import ExportParams, export_model
+    from components.step_record import step_record
+
+    with step_record("export_model", exported.path):
+        params = ExportParams(
+            tolerance=tolerance,
+            min_agreement=min_agreement,
+            max_int8_accuracy_drop=max_int8_accuracy_drop,
+            calibration_examples=calibration_examples,
+            split=split,
+        )
+        output = pathlib.Path(exported.path)
+        result = export_model(params, pathlib.Path(records.path), pathlib.Path(model.path), output)
+        exported.metadata.update(dataclasses.asdict(result))

@@ -1,0 +1,56 @@
+"""What a user may set, and what comes back."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from components.artifacts import SPLITS, TEST
+from components.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportParams:
+    """What to export and how close it must be; one field per component input.
+
+    Attributes:
+        tolerance: Largest difference of a probability, SavedModel and float LiteRT against the trained model.
+        min_agreement: Least share of examples for which these predict the same class as the trained model.
+        max_int8_accuracy_drop: How much accuracy int8 may lose against the trained model.
+        calibration_examples: Training images that set the ranges of int8.
+        split: The split to compare on.
+    """
+
+    tolerance: float = 1e-4
+    min_agreement: float = 1.0
+    max_int8_accuracy_drop: float = 0.01
+    calibration_examples: int = 500
+    split: str = TEST
+
+    def __post_init__(self) -> None:
+        for name in ("tolerance", "max_int8_accuracy_drop"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be between 0 and 1. Received: {name}={getattr(self, name)}.")
+        if not 0 <= self.min_agreement <= 1:
+            raise InputError(f"min_agreement must be between 0 and 1. Received: min_agreement={self.min_agreement}.")
+        if self.calibration_examples < 1:
+            raise InputError(
+                f"calibration_examples must be at least 1. Received: calibration_examples={self.calibration_examples}."
+            )
+        if self.split not in SPLITS:
+            raise InputError(f"split must be one of {', '.join(SPLITS)}. Received: split={self.split!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportResult:
+    """What was exported.
+
+    Attributes:
+        num_examples: Examples compared.
+        trained_accuracy: Accuracy of the trained model on them.
+        formats: By format (`saved_model`, `float`, `int8`): file, bytes, accuracy, agreement, max_difference,
+            latency_ms at batch 1 (median) and images_per_second at batch 64.
+    """
+
+    num_examples: int
+    trained_accuracy: float
+    formats: Mapping[str, Mapping[str, Any]]

@@ -1,0 +1,137 @@
+"""Judges an export from outside: run as a script in a process of its own, it knows only the exported files.
+
+Usage: python -I verification.py EXPORT_DIR WORK_DIR. WORK_DIR holds images, labels and the trained model's
+    probabilities.
+Prints one JSON line: facts by format. It must not import anything of this project, and sees to it that it cannot.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+IMAGES_FILE, LABELS_FILE, EXPECTED_FILE = "images.npy", "labels.npy", "expected.npy"
+_BATCH_SIZE = 64
+_LATENCY_RUNS = 50
+_ENCODED_CHECKED = 8
+# A model for the CPU must not name another device, nor hold an operation that only exists on one.
+_DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
+
+Predict = Callable[[np.ndarray], np.ndarray]
+
+
+def _saved_model(path: Path) -> tuple[Predict, Any]:
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    signature = loaded.signatures["serving_default"]
+    _refuse_device_ops(signature)
+    return lambda images: signature(image=tf.constant(images))["probabilities"].numpy(), loaded
+
+
+def _refuse_device_ops(signature: Any) -> None:
+    graph = signature.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    for node in nodes:
+        if node.op.startswith(_DEVICE_OPS) or "TPU" in node.device or "GPU" in node.device:
+            raise SystemExit(f"The SavedModel is not for a CPU: node {node.name!r} is {node.op} on {node.device!r}.")
+
+
+def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict) -> None:
+    """The signature for encoded images must answer like the one for pixels."""
+    import tensorflow as tf
+
+    some = images[:_ENCODED_CHECKED]
+    encoded = tf.stack([tf.io.encode_png(image) for image in some])
+    answer = loaded.signatures["encoded"](encoded=encoded)["probabilities"].numpy()
+    if not np.array_equal(answer, pixels(some)):
+        raise SystemExit("The SavedModel answers differently to encoded images and to their pixels.")
+
+
+def lite_predictor(path: Path) -> Predict:
+    """The model of a LiteRT file as a function: uint8[N, height, width, channels] → float32[N, classes], any N."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
+    current = 0
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        nonlocal current
+        given = interpreter.get_input_details()[0]
+        if len(images) != current:
+            interpreter.resize_tensor_input(given["index"], images.shape)
+            interpreter.allocate_tensors()
+            current = len(images)
+        interpreter.set_tensor(given["index"], _as_input(images, given))
+        interpreter.invoke()
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+    return predict
+
+
+def _as_input(images: np.ndarray, given: dict[str, Any]) -> np.ndarray:
+    """Pixels as the model takes them: float32, or uint8 on the scale that calibration found (1, zero 0, as a rule)."""
+    scale, zero_point = given["quantization"]
+    if given["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
+        images = np.clip(np.round(images / scale) + zero_point, 0, 255)
+    return images.astype(given["dtype"])
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+
+
+def _batches(images: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(images), _BATCH_SIZE):
+        yield np.asarray(images[start : start + _BATCH_SIZE])
+
+
+def _measure(predict: Predict, images: np.ndarray, labels: np.ndarray, expected: np.ndarray) -> dict[str, float]:
+    predict(np.asarray(images[:_BATCH_SIZE]))
+    start = time.perf_counter()
+    answers = np.concatenate([predict(batch) for batch in _batches(images)])
+    seconds = time.perf_counter() - start
+    times = []
+    predict(np.asarray(images[:1]))
+    for run in range(_LATENCY_RUNS):
+        one = np.asarray(images[run % len(images)][None])
+        begin = time.perf_counter()
+        predict(one)
+        times.append(time.perf_counter() - begin)
+    return {
+        "accuracy": float((answers.argmax(1) == labels).mean()),
+        "agreement": float((answers.argmax(1) == expected.argmax(1)).mean()),
+        "max_difference": float(np.abs(answers.astype(np.float64) - expected).max()),
+        "latency_ms": statistics.median(times) * 1e3,
+        "images_per_second": len(images) / seconds,
+    }
+
+
+def main(export_dir: Path, work: Path) -> None:
+    """Measure every format and print the facts."""
+    for name in ("components", "pipelines"):
+        sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
+    images = np.load(work / IMAGES_FILE, mmap_mode="r")
+    labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
+    saved_model, loaded = _saved_model(export_dir / "saved_model")
+    _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
+    formats = {
+        "saved_model": ("saved_model", saved_model),
+        "float": ("model.tflite", lite_predictor(export_dir / "model.tflite")),
+        "int8": ("model_int8.tflite", lite_predictor(export_dir / "model_int8.tflite")),
+    }
+    facts = {
+        name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, images, labels, expected)}
+        for name, (file, predict) in formats.items()
+    }
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

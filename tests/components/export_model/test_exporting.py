@@ -1,0 +1,198 @@
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components import records
+from components.artifacts import Manifest, ModelInfo
+from components.errors import InputError
+from components.export_model import ExportParams, export_model
+from components.models.loading import load_trained_model, predict
+
+# What a server does: it knows the export and nothing of this project.
+_SERVE = """
+import pathlib, sys
+import numpy as np
+import tensorflow as tf
+
+saved_model, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+loaded = tf.saved_model.load(saved_model)
+out = {}
+for size in (1, 3, 17):
+    for kind in ("png", "jpeg"):
+        files = [path.read_bytes() for path in sorted(folder.glob(f"*.{kind}"))[:size]]
+        pixels = np.load(folder / f"{kind}.npy")[:size]
+        for given, answer in (("files", loaded.signatures["encoded"](encoded=tf.constant(files))),
+                              ("pixels", loaded.signatures["serving_default"](image=tf.constant(pixels)))):
+            for name, tensor in answer.items():
+                value = tensor.numpy()
+                out[f"{kind}_{given}_{size}_{name}"] = value.astype("U") if value.dtype == object else value
+np.savez(folder / "answers.npz", **out)
+"""
+
+
+@pytest.fixture(scope="module")
+def export_dir(exported_digits):
+    return Path(exported_digits.path)
+
+
+@pytest.fixture(scope="module")
+def test_images(digits_records):
+    return records.load_split(digits_records, Manifest.load(digits_records), "test").images
+
+
+@pytest.fixture(scope="module")
+def expected(trained_digits, test_images):
+    from components import device
+
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    return predict(load_trained_model(trained_digits), test_images, 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tolerance": -1.0}, r"tolerance=-1\.0"),
+        ({"tolerance": 2.0}, r"tolerance=2\.0"),
+        ({"min_agreement": 1.5}, r"min_agreement=1\.5"),
+        ({"max_int8_accuracy_drop": -0.1}, r"max_int8_accuracy_drop=-0\.1"),
+        ({"calibration_examples": 0}, "calibration_examples=0"),
+        ({"split": "dev"}, "train, validation, test.*split='dev'"),
+    ],
+)
+def test_params_refuse_a_value_by_name(changes, message):
+    with pytest.raises(InputError, match=message):
+        ExportParams(**changes)
+
+
+def test_export_holds_every_format(export_dir):
+    assert {path.name for path in export_dir.iterdir()} == {
+        "saved_model",
+        "model.tflite",
+        "model_int8.tflite",
+        "export.json",
+    }
+    assert (export_dir / "saved_model" / "saved_model.pb").is_file()
+
+
+def test_export_json_describes_the_export(export_dir, digits_records, trained_digits):
+    facts = json.loads((export_dir / "export.json").read_text())
+    info = ModelInfo.load(trained_digits)
+    assert facts["model"] == "digits_cnn"
+    assert facts["class_names"] == list(info.class_names)
+    assert facts["dataset_fingerprint"] == Manifest.load(digits_records).fingerprint
+    assert facts["input"]["dtype"] == "uint8"
+    assert facts["input"]["shape"] == [None, 8, 8, 1]
+    assert facts["input"]["signatures"].keys() == {"serving_default", "encoded"}
+    assert facts["compared_on"] == {"split": "test", "num_examples": 359}
+    assert facts["formats"].keys() == {"saved_model", "float", "int8"}
+    for of_format in facts["formats"].values():
+        assert of_format.keys() == {
+            *("file", "bytes", "accuracy", "agreement", "max_difference", "latency_ms", "images_per_second")
+        }
+        assert of_format["latency_ms"] > 0
+        assert (export_dir / of_format["file"]).exists()
+
+
+def test_exported_formats_agree_with_the_trained_model(export_dir, expected):
+    facts = json.loads((export_dir / "export.json").read_text())
+    for name in ("saved_model", "float"):
+        assert facts["formats"][name]["agreement"] == 1.0
+        assert facts["formats"][name]["max_difference"] < 1e-5
+        assert facts["formats"][name]["accuracy"] == facts["trained_accuracy"]
+    assert facts["formats"]["int8"]["accuracy"] >= facts["trained_accuracy"] - 0.05
+
+
+def test_int8_takes_a_third_of_the_space(export_dir):
+    size = {name: (export_dir / name).stat().st_size for name in ("model.tflite", "model_int8.tflite")}
+    assert size["model_int8.tflite"] <= 0.35 * size["model.tflite"]
+
+
+def test_saved_model_serves_pixels_and_files_in_a_process_of_its_own(export_dir, test_images, expected, tmp_path):
+    for kind in ("png", "jpeg"):
+        files = [tmp_path / f"{i:02d}.{kind}" for i in range(17)]
+        for file, image in zip(files, test_images, strict=False):
+            Image.fromarray(image[:, :, 0]).save(file)
+        np.save(tmp_path / f"{kind}.npy", np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
+    words = [sys.executable, "-I", "-c", _SERVE, export_dir / "saved_model", tmp_path]
+    subprocess.run(words, check=True, cwd=tmp_path)
+    with np.load(tmp_path / "answers.npz") as file:
+        answers = dict(file)
+    for size in (1, 3, 17):
+        for kind in ("png", "jpeg"):
+            for name in ("probabilities", "class_index", "class_name"):
+                of_files, of_pixels = (answers[f"{kind}_{given}_{size}_{name}"] for given in ("files", "pixels"))
+                assert np.array_equal(of_files, of_pixels)
+        np.testing.assert_allclose(answers[f"png_pixels_{size}_probabilities"], expected[:size], atol=1e-6)
+        index = answers[f"png_pixels_{size}_class_index"]
+        assert np.array_equal(index, expected[:size].argmax(1))
+        assert answers[f"png_pixels_{size}_class_name"].tolist() == [str(i) for i in index]
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize(("file", "tolerance"), [("model.tflite", 1e-5), ("model_int8.tflite", 0.15)])
+def test_lite_models_take_any_batch(export_dir, test_images, expected, file, tolerance, batch_size):
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(export_dir / file))
+    (given,), (answer,) = interpreter.get_input_details(), interpreter.get_output_details()
+    assert given["dtype"] == (np.uint8 if "int8" in file else np.float32)
+    interpreter.resize_tensor_input(given["index"], (batch_size, 8, 8, 1))
+    interpreter.allocate_tensors()
+    some = test_images[:batch_size].astype(np.float64)
+    if "int8" in file:
+        scale, zero_point = given["quantization"]
+        some = np.round(some / scale) + zero_point
+    interpreter.set_tensor(given["index"], some.clip(0, 255).astype(given["dtype"]))
+    interpreter.invoke()
+    received = interpreter.get_tensor(answer["index"])
+    assert received.shape == (batch_size, 10)
+    assert received.dtype == np.float32
+    np.testing.assert_allclose(received, expected[:batch_size], atol=tolerance)
+
+
+def test_disagreement_leaves_no_export(digits_records, trained_digits, tmp_path):
+    """No other program computes the last bit alike, so a tolerance of zero stands for a model that went wrong."""
+    params = ExportParams(tolerance=0.0, max_int8_accuracy_drop=1.0, calibration_examples=2)
+    with pytest.raises(
+        InputError, match=r"disagrees with the trained one on 359 examples: .* differs by .*allowed 0\.00e"
+    ):
+        export_model(params, digits_records, trained_digits, tmp_path / "export")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_model_of_another_data_set_is_refused(digits_records, trained_digits, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(trained_digits, model)
+    dataclasses.replace(ModelInfo.load(model), class_names=("cat", "dog")).save(model)
+    with pytest.raises(InputError, match=r"does not fit the data set.* of 2 classes, received \(8, 8, 1\) of 10"):
+        export_model(ExportParams(), digits_records, model, tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize("file", ["model.json", "architecture.json", "best.weights.h5"])
+def test_damaged_model_is_refused_by_path(digits_records, trained_digits, tmp_path, file):
+    model = tmp_path / "model"
+    shutil.copytree(trained_digits, model)
+    (model / file).write_bytes((model / file).read_bytes()[:100])
+    with pytest.raises(InputError, match=str(model)):
+        export_model(ExportParams(), digits_records, model, tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.slow  # Trains on JAX in mixed precision, in a process of its own, and exports: 25 s.
+def test_model_trained_elsewhere_exports_alike(quick, digits_records, tmp_path, run_step):
+    pytest.importorskip("jax", reason="needs the jax extra")
+    params = dataclasses.replace(quick, backend="jax", precision="mixed_bfloat16")
+    done = run_step("train_model", params, records=digits_records, output=tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    result = export_model(
+        ExportParams(max_int8_accuracy_drop=0.05), digits_records, tmp_path / "model", tmp_path / "export"
+    )
+    assert result.formats["saved_model"]["agreement"] == result.formats["float"]["agreement"] == 1.0

@@ -1,0 +1,85 @@
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.export_model import verification
+
+_SOURCE = Path(verification.__file__)
+
+
+def _imported():
+    """The packages that verification.py imports, wherever in it."""
+    for node in ast.walk(ast.parse(_SOURCE.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "A relative import."
+            yield node.module.partition(".")[0]
+
+
+def test_verification_imports_nothing_of_this_project():
+    others = set(_imported()) - set(sys.stdlib_module_names)
+    assert others == {"numpy", "tensorflow", "ai_edge_litert"}
+
+
+def test_verification_cannot_import_this_project_even_if_it_wanted_to(tmp_path):
+    program = (
+        "import runpy, sys\n"
+        f"space = runpy.run_path({str(_SOURCE)!r})\n"
+        "try:\n"
+        f"    space['main'](space['Path']({str(tmp_path)!r}), space['Path']({str(tmp_path)!r}))\n"
+        "except FileNotFoundError:\n"  # There is nothing to verify; the block stands by then.
+        "    pass\n"
+        "for name in ('components', 'pipelines', 'components.models'):\n"
+        "    try:\n"
+        "        __import__(name)\n"
+        "    except ImportError:\n"
+        "        continue\n"
+        "    sys.exit(f'{name} was imported')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=_SOURCE.parents[2])
+
+
+def _work(folder, expected):
+    rng = np.random.default_rng(0)
+    np.save(folder / verification.IMAGES_FILE, rng.integers(0, 256, (len(expected), 8, 8, 1), np.uint8))
+    np.save(folder / verification.LABELS_FILE, expected.argmax(1).astype(np.int32))
+    np.save(folder / verification.EXPECTED_FILE, expected)
+    return folder
+
+
+@pytest.mark.slow  # Another process with TensorFlow: 5 s.
+def test_verification_tells_wrong_expectations(exported_digits, tmp_path):
+    """Expectations that no model meets: the facts must say so, whatever the trained model was."""
+    expected = np.full((20, 10), -1, np.float32)
+    words = [sys.executable, "-I", str(_SOURCE), exported_digits.path, str(_work(tmp_path, expected))]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    for facts in json.loads(done.stdout.splitlines()[-1]).values():
+        assert facts["max_difference"] > 1
+        assert facts["agreement"] < 1
+
+
+@pytest.mark.slow  # Another process with TensorFlow: 5 s.
+def test_verification_fails_on_a_damaged_export(exported_digits, tmp_path):
+    import shutil
+
+    shutil.copytree(exported_digits.path, tmp_path / "export")
+    file = tmp_path / "export" / "model.tflite"
+    file.write_bytes(file.read_bytes()[:1000])
+    work = _work(tmp_path, np.full((20, 10), 0.1, np.float32))
+    words = [sys.executable, "-I", str(_SOURCE), str(tmp_path / "export"), str(work)]
+    assert subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path).returncode != 0
+
+
+def test_lite_predictor_follows_the_batch(exported_digits):
+    predict = verification.lite_predictor(Path(exported_digits.path) / "model.tflite")
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), np.uint8)
+    whole = predict(images)
+    assert whole.shape == (6, 10)
+    for one, expected in zip(images, whole, strict=True):
+        np.testing.assert_allclose(predict(one[None])[0], expected, atol=1e-6)

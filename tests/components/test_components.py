@@ -1,0 +1,192 @@
+"""Every step's wrapper and command line against its Params, and every wrapper called once with real files."""
+
+import ast
+import dataclasses
+import importlib
+import json
+import typing
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from components import command_line
+from components.errors import InputError
+
+_STEPS = {
+    "create_tfrecords": "WriteParams",
+    "train_model": "TrainParams",
+    "evaluate_model": "EvaluateParams",
+    "export_model": "ExportParams",
+}
+
+
+def _params(step):
+    return getattr(importlib.import_module(f"components.{step}"), _STEPS[step])
+
+
+def _component(step):
+    return getattr(importlib.import_module(f"components.{step}.component"), step)
+
+
+def _default(field):
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return list(field.default) if isinstance(field.default, tuple) else field.default
+
+
+@pytest.mark.parametrize("step", _STEPS)
+def test_component_inputs_are_the_fields_of_params(step):
+    inputs = _component(step).component_spec.inputs
+    values = {name: given for name, given in inputs.items() if not given.type.startswith("system.")}
+    fields = dataclasses.fields(_params(step))
+    assert list(values) == [field.name for field in fields]
+    for field in fields:
+        expected = _default(field)
+        if expected is dataclasses.MISSING:
+            assert not values[field.name].optional, field.name
+        else:
+            assert values[field.name].optional, field.name
+            assert values[field.name].default == expected, field.name
+            assert type(values[field.name].default) is type(expected), field.name
+
+
+@pytest.mark.parametrize("step", _STEPS)
+def test_component_hands_every_input_on_to_params(step):
+    """The wrapper's body names every field once: an input that is declared and then forgotten would be ignored."""
+    tree = ast.parse(Path(_component(step).python_func.__code__.co_filename).read_text())
+    (call,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == _STEPS[step]
+    )
+    assert [keyword.arg for keyword in call.keywords] == [field.name for field in dataclasses.fields(_params(step))]
+    for keyword in call.keywords:
+        used = {node.id for node in ast.walk(keyword.value) if isinstance(node, ast.Name)}
+        assert keyword.arg in used | {"model_parameters"}, keyword.arg
+
+
+@pytest.mark.parametrize("step", _STEPS)
+def test_help_lists_every_field_with_its_meaning(step, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [step, "--help"])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module(f"components.{step}.__main__").main()
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    meanings = command_line._attribute_docs(_params(step))
+    for field in dataclasses.fields(_params(step)):
+        assert f"--{field.name.replace('_', '-')}" in text
+        assert meanings[field.name]
+
+
+@pytest.mark.parametrize("step", _STEPS)
+def test_readme_lists_every_field_with_its_default(step):
+    readme = Path(importlib.import_module(f"components.{step}").__file__).with_name("README.md").read_text()
+    table = readme.partition("| parameter | default |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    defaults = {name.strip(" `"): default.strip() for name, default in rows}
+    fields = dataclasses.fields(_params(step))
+    assert list(defaults) == [field.name for field in fields]
+    for field in fields:
+        expected = _default(field)
+        if expected is dataclasses.MISSING:
+            assert defaults[field.name] == "required"
+        else:
+            assert json.loads(defaults[field.name].strip("`")) == expected, field.name
+
+
+def _record(artifact):
+    return json.loads((Path(artifact.path).parent / "step.json").read_text())
+
+
+def _artifact(kind, tmp_path, name):
+    (tmp_path / name).mkdir()
+    return kind(name=name, uri=str(tmp_path / name / name))
+
+
+def test_create_tfrecords_component_writes_records(tmp_path):
+    written = _artifact(dsl.Dataset, tmp_path, "records")
+    # KFP hands whole numbers over as floats, and lists as lists.
+    number = _component("create_tfrecords").python_func(
+        records=written, source="sklearn:digits", image_size=[8.0, 8.0], num_workers=1
+    )
+    assert number == written.metadata["num_examples"] == 1797
+    assert (Path(written.path) / "dataset.json").is_file()
+    assert _record(written)["state"] == "succeeded"
+
+
+def test_train_model_component_trains(digits_records, tmp_path):
+    trained = _artifact(dsl.Model, tmp_path, "trained")
+    _component("train_model").python_func(
+        records=dsl.Dataset(name="records", uri=str(digits_records)),
+        trained=trained,
+        model="digits_cnn",
+        model_parameters={"filters": 4.0, "units": 8.0, "dropout": 0.5},
+        epochs=1,
+        accelerator="cpu",
+        precision="float32",
+    )
+    assert trained.metadata["examples_seen"] == 1259
+    assert json.loads((Path(trained.path) / "model.json").read_text())["parameters"] == {
+        "filters": 4,
+        "units": 8,
+        "dropout": 0.5,
+    }
+    assert _record(trained)["state"] == "succeeded"
+
+
+def test_evaluate_model_component_gives_its_decision(digits_records, trained_digits, tmp_path):
+    evaluation, metrics, classification, report = (
+        _artifact(kind, tmp_path, kind.__name__)
+        for kind in (dsl.Artifact, dsl.Metrics, dsl.ClassificationMetrics, dsl.HTML)
+    )
+    arguments = {
+        "records": dsl.Dataset(name="records", uri=str(digits_records)),
+        "model": dsl.Model(name="trained", uri=str(trained_digits)),
+        "evaluation": evaluation,
+        "metrics": metrics,
+        "classification": classification,
+        "report": report,
+    }
+    decide = _component("evaluate_model").python_func
+    assert decide(**arguments, accelerator="cpu") is True
+    assert decide(**arguments, accelerator="cpu", minimum={"accuracy": 1.0}) is False
+    assert evaluation.metadata["promote"] is False
+    assert evaluation.metadata["reasons"][0].startswith("failed: accuracy")
+    assert metrics.metadata["accuracy"] > 0.5
+    assert len(classification.metadata["confusionMatrix"]["rows"]) == 10
+    assert Path(report.path).read_text() == (Path(evaluation.path) / "report.html").read_text()
+    assert Path(metrics.path).is_file()
+    assert Path(classification.path).is_file()
+    # A model that is refused is no failure.
+    assert _record(evaluation)["state"] == "succeeded"
+
+
+def test_export_model_component_exports(exported_digits):
+    assert exported_digits.metadata["formats"].keys() == {"saved_model", "float", "int8"}
+    assert exported_digits.metadata["num_examples"] == 359
+    assert (Path(exported_digits.path) / "export.json").is_file()
+    assert _record(exported_digits)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("step", _STEPS)
+def test_component_leaves_a_record_of_its_failure(step, tmp_path):
+    """Every step is told to read what is not there."""
+    component = _component(step)
+    gone = str(tmp_path / "gone")
+    artifacts = {
+        name: dsl.Artifact(name=name, uri=gone)
+        for name, given in component.component_spec.inputs.items()
+        if given.type.startswith("system.")
+    }
+    hints = typing.get_type_hints(component.python_func)
+    outputs = [name for name in component.component_spec.outputs if name != "Output"]
+    artifacts |= {name: _artifact(dsl.Artifact, tmp_path, name) for name in outputs if name in hints}
+    values = {"create_tfrecords": {"source": f"images:{gone}"}, "train_model": {"model": "digits_cnn"}}.get(step, {})
+    with pytest.raises(InputError, match="gone"):
+        component.python_func(**artifacts, **values)
+    record = _record(artifacts[outputs[0]])
+    assert (record["step"], record["state"], record["is_input_error"]) == (step, "failed", True)
+    assert "gone" in record["error"]
+    assert not Path(artifacts[outputs[0]].path).exists()
