@@ -1,0 +1,1 @@
+"""The pipeline that wires the steps, and the ways to run it."""

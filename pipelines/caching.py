@@ -1,0 +1,88 @@
+"""Keys under which a local run finds a step's outputs again: what goes in, and the code that works on it."""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from components import artifacts, storage
+from components.create_tfrecords.sources import Listing
+from pipelines.config import Config
+
+STEPS = ("create_tfrecords", "train_model", "evaluate_model", "export_model")
+_COMPONENTS_DIR = Path(artifacts.__file__).parent
+# Libraries that decide what a step computes.
+_LIBRARIES = ("tensorflow", "keras", "numpy", "ai-edge-litert", "simplejpeg", "pillow", "scikit-learn", "jax")
+# What changes how fast a step runs, never what it gives.
+_WITHOUT_EFFECT = ("num_workers", "checkpoint_seconds")
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _hash_files(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def code_version(step: str) -> str:
+    """A fingerprint of everything that a step runs: its own package, what steps share, and the libraries' versions."""
+    files = [*_COMPONENTS_DIR.glob("*.py")]
+    for folder in (step, "models"):
+        files += [path for path in (_COMPONENTS_DIR / folder).rglob("*") if path.suffix in (".py", ".jinja")]
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = ""
+    return _digest(_hash_files(files), versions)
+
+
+def data_version(listing: Listing, memo: Path) -> str:
+    """The fingerprint of a source's content, remembered in `memo` for as long as no file's size or time changes."""
+    key = listing.stat_digest()
+    path = memo / f"{key}.txt"
+    if not path.is_file():
+        storage.write_bytes(path, listing.content_digest().encode())
+    return path.read_text()
+
+
+def _params(params: Any) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(params).items() if name not in _WITHOUT_EFFECT}
+
+
+def step_keys(config: Config, data: str) -> dict[str, str]:
+    """A key per step.
+
+    Args:
+        config: The run's configuration.
+        data: The `data_version` of its source.
+
+    Returns:
+        Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
+    """
+    model = Path(config.training.model)
+    model_file = _hash_files([model]) if model.suffix in (".py", ".keras") and model.is_file() else ""
+    champion = Path(config.gate.champion)
+    champion_files = (
+        _hash_files(path for path in champion.rglob("*") if path.suffix in (".json", ".h5"))
+        if config.gate.champion and champion.is_dir()
+        else ""
+    )
+    records = _digest(code_version("create_tfrecords"), _params(config.data), data)
+    trained = _digest(code_version("train_model"), _params(config.training), model_file, records)
+    return {
+        "create_tfrecords": records,
+        "train_model": trained,
+        "evaluate_model": _digest(code_version("evaluate_model"), _params(config.gate), champion_files, trained),
+        "export_model": _digest(code_version("export_model"), _params(config.export), trained),
+    }

@@ -1,0 +1,211 @@
+"""A run's configuration: a YAML file or a ready example, every key checked against what the steps take."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from components.create_tfrecords.params import WriteParams
+from components.errors import InputError
+from components.evaluate_model.params import EvaluateParams
+from components.export_model.params import ExportParams
+from components.models import check_model
+from components.train_model.params import TrainParams
+
+CONFIGS_DIR = Path(__file__).parent / "configs"
+_NAME_LENGTH = 64
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One section per step; `model` is set apart from `training`, because examples differ in it.
+
+    Attributes:
+        name: Of the run's folder: letters, digits, `-`, `_` and `.`.
+        data: What create_tfrecords takes.
+        training: What train_model takes, the model and its parameters included.
+        gate: What evaluate_model takes.
+        export: What export_model takes.
+    """
+
+    name: str
+    data: WriteParams
+    training: TrainParams
+    gate: EvaluateParams
+    export: ExportParams
+
+    def as_dict(self) -> dict[str, Any]:
+        """The sections as they stand in a YAML file, defaults filled in."""
+        training = dataclasses.asdict(self.training)
+        model = {"name": training.pop("model"), "parameters": training.pop("model_parameters")}
+        sections = {name: dataclasses.asdict(getattr(self, name)) for name in ("data", "gate", "export")}
+        plain = {"name": self.name, "model": model, "training": training, **sections}
+        return typing.cast(dict[str, Any], _without_tuples(plain))
+
+
+def _without_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_tuples(item) for key, item in value.items()}
+    return [_without_tuples(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def ready_examples() -> tuple[str, ...]:
+    """The names of the ready examples."""
+    return tuple(sorted(path.stem for path in CONFIGS_DIR.glob("*.yaml")))
+
+
+def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration.
+
+    Args:
+        name_or_path: A ready example's name, or a YAML file.
+        overrides: `section.key=value` each; the value is YAML.
+
+    Raises:
+        InputError: If there is no such file, it is not YAML, or a key or value is wrong; says the nearest right key.
+    """
+    raw = _read(name_or_path)
+    for override in overrides:
+        _apply(raw, override)
+    return parse_config(raw, name_or_path)
+
+
+def _read(name_or_path: str) -> dict[str, Any]:
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = CONFIGS_DIR / f"{name_or_path}.yaml"
+        if not path.is_file():
+            raise InputError(
+                f"Unknown configuration {name_or_path!r}: expected a .yaml file or one of "
+                f"{', '.join(ready_examples())}." + _did_you_mean(name_or_path, ready_examples())
+            )
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"Cannot read the configuration {path}: {error.strerror}. Check the path.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"Cannot read the configuration {path}: it is not YAML ({' '.join(str(error).split())})."
+        ) from error
+    if not isinstance(raw, dict):
+        raise InputError(f"Cannot read the configuration {path}: expected sections, received {type(raw).__name__}.")
+    return raw
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise InputError(f"Cannot use --set {override!r}: expected section.key=value, as in training.epochs=3.")
+    *sections, key = path.split(".")
+    if sections[:1] == ["model"] and isinstance(raw.get("model"), str):
+        raw["model"] = {"name": raw["model"]}
+    target = raw
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise InputError(f"Cannot use --set {override!r}: {section!r} is a value, not a section.")
+    try:
+        target[key] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"Cannot use --set {override!r}: the value is not YAML.") from error
+
+
+_SECTIONS: dict[str, type] = {
+    "data": WriteParams,
+    "training": TrainParams,
+    "gate": EvaluateParams,
+    "export": ExportParams,
+}
+_KEYS = ("name", "data", "model", "training", "gate", "export")
+
+
+def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
+    """Check a mapping of sections and turn it into a `Config`.
+
+    Raises:
+        InputError: If a key is unknown, a required one is missing, or a value is of the wrong type or out of range.
+    """
+    _check_keys(raw, _KEYS, where)
+    if missing := [key for key in ("name", "data", "model") if key not in raw]:
+        raise InputError(f"Missing in {where}: {', '.join(missing)}. Expected name, data and model at least.")
+    name = str(raw["name"])
+    if not name or len(name) > _NAME_LENGTH or not all(c.isalnum() or c in "-_." for c in name) or name[0] == ".":
+        raise InputError(
+            f"Cannot use the name {name!r}: expected letters, digits, '-', '_' and '.', at most {_NAME_LENGTH}."
+        )
+    model = {"name": raw["model"]} if isinstance(raw["model"], str) else raw["model"]
+    if not isinstance(model, dict) or "name" not in model:
+        raise InputError(f"Cannot use model: expected a name, or a mapping with a name, received {raw['model']!r}.")
+    parameters = model.get("parameters", {})
+    _check_keys(model, ("name", "parameters"), f"{where}, section model")
+    if not isinstance(parameters, dict):
+        raise InputError(f"Cannot use model.parameters: expected a mapping, received {parameters!r}.")
+    check_model(str(model["name"]), parameters)
+    sections: dict[str, Any] = {}
+    for section, params in _SECTIONS.items():
+        values = raw.get(section) or {}
+        if not isinstance(values, dict):
+            raise InputError(f"Cannot use {section}: expected a mapping, received {values!r}.")
+        fixed = {"model": str(model["name"]), "model_parameters": parameters} if section == "training" else {}
+        sections[section] = _build(params, values, fixed, section)
+    return Config(name=name, **sections)
+
+
+def _check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in raw:
+        if key not in known:
+            raise InputError(
+                f"Unknown key {key!r} in {where}: expected one of {', '.join(known)}.{_did_you_mean(str(key), known)}"
+            )
+
+
+def _build(params: type[T], values: Mapping[str, Any], fixed: Mapping[str, Any], section: str) -> T:
+    hints = typing.get_type_hints(params)
+    fields = {field.name: field for field in dataclasses.fields(params) if field.name not in fixed}  # type: ignore[arg-type]
+    _check_keys(values, tuple(fields), f"section {section}")
+    for name, field in fields.items():
+        no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if no_default and name not in values:
+            raise InputError(f"Missing in section {section}: {name}.")
+    typed = {name: _convert(value, hints[name], f"{section}.{name}") for name, value in values.items()}
+    try:
+        return params(**typed, **fixed)
+    except InputError as error:
+        raise InputError(f"Section {section}: {error}") from error
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    """`value` as the type that a field asks for, refusing what only looks like it."""
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        raise TypeError(f"{where}: fields that are unions are not supported.")
+    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        # YAML reads 1e-4 as a string.
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    elif origin is tuple and isinstance(value, list):
+        return tuple(_convert(item, typing.get_args(kind)[0], where) for item in value)
+    elif origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
+        inner = typing.get_args(kind)[1]
+        return {
+            str(key): item if inner is Any else _convert(item, inner, f"{where}.{key}") for key, item in value.items()
+        }
+    elif kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    elif isinstance(kind, type) and type(value) is kind:
+        return value
+    expected = {tuple: "a list", dict: "a mapping"}.get(origin, getattr(kind, "__name__", str(kind)))
+    raise InputError(f"{where} must be {expected}. Received: {value!r}.")

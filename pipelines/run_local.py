@@ -1,0 +1,297 @@
+"""The whole pipeline on this machine, through kfp.local: the same object that is compiled for the cloud."""
+
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from components import storage
+from components.artifacts import EVALUATION_FILE, EXPORT_FILE, REPORT_FILE, Manifest, ModelInfo
+from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.errors import InputError
+from components.progress import TERMINAL_VARIABLE
+from components.step_record import STEP_RECORD_FILE
+from pipelines.caching import STEPS, data_version, step_keys
+from pipelines.config import Config
+
+SUMMARY_FILE = "summary.json"
+LOG_FILE = "run.log"
+RUNNERS = ("subprocess", "docker")
+# The artifact that a step leaves, and the folder of the run in which it is published.
+_ARTIFACTS = {
+    "create_tfrecords": ("records", "records"),
+    "train_model": ("trained", "model"),
+    "evaluate_model": ("evaluation", "evaluation"),
+    "export_model": ("exported", "export"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOutcome:
+    """The summary as it stands in summary.json, and whether a failure was the user's mistake."""
+
+    summary: dict[str, Any]
+    is_input_error: bool = False
+
+
+def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> RunOutcome:
+    """Run the pipeline here; steps whose inputs, parameters and code are unchanged are taken from the last run.
+
+    Args:
+        config: What to run.
+        workspace: Folder for runs; this one's results go into `workspace/<name>`.
+        runner: `subprocess`, or `docker` with the image that TPU_PIPELINES_IMAGE names.
+
+    Raises:
+        InputError: If the data or the configuration cannot be used; checked before any work.
+    """
+    workspace = workspace.absolute()
+    plan = check_run(config, workspace)
+    start = time.time()
+    run_dir = workspace / config.name
+    cache_dir = workspace / ".cache" / config.name
+    with _only_run(run_dir, cache_dir):
+        keys = step_keys(config, data_version(plan.listing, workspace / ".cache" / "sources"))
+        session = _Session(config, keys, run_dir, cache_dir)
+        session.run(runner)
+        return session.finish(start)
+
+
+def check_run(config: Config, workspace: Path) -> DatasetPlan:
+    """Everything that can be known in advance: the data's shape and splits, the batch, the champion, the workspace.
+
+    Raises:
+        InputError: On the first thing that is wrong.
+    """
+    for name, value in (("workspace", str(workspace)), ("data.source", config.data.source)):
+        if "python3" in value:
+            raise InputError(
+                f"Cannot use {name} {value!r}: kfp.local rewrites the text 'python3' wherever it stands. Use another "
+                "path."
+            )
+    plan = plan_dataset(config.data)
+    config.training.check_batch_fits(plan.split_examples["train"])
+    for section, split in (("gate", config.gate.split), ("export", config.export.split)):
+        if split not in plan.order:
+            raise InputError(
+                f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "
+                f"data.{split}_fraction or name another split."
+            )
+    if config.gate.champion and not storage.is_remote(config.gate.champion):
+        ModelInfo.load(Path(config.gate.champion))
+    return plan
+
+
+@contextlib.contextmanager
+def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
+    """Hold the run's lock; the system lets go of it when the process dies, however it dies."""
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open(cache_dir / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(
+                f"Another run is writing to {run_dir}. Wait for it, or use another --workspace or --set name=…"
+            ) from error
+        yield
+
+
+class _StepOutput(io.TextIOBase):
+    """Takes what kfp.local and the steps print: all of it into the log, the steps' own lines to stderr too."""
+
+    def __init__(self, log: TextIO) -> None:
+        self._log, self._line = log, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._log.write(line + "\n")
+            if line.strip().startswith(tuple(f"[{step}]" for step in STEPS)):
+                print(line.strip(), file=sys.stderr, flush=True)
+        self._log.flush()
+        return len(text)
+
+
+class _Session:
+    """One local run: what was there before it, the run itself, and what is there after it."""
+
+    def __init__(self, config: Config, keys: Mapping[str, str], run_dir: Path, cache_dir: Path) -> None:
+        from kfp.local.cache import LocalCache
+
+        self._config, self._keys, self._run_dir, self._cache_dir = config, keys, run_dir, cache_dir
+        self._cache = LocalCache(str(cache_dir / "steps"))
+        self._drop_leftovers()
+        self._cached = {step for step in STEPS if self._outputs(step) is not None}
+        self._before = set(cache_dir.glob(f"*/*/{STEP_RECORD_FILE}"))
+
+    @property
+    def _checkpoint_dir(self) -> Path:
+        return self._cache_dir / "checkpoints" / self._keys["train_model"][:16]
+
+    def _entry(self, step: str) -> str:
+        component = f"comp-{step.replace('_', '-')}"
+        return self._cache.compute_key(component, "", [], {}, custom_cache_key=self._keys[step])
+
+    def _outputs(self, step: str) -> Path | None:
+        """Where the step's artifact lies, if the step is done."""
+        outputs = self._cache.get(self._entry(step))
+        return None if outputs is None else Path(outputs[_ARTIFACTS[step][0]].path)
+
+    def _drop_leftovers(self) -> None:
+        """Forget cached records that no longer match their manifest, and delete what interrupted runs left."""
+        records = self._outputs("create_tfrecords")
+        if records is not None:
+            try:
+                Manifest.load(records)
+            except InputError as error:
+                print(f"hint: cached records are not used: {error}", file=sys.stderr)
+                shutil.rmtree(records)
+        kept = set()
+        for entry in (self._cache_dir / "steps").glob("*.json"):
+            for output in json.loads(entry.read_text()).values():
+                if isinstance(output, dict) and "uri" in output:
+                    kept.add(Path(output["uri"]).parent)
+        for task_dir in self._cache_dir.glob("training-pipeline-*/*"):
+            if task_dir not in kept:
+                shutil.rmtree(task_dir, ignore_errors=True)
+        for pipeline_dir in self._cache_dir.glob("training-pipeline-*"):
+            if not any(pipeline_dir.iterdir()):
+                pipeline_dir.rmdir()
+
+    def run(self, runner: str) -> None:
+        """Run the pipeline; how it went is read from what the steps left."""
+        known = STEPS if self._promoted() else STEPS[:3]
+        for step in known:
+            if step in self._cached:
+                print(f"[{step}] unchanged, taken from the cache", file=sys.stderr)
+        # Importing kfp takes 2 s, and a condition needs its orchestrator: nothing of it if there is nothing to do.
+        if self._cached.issuperset(known):
+            return
+        from kfp import local
+
+        from pipelines.training_pipeline import training_pipeline
+
+        with (
+            open(self._run_dir / LOG_FILE, "w") as log,
+            contextlib.redirect_stdout(_StepOutput(log)),
+            self._environment(),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            local.init(
+                runner=_make_runner(runner, self._config),
+                pipeline_root=str(self._cache_dir),
+                enable_caching=True,
+                cache_root=str(self._cache_dir / "steps"),
+                raise_on_error=False,
+            )
+            training_pipeline(self._config, cache_keys=self._keys)()
+
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        """What the steps' processes are to see beside our own environment."""
+        added = {"AIP_CHECKPOINT_DIR": str(self._checkpoint_dir)}
+        if sys.stderr.isatty():
+            added[TERMINAL_VARIABLE] = "1"
+        saved = dict(os.environ)
+        os.environ.update(added)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(saved)
+
+    def _promoted(self) -> bool:
+        evaluation = self._outputs("evaluate_model")
+        return evaluation is not None and bool(_read(evaluation / EVALUATION_FILE)["gate"]["promote"])
+
+    def finish(self, start: float) -> RunOutcome:
+        """Publish the artifacts of the steps that are done, and write the summary."""
+        promoted = self._promoted()
+        expected = STEPS if promoted else STEPS[:3]
+        done = {step: path for step in expected if (path := self._outputs(step)) is not None}
+        failure = self._failure()
+        if failure is None and (missing := [step for step in expected if step not in done]):
+            failure = {
+                "step": missing[0],
+                "error": f"it did not run; see {self._run_dir / LOG_FILE}",
+                "is_input_error": False,
+            }
+        for step, (_, folder) in _ARTIFACTS.items():
+            if step in done:
+                storage.link_tree(done[step], self._run_dir / folder)
+            else:
+                shutil.rmtree(self._run_dir / folder, ignore_errors=True)
+        if "train_model" in done:
+            shutil.rmtree(self._checkpoint_dir, ignore_errors=True)
+        evaluation = _read(self._run_dir / "evaluation" / EVALUATION_FILE)
+        challenger = evaluation.get("challenger", {})
+        export = _read(self._run_dir / "export" / EXPORT_FILE)
+        summary = {
+            "status": "failed" if failure else "succeeded" if promoted else "rejected",
+            "config": self._config.as_dict(),
+            "seconds": time.time() - start,
+            "steps": {step: self._step_summary(step, done.get(step), failure) for step in STEPS},
+            "metrics": {name: value for name, value in challenger.items() if isinstance(value, int | float)},
+            "gate": evaluation.get("gate", {"promote": False, "reasons": []}),
+            "preflight": {},
+            "export": export,
+            "artifacts": {
+                folder: str(self._run_dir / folder)
+                for _, folder in _ARTIFACTS.values()
+                if (self._run_dir / folder).is_dir()
+            },
+            "error": f"{failure['step']}: {failure['error']}" if failure else "",
+        }
+        if "evaluation" in summary["artifacts"]:
+            summary["artifacts"]["report"] = str(self._run_dir / "evaluation" / REPORT_FILE)
+        storage.write_json(self._run_dir / SUMMARY_FILE, summary)
+        return RunOutcome(summary, bool(failure and failure["is_input_error"]))
+
+    def _failure(self) -> dict[str, Any] | None:
+        """The record of the step that failed in this run, if one did."""
+        records = [_read(path) for path in set(self._cache_dir.glob(f"*/*/{STEP_RECORD_FILE}")) - self._before]
+        return next((record for record in records if record["state"] == "failed"), None)
+
+    def _step_summary(self, step: str, artifact: Path | None, failure: Mapping[str, Any] | None) -> dict[str, Any]:
+        cached = step in self._cached
+        if artifact is None:
+            state = "failed" if failure and failure["step"] == step else "skipped"
+            return {"seconds": 0.0, "state": state, "cached": False}
+        seconds = 0.0 if cached else _read(artifact.parent / STEP_RECORD_FILE).get("seconds", 0.0)
+        return {"seconds": seconds, "state": "succeeded", "cached": cached}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _make_runner(runner: str, config: Config) -> Any:
+    from kfp import local
+
+    if runner == "subprocess":
+        return local.SubprocessRunner(use_venv=False)
+    try:
+        import docker.types
+    except ImportError as error:
+        raise InputError("Cannot use the docker runner: the Docker SDK is missing. Run: pip install docker.") from error
+    location = config.data.source.partition(":")[2]
+    mounts = []
+    if not storage.is_remote(location) and Path(location).exists():
+        mounts.append(docker.types.Mount(str(Path(location)), str(Path(location).absolute()), "bind", read_only=True))
+    return local.DockerRunner(
+        mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
+    )

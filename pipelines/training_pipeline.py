@@ -1,0 +1,70 @@
+"""The pipeline: wiring only."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kfp import dsl
+
+from components.create_tfrecords.component import create_tfrecords
+from components.evaluate_model.component import evaluate_model
+from components.export_model.component import export_model
+from components.train_model.component import train_model
+from pipelines.config import Config
+
+PIPELINE_NAME = "training-pipeline"
+
+
+def _constants(params: Any, *but: str) -> dict[str, Any]:
+    """The fields of a Params dataclass as component inputs, without those that arrive another way."""
+    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params) if field.name not in but}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def training_pipeline(
+    config: Config,
+    train_step: Callable[..., dsl.PipelineTask] = train_model,
+    cache_keys: Mapping[str, str] | None = None,
+) -> Any:
+    """Build the pipeline of a configuration.
+
+    Args:
+        config: What every step takes. The pipeline's own inputs are the few that an operator changes per run.
+        train_step: The training component: the plain one, or one that a target has wrapped with a machine.
+        cache_keys: A key per step, under which a local run finds its outputs again. Without it the platform makes its
+            own keys.
+
+    Returns:
+        A KFP pipeline, to be compiled or, inside a kfp.local session, called.
+    """
+
+    def cached(step: str, task: dsl.PipelineTask) -> dsl.PipelineTask:
+        return task.set_caching_options(True, cache_keys[step]) if cache_keys else task
+
+    @dsl.pipeline(name=PIPELINE_NAME, description="Labelled data to a checked Keras model for CPU serving.")
+    def pipeline(
+        source: str = config.data.source,
+        epochs: int = config.training.epochs,
+        learning_rate: float = config.training.learning_rate,
+        champion: str = config.gate.champion,
+    ) -> None:
+        records = cached(
+            "create_tfrecords", create_tfrecords(source=source, **_constants(config.data, "source"))
+        ).outputs["records"]
+        trained = cached(
+            "train_model",
+            train_step(
+                records=records,
+                epochs=epochs,
+                learning_rate=learning_rate,
+                **_constants(config.training, "epochs", "learning_rate"),
+            ),
+        ).outputs["trained"]
+        evaluated = cached(
+            "evaluate_model",
+            evaluate_model(records=records, model=trained, champion=champion, **_constants(config.gate, "champion")),
+        )
+        with dsl.If(evaluated.outputs["Output"] == True, name="promoted"):  # noqa: E712 (KFP overloads ==)
+            cached("export_model", export_model(records=records, model=trained, **_constants(config.export)))
+
+    return pipeline

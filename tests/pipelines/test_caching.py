@@ -1,0 +1,81 @@
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+from components.create_tfrecords import WriteParams, plan_dataset
+from pipelines import caching
+from pipelines.config import load_config
+
+DOWNSTREAM = {
+    "data": caching.STEPS,
+    "training": ("train_model", "evaluate_model", "export_model"),
+    "gate": ("evaluate_model",),
+    "export": ("export_model",),
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("data", {"seed": 1}),
+        ("training", {"epochs": 99}),
+        ("gate", {"top_k": 2}),
+        ("export", {"calibration_examples": 7}),
+    ],
+)
+def test_a_parameter_changes_the_keys_of_its_step_and_those_that_read_it(section, change):
+    config = load_config("digits")
+    changed = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **change)})
+    before, after = caching.step_keys(config, "v"), caching.step_keys(changed, "v")
+    assert tuple(step for step in caching.STEPS if before[step] != after[step]) == DOWNSTREAM[section]
+
+
+def test_speed_parameters_change_no_key():
+    config = load_config("digits")
+    changed = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, num_workers=7),
+        training=dataclasses.replace(config.training, checkpoint_seconds=1.0),
+    )
+    assert caching.step_keys(config, "v") == caching.step_keys(changed, "v")
+
+
+def test_other_data_changes_every_key():
+    config = load_config("digits")
+    before, after = caching.step_keys(config, "v"), caching.step_keys(config, "w")
+    assert all(before[step] != after[step] for step in caching.STEPS)
+
+
+def test_a_model_files_content_counts(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text("a = 1")
+    config = load_config("digits", [f"model={path}"])
+    before = caching.step_keys(config, "v")
+    path.write_text("a = 2")
+    after = caching.step_keys(config, "v")
+    assert before["create_tfrecords"] == after["create_tfrecords"]
+    assert before["train_model"] != after["train_model"]
+
+
+def test_data_version_follows_content_and_remembers_it(tmp_path):
+    images = np.zeros((8, 4, 4), np.uint8)
+    source = tmp_path / "images"
+    for name in ("a", "b"):
+        (source / name).mkdir(parents=True)
+        for i in range(2):
+            np.save(source / name / f"{i}.bin", images)
+    params = WriteParams(f"images:{source}", validation_fraction=0, test_fraction=0.5)
+    memo = tmp_path / "memo"
+
+    def version():
+        return caching.data_version(plan_dataset(params).listing, memo)
+
+    first = version()
+    assert version() == first
+    touched = source / "a" / "0.bin.npy"
+    os.utime(touched, ns=(1, 1))
+    assert version() == first, "the same content at another time is the same data"
+    touched.write_bytes(touched.read_bytes()[:-1] + b"\1")
+    assert version() != first

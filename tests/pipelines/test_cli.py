@@ -1,0 +1,87 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines import cli
+from tests.cli import assert_user_error, tpu_pipelines
+
+HEAVY = ("tensorflow", "keras", "jax", "kfp", "numpy", "yaml", "google", "sklearn", "PIL")
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys, pipelines.cli as cli\n"
+        "try: cli.main(['--help'])\n"
+        f"except SystemExit: print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "run the whole pipeline on this machine" in done.stdout
+
+
+def test_exit_codes_are_those_of_the_steps():
+    from components import command_line
+
+    names = ("DONE", "FAILED", "BAD_INPUT", "REJECTED")
+    assert [getattr(cli, name) for name in names] == [getattr(command_line, name) for name in names]
+
+
+def test_wrong_arguments_give_exit_code_2():
+    assert tpu_pipelines("rnu").returncode == 2
+    assert tpu_pipelines().returncode == 2
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Three test digits as PNG files, and as an array."""
+    from sklearn.datasets import load_digits
+
+    root = tmp_path_factory.mktemp("pictures")
+    digits = load_digits()
+    images = np.round(digits.images[:3] * (255 / 16)).astype(np.uint8)
+    for i, image in enumerate(images):
+        Image.fromarray(image).save(root / f"{i}.png")
+    np.save(root / "all.npy", images)
+    return root, digits.target[:3].tolist()
+
+
+def answers(done):
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("flags", [(), ("--int8",)])
+def test_predict_names_classes_for_files_folders_and_arrays(finished_run, pictures, flags):
+    export = str(finished_run[0] / "digits" / "export")
+    root, labels = pictures
+    files = answers(tpu_pipelines("predict", export, *(str(root / f"{i}.png") for i in range(3)), "--json", *flags))
+    arrays = answers(tpu_pipelines("predict", export, str(root / "all.npy"), "--json", "--top", "10", *flags))
+    assert [next(iter(one["classes"])) for one in files] == [next(iter(one["classes"])) for one in arrays]
+    assert [int(next(iter(one["classes"]))) for one in files] == labels
+    assert sum(arrays[0]["classes"].values()) == pytest.approx(1, abs=0.02)
+    assert arrays[1]["input"].endswith("all.npy[1]")
+
+
+def test_predict_imports_no_tensorflow(finished_run, pictures):
+    code = (
+        "import sys, pipelines.cli as cli\n"
+        f"cli.main(['predict', {str(finished_run[0] / 'digits' / 'export')!r}, {str(pictures[0] / '0.png')!r}])\n"
+        "print([m for m in ('tensorflow', 'keras', 'jax', 'kfp') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_predict_refuses_what_it_cannot_read(finished_run, tmp_path):
+    export = str(finished_run[0] / "digits" / "export")
+    (tmp_path / "text.png").write_text("no image")
+    np.save(tmp_path / "floats.npy", np.zeros((1, 8, 8)))
+    assert_user_error(tpu_pipelines("predict", str(tmp_path), "x.png"), "there is no export.json")
+    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "text.png")), "not an image")
+    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "none.png")), "there is no such file")
+    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "floats.npy")), "received float64[1, 8, 8")
+    assert_user_error(tpu_pipelines("predict", export, "x.png", "--top", "0"), "--top must be at least 1")

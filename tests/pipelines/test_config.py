@@ -1,0 +1,86 @@
+import re
+
+import pytest
+
+from components.errors import InputError
+from pipelines.config import load_config, parse_config, ready_examples
+
+MINIMAL = {"name": "mine", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
+
+
+@pytest.mark.parametrize("name", ready_examples())
+def test_every_ready_example_loads_and_is_named_after_its_file(name):
+    assert load_config(name).name == name
+
+
+def test_as_dict_is_a_config_again():
+    config = load_config("cifar10_cnn")
+    assert parse_config(config.as_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trainig": {}}, r"Unknown key 'trainig' .* Did you mean 'training'\?"),
+        ({"training": {"epoch": 3}}, r"Unknown key 'epoch' in section training.* Did you mean 'epochs'\?"),
+        (
+            {"data": {"source": "sklearn:digits", "test_fractoin": 0.1}},
+            r"'test_fractoin'.*Did you mean 'test_fraction'\?",
+        ),
+        ({"gate": {"minimum": {"acuracy": 0.9}}}, r"Unknown metric 'acuracy'.*Did you mean 'accuracy'\?"),
+        ({"gate": {"minimum": {"accuracy": "high"}}}, r"gate.minimum.accuracy must be float. Received: 'high'"),
+        ({"model": "digit_cnn"}, r"Unknown model 'digit_cnn'.*Did you mean 'digits_cnn'\?"),
+        ({"model": {"parameters": {}}}, r"Cannot use model: expected a name"),
+        ({"model": {"name": "digits_cnn", "params": {}}}, r"Unknown key 'params' .* Did you mean 'parameters'\?"),
+        ({"training": {"epochs": "ten"}}, r"training.epochs must be int. Received: 'ten'"),
+        ({"training": {"epochs": True}}, r"training.epochs must be int. Received: True"),
+        ({"training": {"epochs": 0}}, r"epochs must be at least 1. Received: epochs=0"),
+        ({"training": {"optimizer": "sdg"}}, r"optimizer must be one of adam, adamw, sgd. Received: optimizer='sdg'"),
+        ({"training": {"model": "digits_cnn"}}, r"Unknown key 'model' in section training"),
+        ({"training": [1]}, r"Cannot use training: expected a mapping, received \[1\]"),
+        ({"data": {}}, r"Missing in section data: source"),
+        ({"data": {"source": "sklearn:digits", "stratify": "yes"}}, r"data.stratify must be bool. Received: 'yes'"),
+        ({"data": {"source": "sklearn:digits", "image_size": 32}}, r"data.image_size must be a list. Received: 32"),
+        ({"name": "../elsewhere"}, r"Cannot use the name '../elsewhere'"),
+        ({"name": ".hidden"}, r"Cannot use the name '.hidden'"),
+    ],
+)
+def test_parse_config_refuses_and_says_what_is_right(change, message):
+    with pytest.raises(InputError, match=message):
+        parse_config(MINIMAL | change)
+
+
+def test_parse_config_names_all_missing_sections_at_once():
+    with pytest.raises(InputError, match="Missing in the configuration: name, data, model"):
+        parse_config({})
+
+
+def test_numbers_that_yaml_takes_for_strings_are_numbers():
+    assert parse_config(MINIMAL | {"training": {"learning_rate": "1e-4"}}).training.learning_rate == 1e-4
+
+
+def test_overrides_reach_sections_and_the_short_form_of_model():
+    config = load_config("digits", ["training.epochs=3", "model.parameters.filters=8", "name=other"])
+    assert (config.training.epochs, config.training.model_parameters, config.name) == (3, {"filters": 8}, "other")
+
+
+@pytest.mark.parametrize("override", ["training.epochs", "=3", "name.x=1", "training.epochs=[1"])
+def test_malformed_overrides_are_refused(override):
+    with pytest.raises(InputError, match=re.escape(f"Cannot use --set {override!r}")):
+        load_config("digits", [override])
+
+
+def test_unknown_example_names_the_nearest():
+    with pytest.raises(InputError, match=r"Unknown configuration 'digts'.*Did you mean 'digits'\?"):
+        load_config("digts")
+
+
+def test_missing_and_malformed_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        load_config(str(tmp_path / "none.yaml"))
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(InputError, match="it is not YAML"):
+        load_config(str(tmp_path / "bad.yaml"))
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(InputError, match="expected sections, received list"):
+        load_config(str(tmp_path / "list.yaml"))

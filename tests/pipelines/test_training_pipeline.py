@@ -1,0 +1,52 @@
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from kfp import compiler
+from kfp import components as kfp_components
+
+from components.train_model.component import train_model
+from pipelines.config import load_config
+from pipelines.training_pipeline import training_pipeline
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "digits.yaml"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
+    compiler.Compiler().compile(training_pipeline(load_config("digits")), str(path))
+    return yaml.safe_load(path.read_text())
+
+
+def test_compiled_pipeline_matches_the_golden_file(compiled):
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/pipelines/test_training_pipeline.py."""
+    del compiled["sdkVersion"]
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(yaml.safe_dump(compiled, sort_keys=True, width=120))
+    assert compiled == yaml.safe_load(GOLDEN.read_text())
+
+
+def test_every_pipeline_input_has_a_default(compiled):
+    inputs = compiled["root"]["inputDefinitions"]["parameters"]
+    assert sorted(inputs) == ["champion", "epochs", "learning_rate", "source"]
+    assert all("defaultValue" in spec for spec in inputs.values())
+
+
+def test_export_runs_only_if_the_gate_says_so(compiled):
+    tasks = compiled["root"]["dag"]["tasks"]
+    assert sorted(tasks) == ["condition-1", "create-tfrecords", "evaluate-model", "train-model"]
+    assert "evaluate-model-Output'] == true" in tasks["condition-1"]["triggerPolicy"]["condition"]
+    assert list(compiled["components"]["comp-condition-1"]["dag"]["tasks"]) == ["export-model"]
+
+
+def test_a_train_step_can_be_swapped_without_touching_the_others(compiled, tmp_path):
+    compiler.Compiler().compile(train_model, str(tmp_path / "train.yaml"))
+    twin = kfp_components.load_component_from_file(str(tmp_path / "train.yaml"))
+    compiler.Compiler().compile(training_pipeline(load_config("digits"), train_step=twin), str(tmp_path / "all.yaml"))
+    swapped = yaml.safe_load((tmp_path / "all.yaml").read_text())
+    assert swapped["root"] == compiled["root"]
+    for name, component in compiled["components"].items():
+        if name != "comp-train-model":
+            assert swapped["components"][name] == component
