@@ -1,0 +1,214 @@
+"""`make bench`: every figure beside its baseline, measured in turn in the same run; medians, since machines are noisy.
+
+The data are CIFAR-10's JPEG files from ../shared/data where they are, else noise of the same shape.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from components.device import cpu_flags
+from tests.benchmarks import baselines
+from tests.cli import DATA
+
+NUM_IMAGES = 20_000
+TRAIN_IMAGES = 12_800
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+Measure = Callable[[], float]
+
+
+def make_images(folder: Path) -> Path:
+    """NUM_IMAGES JPEG files of 32×32, in a folder per class."""
+    images = folder / "images"
+    archive = DATA / "cifar10.tar.xz"
+    if archive.is_file():
+        per_class = NUM_IMAGES // 10
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                parts = member.name.split("/")
+                if len(parts) == 4 and parts[1] == "train" and int(Path(parts[3]).stem) <= per_class:
+                    path = images / parts[2] / parts[3]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    path.write_bytes(content.read())
+        return images
+    from PIL import Image
+
+    print(f"{archive} is not there: using noise")
+    noise = np.random.default_rng(0)
+    for i in range(NUM_IMAGES):
+        path = images / str(i % 10) / f"{i:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+    return images
+
+
+def in_turn(rounds: int, *measures: Measure) -> list[float]:
+    """Every measure's median, the measures taken in turn."""
+    taken = [[measure() for measure in measures] for _ in range(rounds)]
+    return [statistics.median(row[i] for row in taken) for i in range(len(measures))]
+
+
+def report(name: str, ours: float, baseline: float, unit: str, target: str, ratio: float | None = None) -> None:
+    """One line of the table."""
+    ratio = ours / baseline if ratio is None else ratio
+    print(f"{name:<58}{ours:>12,.2f}{baseline:>12,.2f} {unit:<10}{ratio:>7.2f}×  target {target}", flush=True)
+
+
+def run_json(*command: str) -> dict:
+    """A process's last line of output."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def bench_write(images: Path, work: Path) -> None:
+    """Records written per second."""
+    from components.create_tfrecords import WriteParams, plan_dataset, write_records
+
+    params = WriteParams(f"images:{images}", validation_fraction=0, test_fraction=0)
+    count = 0
+
+    def ours() -> float:
+        nonlocal count
+        count += 1
+        start = time.perf_counter()
+        result = write_records(params, work / f"records-{count}", plan_dataset(params))
+        return result.num_examples / (time.perf_counter() - start)
+
+    files = sorted(images.rglob("*.jpg"))
+    ours()  # Starts the worker processes.
+    rates = in_turn(
+        5,
+        ours,
+        lambda: baselines.write_plain(files, work / "plain.tfrecord"),
+        lambda: baselines.write_decoded(files, work / "decoded.tfrecord"),
+    )
+    report("write records/s, against a loop that keeps the JPEG bytes", rates[0], rates[1], "records/s", "≥ 3")
+    report("write records/s, against a loop that writes these records", rates[0], rates[2], "records/s", "≥ 3")
+
+
+def bench_read(work: Path) -> None:
+    """Records read per second."""
+    from components import records
+    from components.artifacts import TRAIN, Manifest
+
+    directory = work / "records-1"
+    manifest = Manifest.load(directory)
+
+    def ours() -> float:
+        start = time.perf_counter()
+        count = sum(len(fields["label"]) for fields in records.read_batches(directory, manifest, TRAIN))
+        return count / (time.perf_counter() - start)
+
+    rates = in_turn(5, ours, lambda: baselines.read_one_by_one(work / "plain.tfrecord"))
+    report("read records/s, against parse one, decode one", rates[0], rates[1], "records/s", "≥ 8")
+
+
+def bench_train(images: Path, work: Path) -> None:
+    """Images trained per second, CIFAR-10 network, batch 128."""
+    from components import records
+    from components.artifacts import TRAIN, Manifest
+    from components.create_tfrecords import WriteParams, write_records
+
+    held = 1 - TRAIN_IMAGES / NUM_IMAGES
+    directory = work / "train"
+    write_records(WriteParams(f"images:{images}", validation_fraction=0, test_fraction=held), directory)
+    examples = records.load_split(directory, Manifest.load(directory), TRAIN)
+    np.savez(work / "train.npz", images=examples.images, labels=examples.labels)
+    number = 0
+
+    def ours() -> float:
+        nonlocal number
+        number += 1
+        arguments = ["--model", "cifar10_cnn", "--epochs", "3", "--records", str(directory)]
+        result = run_json("-m", "components.train_model", *arguments, "--output", str(work / f"model-{number}"))
+        return result["examples_per_second"]
+
+    rates = in_turn(
+        3, ours, lambda: run_json("-m", "tests.benchmarks.baselines", str(work / "train.npz"))["examples_per_second"]
+    )
+    report("train images/s, against Model.fit, float32, arrays in RAM", rates[0], rates[1], "images/s", "≥ 3.3")
+    flags = {"amx_bf16", "avx512_bf16"} & set(cpu_flags())
+    print(f"  (this processor's bf16 units: {', '.join(sorted(flags)) or 'none'})")
+
+
+def bench_overhead(work: Path) -> None:
+    """The whole local run against its steps, each run alone as a process."""
+    number = 0
+
+    def whole() -> float:
+        nonlocal number
+        number += 1
+        start = time.perf_counter()
+        run_json("-m", "pipelines.cli", "run", "digits", "--workspace", str(work / f"run-{number}"), "--json")
+        return time.perf_counter() - start
+
+    def steps() -> float:
+        from pipelines.config import load_config
+
+        config = load_config("digits").as_dict()
+        root = work / f"steps-{number}"
+        training = {key.replace("_", "-"): value for key, value in config["training"].items()}
+        common = ["--records", str(root / "records")]
+        start = time.perf_counter()
+        run_json("-m", "components.create_tfrecords", "--source", config["data"]["source"], "--output", common[1])
+        flags = [text for key in ("epochs", "batch-size-per-replica", "learning-rate", "learning-rate-schedule",
+                                  "warmup-epochs") for text in (f"--{key}", str(training[key]))]  # fmt: skip
+        model = ["--model", str(root / "model")]
+        run_json("-m", "components.train_model", "--model", "digits_cnn", *flags, *common, "--output", model[1])
+        run_json("-m", "components.evaluate_model", *common, *model, "--output", str(root / "evaluation"))
+        run_json("-m", "components.export_model", *common, *model, "--output", str(root / "export"))
+        return time.perf_counter() - start
+
+    seconds = in_turn(3, whole, steps)
+    report("whole run of digits, against its four steps one by one", *seconds, "s", "≤ 1.10 or ≤ 4 s more")
+
+
+def bench_help() -> None:
+    """The time of --help, against starting Python."""
+
+    def timed(*command: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *command], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    seconds = in_turn(9, lambda: timed("-m", "pipelines.cli", "--help"), lambda: timed("-c", "pass"))
+    report("tpu-pipelines --help, against starting Python", *seconds, "s", "< 0.3 s")
+
+
+def main() -> None:
+    """Run all benchmarks, or those named."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    names = ("help", "write", "read", "train", "overhead")
+    parser.add_argument("names", nargs="*", choices=[[], *names], help=f"default: all of {', '.join(names)}")
+    wanted = parser.parse_args().names or names
+    print(f"{os.cpu_count()} cores\n{'':<58}{'ours':>12}{'baseline':>12}")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        work = Path(folder)
+        images = make_images(work) if {"write", "read", "train"} & set(wanted) else work
+        if "help" in wanted:
+            bench_help()
+        if {"write", "read"} & set(wanted):
+            bench_write(images, work)
+        if "read" in wanted:
+            bench_read(work)
+        if "train" in wanted:
+            bench_train(images, work)
+        if "overhead" in wanted:
+            bench_overhead(work)
+
+
+if __name__ == "__main__":
+    main()

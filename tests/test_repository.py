@@ -1,0 +1,94 @@
+"""Rules of the repository that no single module can keep."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from components.create_tfrecords import WriteParams
+from components.evaluate_model import EvaluateParams
+from components.export_model import ExportParams
+from components.train_model import TrainParams
+from pipelines.cli import main
+
+ROOT = Path(__file__).parent.parent
+STEPS = {
+    "create_tfrecords": WriteParams,
+    "train_model": TrainParams,
+    "evaluate_model": EvaluateParams,
+    "export_model": ExportParams,
+}
+ALLOWED_TOP_LEVEL = {"components", "pipelines", "docker", "tests", "pyproject.toml", "README.md", "Makefile"}
+ALLOWED_TOP_LEVEL |= {"requirements.lock", "LICENSE", "CHANGELOG.md"}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def sources(folder):
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", sources("components"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_components_import_neither_pipelines_nor_other_steps_and_only_wrappers_import_kfp(path):
+    step = path.relative_to(ROOT / "components").parts[0]
+    for name in imports(path):
+        assert name.split(".")[0] != "pipelines"
+        assert name.split(".")[0] != "kfp" or path.name == "component.py"
+        for other in STEPS:
+            assert other == step or not name.startswith(f"components.{other}"), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", sources("components"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_storage_talks_to_cloud_storage(path):
+    assert path.name == "storage.py" or not any(name.startswith("google.cloud") for name in imports(path))
+
+
+def test_the_top_level_holds_nothing_else():
+    ignored = {line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+    found = {path.name for path in ROOT.iterdir() if not any(path.match(pattern) for pattern in ignored)}
+    assert {name for name in found if not name.startswith(".")} <= ALLOWED_TOP_LEVEL
+
+
+@pytest.mark.parametrize(("step", "params"), STEPS.items())
+def test_a_steps_readme_lists_exactly_its_parameters(step, params):
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "components" / step / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(field.name for field in dataclasses.fields(params))
+
+
+def commands(readme):
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", readme.read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("line", commands(ROOT / "README.md"))
+def test_every_command_in_the_readme_exists(line, capsys):
+    words = line.split("#")[0].split()
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif words[0].endswith("tpu-pipelines"):
+        with pytest.raises(SystemExit) as stopped:
+            main([words[1], "--help"])
+        assert stopped.value.code == 0
+        flags = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+        assert {word for word in words if word.startswith("--")} <= flags
+    elif words[0] in ("python", ".venv/bin/python"):
+        assert (ROOT / words[2].replace(".", "/") / "__main__.py").is_file()
+    else:
+        assert words[0] in ("git", "cd", "open"), line
+
+
+def test_the_lock_names_no_index_and_pins_every_package_with_hashes():
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    entries = re.findall(
+        r"^([a-z0-9][^ =]*)==(\S+)((?:.*\\\n)(?: +--hash=sha256:[0-9a-f]{64}.*\n)+)", lock, re.MULTILINE
+    )
+    assert len(entries) == len(re.findall(r"^[a-z0-9]", lock, re.MULTILINE))
