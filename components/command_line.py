@@ -5,7 +5,6 @@ import dataclasses
 import json
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -25,7 +24,10 @@ def _attribute_docs(params: type) -> dict[str, str]:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'expected a JSON object such as {{"accuracy": 0.9}}, received {text!r}')
     return value
@@ -45,7 +47,7 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
         elif typing.get_origin(kind) is Mapping:
             options.update(type=_json_object, metavar="JSON")
         else:
-            options["type"] = kind if not isinstance(kind, types.UnionType) else str
+            options["type"] = kind
         parser.add_argument(flag, **options)
 
 
@@ -64,5 +66,8 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
+    except KeyboardInterrupt:
+        print("error: interrupted; run the same command again to continue", file=sys.stderr)
+        return FAILED
     print(json.dumps(dataclasses.asdict(result)))
     return code

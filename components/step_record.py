@@ -5,6 +5,8 @@ itself.
 """
 
 import contextlib
+import os
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -14,11 +16,24 @@ from components import storage
 from components.errors import InputError
 
 STEP_RECORD_FILE = "step.json"
+# The process that runs the pipeline here; a step whose runner has died must not go on beside the next run's.
+RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
+_LOOK_EVERY_SECONDS = 0.5
+
+
+def _die_with(runner: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(runner, 0)  # Sends nothing; only asks whether the process is there.
+            time.sleep(_LOOK_EVERY_SECONDS)
+    os._exit(1)
 
 
 @contextlib.contextmanager
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
     """Write `step.json` beside `artifact_path` when the block ends, however it ends; the exception goes on."""
+    if runner := os.environ.get(RUNNER_VARIABLE):
+        threading.Thread(target=_die_with, args=(int(runner),), daemon=True).start()
     start = time.time()
     state, message, mistake = "succeeded", "", False
     try:

@@ -136,7 +136,7 @@ def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...]) -> It
             except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
                 yield StoredFile(prefix + entry.name, 0, "missing")
             else:
-                yield StoredFile(prefix + entry.name, found.st_size, str(found.st_mtime_ns))
+                yield _stored(prefix + entry.name, found)
 
 
 def read_bytes(uri: str) -> bytes:
@@ -166,6 +166,8 @@ def read_bytes(uri: str) -> bytes:
             os.close(file)
     except PermissionError as error:
         raise InputError(f"Cannot read {uri!r}: permission denied. Change its mode or its owner.") from error
+    except ValueError as error:  # A NUL in the path.
+        raise InputError(f"Cannot read {uri!r}: {error}. Check the path.") from error
     except OSError as error:
         if error.errno in _MISSING:
             raise InputError(f"Cannot read {uri!r}: there is no such file. Check the path.") from error
@@ -259,6 +261,50 @@ def _existing_parent(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
+
+
+def require_output(directory: Path, marker: str) -> None:
+    """Check, before any long work, that a step may write `directory`, and would replace nothing but its own work.
+
+    Args:
+        directory: The folder to write.
+        marker: The file that this step leaves in its folders.
+
+    Raises:
+        InputError: If the folder cannot be written, or holds something without `marker` in it.
+    """
+    require_writable(directory)
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / marker).is_file():
+        raise InputError(
+            f"Refused to write into {directory}: expected an empty folder, or an earlier result with {marker} in it, "
+            f"received other files ({next(directory.iterdir()).name!r}). Choose another folder, or remove it."
+        )
+
+
+def require_writable(directory: Path) -> None:
+    """Check that `directory` is, or can become, a folder to write in.
+
+    Raises:
+        InputError: If it, or what stands in its way, is no folder, or may not be written.
+    """
+    existing = _existing_parent(directory.absolute())
+    if not existing.is_dir():
+        raise InputError(f"Cannot write to {directory}: {existing} is a file, not a folder. Choose another folder.")
+    if not os.access(existing, os.W_OK | os.X_OK) or existing.is_relative_to("/proc"):
+        raise InputError(f"Cannot write to {directory}: {existing} may not be written. Choose another folder.")
+
+
+def stat_file(root: str, name: str) -> StoredFile:
+    """One local file below `root`; a file that is missing has no bytes and the version `missing`."""
+    try:
+        return _stored(name, os.stat(f"{root}/{name}"))
+    except (OSError, ValueError):
+        return StoredFile(name, 0, "missing")
+
+
+def _stored(name: str, status: os.stat_result) -> StoredFile:
+    # Size and time alone can agree by design, as in an archive made to be reproducible; these two cannot be set.
+    return StoredFile(name, status.st_size, f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}")
 
 
 def require_free_bytes(path: Path, num_bytes: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from components import artifacts, storage
 from components.create_tfrecords.sources import Listing
+from components.models import source_files
 from pipelines.config import Config
 
 STEPS = ("create_tfrecords", "train_model", "evaluate_model", "export_model")
@@ -27,7 +28,7 @@ def _digest(*parts: Any) -> str:
 
 def _hash_files(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(paths):
+    for path in sorted(path for path in paths if path.is_file()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -70,16 +71,14 @@ def step_keys(config: Config, data: str) -> dict[str, str]:
     Returns:
         Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
     """
-    model = Path(config.training.model)
-    model_file = _hash_files([model]) if model.suffix in (".py", ".keras") and model.is_file() else ""
-    champion = Path(config.gate.champion)
-    champion_files = (
-        _hash_files(path for path in champion.rglob("*") if path.suffix in (".json", ".h5"))
-        if config.gate.champion and champion.is_dir()
-        else ""
-    )
+    model_files = _hash_files(source_files(config.training.model))
+    champion = config.gate.champion
+    if storage.is_remote(champion):
+        champion_files = _digest([dataclasses.astuple(file) for file in storage.list_files(champion)])
+    else:
+        champion_files = _hash_files(Path(champion).rglob("*.*")) if champion else ""
     records = _digest(code_version("create_tfrecords"), _params(config.data), data)
-    trained = _digest(code_version("train_model"), _params(config.training), model_file, records)
+    trained = _digest(code_version("train_model"), _params(config.training), model_files, records)
     return {
         "create_tfrecords": records,
         "train_model": trained,

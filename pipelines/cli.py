@@ -105,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for add in _COMMANDS:
         add(commands)
     arguments = parser.parse_args(argv)
+    sys.path.append(os.getcwd())  # A model's module may stand there, as it may for the steps' processes.
     from components.errors import InputError
 
     try:
@@ -112,6 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
+    except BrokenPipeError:  # Whoever read the output has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED

@@ -76,6 +76,17 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     return parse_config(raw, name_or_path)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice instead of taking the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As the base class, which this checks on behalf of."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"the key {repeated[0]!r} is given twice{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
 def _read(name_or_path: str) -> dict[str, Any]:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
@@ -86,10 +97,10 @@ def _read(name_or_path: str) -> dict[str, Any]:
                 f"{', '.join(ready_examples())}." + _did_you_mean(name_or_path, ready_examples())
             )
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise InputError(f"Cannot read the configuration {path}: {error.strerror}. Check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(
             f"Cannot read the configuration {path}: it is not YAML ({' '.join(str(error).split())})."
         ) from error
@@ -117,7 +128,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
             raise InputError(f"Cannot use --set {override!r}: {section!r} is a value, not a section.")
     try:
         target[key] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"Cannot use --set {override!r}: the value is not YAML.") from error
 
 
@@ -139,8 +150,14 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     _check_keys(raw, _KEYS, where)
     if missing := [key for key in ("name", "data", "model") if key not in raw]:
         raise InputError(f"Missing in {where}: {', '.join(missing)}. Expected name, data and model at least.")
-    name = str(raw["name"])
-    if not name or len(name) > _NAME_LENGTH or not all(c.isalnum() or c in "-_." for c in name) or name[0] == ".":
+    name = raw["name"]
+    if (
+        not isinstance(name, str)
+        or not name
+        or len(name) > _NAME_LENGTH
+        or not all(c.isalnum() or c in "-_." for c in name)
+        or name[0] == "."
+    ):
         raise InputError(
             f"Cannot use the name {name!r}: expected letters, digits, '-', '_' and '.', at most {_NAME_LENGTH}."
         )
@@ -199,13 +216,10 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
     elif origin is tuple and isinstance(value, list):
         return tuple(_convert(item, typing.get_args(kind)[0], where) for item in value)
     elif origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        inner = typing.get_args(kind)[1]
-        return {
-            str(key): item if inner is Any else _convert(item, inner, f"{where}.{key}") for key, item in value.items()
-        }
+        return {str(key): _convert(item, typing.get_args(kind)[1], f"{where}.{key}") for key, item in value.items()}
     elif kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     elif isinstance(kind, type) and type(value) is kind:
         return value
-    expected = {tuple: "a list", dict: "a mapping"}.get(origin, getattr(kind, "__name__", str(kind)))
+    expected = {tuple: "a list", Mapping: "a mapping"}.get(origin, getattr(kind, "__name__", str(kind)))
     raise InputError(f"{where} must be {expected}. Received: {value!r}.")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import fcntl
 import io
 import json
@@ -19,12 +20,13 @@ from components.artifacts import EVALUATION_FILE, EXPORT_FILE, REPORT_FILE, Mani
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.errors import InputError
 from components.progress import TERMINAL_VARIABLE
-from components.step_record import STEP_RECORD_FILE
+from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
 from pipelines.caching import STEPS, data_version, step_keys
 from pipelines.config import Config
 
 SUMMARY_FILE = "summary.json"
 LOG_FILE = "run.log"
+_MARKERS = (SUMMARY_FILE, LOG_FILE)
 RUNNERS = ("subprocess", "docker")
 # The artifact that a step leaves, and the folder of the run in which it is published.
 _ARTIFACTS = {
@@ -60,6 +62,8 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
     run_dir = workspace / config.name
     cache_dir = workspace / ".cache" / config.name
     with _only_run(run_dir, cache_dir):
+        (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
+        (run_dir / LOG_FILE).touch()
         keys = step_keys(config, data_version(plan.listing, workspace / ".cache" / "sources"))
         session = _Session(config, keys, run_dir, cache_dir)
         session.run(runner)
@@ -72,12 +76,14 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
     Raises:
         InputError: On the first thing that is wrong.
     """
-    for name, value in (("workspace", str(workspace)), ("data.source", config.data.source)):
-        if "python3" in value:
-            raise InputError(
-                f"Cannot use {name} {value!r}: kfp.local rewrites the text 'python3' wherever it stands. Use another "
-                "path."
-            )
+    run_dir = workspace.absolute() / config.name
+    if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
+        raise InputError(
+            "Cannot run with 'python3' in a name, path or value: kfp.local rewrites the text 'python3' wherever it "
+            f"stands. Received workspace {str(workspace)!r}, data.source {config.data.source!r} and others. "
+            "Use another name."
+        )
+    _check_run_dir(config, run_dir)
     plan = plan_dataset(config.data)
     config.training.check_batch_fits(plan.split_examples["train"])
     for section, split in (("gate", config.gate.split), ("export", config.export.split)):
@@ -89,6 +95,26 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
     if config.gate.champion and not storage.is_remote(config.gate.champion):
         ModelInfo.load(Path(config.gate.champion))
     return plan
+
+
+def _check_run_dir(config: Config, run_dir: Path) -> None:
+    """Refuse a folder that cannot be written, that is not a run's, or that holds what the run reads."""
+    storage.require_writable(run_dir)
+    if run_dir.is_dir() and any(run_dir.iterdir()) and not any((run_dir / name).is_file() for name in _MARKERS):
+        raise InputError(
+            f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
+            "Use another --workspace or --set name=…"
+        )
+    location = config.data.source.partition(":")[2]
+    for what, read in (("data.source", location), ("gate.champion", config.gate.champion)):
+        if not read or storage.is_remote(read) or not os.path.exists(read):
+            continue
+        ours, theirs = run_dir.resolve(), Path(read).resolve()
+        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+            raise InputError(
+                f"Refused to write into {run_dir}: {what} {read!r} lies there, or around it, and a run replaces what "
+                "its folder holds. Use another --workspace or --set name=…, or copy what is read to another place."
+            )
 
 
 @contextlib.contextmanager
@@ -135,7 +161,8 @@ class _Session:
         self._cache = LocalCache(str(cache_dir / "steps"))
         self._drop_leftovers()
         self._cached = {step for step in STEPS if self._outputs(step) is not None}
-        self._before = set(cache_dir.glob(f"*/*/{STEP_RECORD_FILE}"))
+        # kfp.local names a run's folder by the time. What an interrupted run's last process still leaves is not ours.
+        self._first_folder = f"training-pipeline-{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"
 
     @property
     def _checkpoint_dir(self) -> Path:
@@ -167,6 +194,9 @@ class _Session:
         for task_dir in self._cache_dir.glob("training-pipeline-*/*"):
             if task_dir not in kept:
                 shutil.rmtree(task_dir, ignore_errors=True)
+        for pattern in (".*.tmp", ".*.old"):
+            for half in self._run_dir.glob(pattern):
+                shutil.rmtree(half, ignore_errors=True)
         for pipeline_dir in self._cache_dir.glob("training-pipeline-*"):
             if not any(pipeline_dir.iterdir()):
                 pipeline_dir.rmdir()
@@ -203,7 +233,7 @@ class _Session:
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:
         """What the steps' processes are to see beside our own environment."""
-        added = {"AIP_CHECKPOINT_DIR": str(self._checkpoint_dir)}
+        added = {"AIP_CHECKPOINT_DIR": str(self._checkpoint_dir), RUNNER_VARIABLE: str(os.getpid())}
         if sys.stderr.isatty():
             added[TERMINAL_VARIABLE] = "1"
         saved = dict(os.environ)
@@ -236,7 +266,7 @@ class _Session:
             else:
                 shutil.rmtree(self._run_dir / folder, ignore_errors=True)
         if "train_model" in done:
-            shutil.rmtree(self._checkpoint_dir, ignore_errors=True)
+            shutil.rmtree(self._checkpoint_dir.parent, ignore_errors=True)
         evaluation = _read(self._run_dir / "evaluation" / EVALUATION_FILE)
         challenger = evaluation.get("challenger", {})
         export = _read(self._run_dir / "export" / EXPORT_FILE)
@@ -263,7 +293,8 @@ class _Session:
 
     def _failure(self) -> dict[str, Any] | None:
         """The record of the step that failed in this run, if one did."""
-        records = [_read(path) for path in set(self._cache_dir.glob(f"*/*/{STEP_RECORD_FILE}")) - self._before]
+        folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path.name >= self._first_folder)
+        records = [_read(path) for folder in folders for path in folder.glob(f"*/{STEP_RECORD_FILE}")]
         return next((record for record in records if record["state"] == "failed"), None)
 
     def _step_summary(self, step: str, artifact: Path | None, failure: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -284,14 +315,22 @@ def _make_runner(runner: str, config: Config) -> Any:
 
     if runner == "subprocess":
         return local.SubprocessRunner(use_venv=False)
+    import docker.errors
+    import docker.types
+
+    import docker
+
     try:
-        import docker.types
-    except ImportError as error:
-        raise InputError("Cannot use the docker runner: the Docker SDK is missing. Run: pip install docker.") from error
-    location = config.data.source.partition(":")[2]
+        docker.from_env().ping()  # type: ignore[attr-defined]  # mypy takes our folder docker/ for it.
+    except docker.errors.DockerException as error:
+        raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
+    kind, _, location = config.data.source.partition(":")
+    reads = [str(Path(location).parent) if kind == "csv" else location, config.training.model, config.gate.champion]
     mounts = []
-    if not storage.is_remote(location) and Path(location).exists():
-        mounts.append(docker.types.Mount(str(Path(location)), str(Path(location).absolute()), "bind", read_only=True))
+    for path in (path for path in reads if path and not storage.is_remote(path) and os.path.exists(path)):
+        if not os.path.isabs(path):
+            raise InputError(f"The docker runner needs absolute paths. Received: {path!r}.")
+        mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
     return local.DockerRunner(
         mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
     )

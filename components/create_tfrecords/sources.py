@@ -6,6 +6,7 @@ import difflib
 import gzip
 import hashlib
 import io
+import os
 import struct
 import zipfile
 import zlib
@@ -56,7 +57,7 @@ class Listing:
 
     def stat_digest(self) -> str:
         """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
-        digest = hashlib.sha256(repr((self.version, self.class_names)).encode())
+        digest = hashlib.sha256(repr((self.version, self.class_names, os.path.abspath(self.root))).encode())
         for key, label in zip(self.keys, self.labels.tolist(), strict=True):
             file = self.files.get(key)
             digest.update(f"{key}\0{label}\0{file and (file.num_bytes, file.version)}\n".encode())
@@ -246,7 +247,12 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
             _check_groups([row[params.group_column] for row in rows], splits.tolist(), location)
     labels, classes = _index_labels([row["label"] for row in rows], params, paths)
     order = sorted(range(len(paths)), key=paths.__getitem__)
-    known = {file.name: file for file in storage.list_files(root)}
+    if storage.is_remote(root):
+        known = {file.name: file for file in storage.list_files(root)}
+        # A file that is missing is quarantined when it is read, like one that is damaged.
+        files = {path: known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths}
+    else:
+        files = {path: storage.stat_file(root, path) for path in paths}
     return Listing(
         source=params.source,
         keys=tuple(paths[i] for i in order),
@@ -255,8 +261,8 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         splits=None if splits is None else splits[order],
         groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
         root=root,
-        # A file that is missing is quarantined when it is read, like one that is damaged.
-        files={paths[i]: known.get(paths[i], storage.StoredFile(paths[i], 0, "missing")) for i in order},
+        files=files,
+        version=hashlib.sha256(content).hexdigest(),
     )
 
 
@@ -279,7 +285,11 @@ def _from_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
         _check_arrays(split, images, labels, params.source)
     keys = [f"{split or 'all'}/{i:08d}" for split, (images, _) in arrays.items() for i in range(len(images))]
     values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
-    labels, classes = _index_labels(values.astype(str).tolist(), params, keys)
+    try:
+        names = values.astype(str).tolist()
+    except UnicodeDecodeError as error:
+        raise InputError(f"Cannot use the labels of {params.source}: expected ASCII, received {error}.") from error
+    labels, classes = _index_labels(names, params, keys)
     shapes = {images.shape[1:] for images, _ in arrays.values()}
     if len(shapes) > 1:
         raise InputError(

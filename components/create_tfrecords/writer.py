@@ -101,10 +101,11 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
 
 
 def _check_target(directory: Path, source: str) -> None:
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+    storage.require_writable(directory)
+    if not directory.exists() or not any(directory.iterdir()):
         return
     advice = "Choose another folder, or remove it."
-    others = [directory] if not directory.is_dir() else [file for file in directory.iterdir() if not _is_ours(file)]
+    others = [file for file in directory.iterdir() if not _is_ours(file)]
     try:
         # Its shards are not looked at: where they are damaged, writing them again is the way out.
         held = json.loads((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None

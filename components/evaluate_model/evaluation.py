@@ -47,6 +47,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     Raises:
         InputError: If the split is empty, or a model is damaged or does not fit the data set.
     """
+    storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
     manifest.split(params.split)
     info = _matching_info(model_dir, manifest, "model")

@@ -47,6 +47,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         InputError: If a model or data set is damaged, or a format disagrees with the trained model beyond the
             tolerance.
     """
+    storage.require_output(output, EXPORT_FILE)
     manifest = Manifest.load(records_dir)
     info = ModelInfo.load(model_dir)
     manifest.split(params.split)
@@ -120,18 +121,13 @@ def _quiet() -> Iterator[None]:
 
 
 def _write_saved_model(model: Any, info: ModelInfo, path: Path) -> None:
-    import keras
-
     tf = records.tensorflow()
     names = tf.constant(info.class_names)
 
-    def answer(images: Any) -> dict[str, Any]:
-        probabilities = model(images, training=False)
+    def answer(image: Any) -> dict[str, Any]:
+        probabilities = model(image, training=False)
         index = tf.argmax(probabilities, axis=-1)
         return {"probabilities": probabilities, "class_index": index, "class_name": tf.gather(names, index)}
-
-    def from_pixels(image: Any) -> dict[str, Any]:
-        return answer(image)
 
     def from_encoded(encoded: Any) -> dict[str, Any]:
         return answer(
@@ -142,12 +138,16 @@ def _write_saved_model(model: Any, info: ModelInfo, path: Path) -> None:
             )
         )
 
-    archive = keras.export.ExportArchive()
-    archive.track(model)
+    module = tf.Module()
+    # Keras's own ExportArchive would store every weight twice.
+    module.weights = [variable.value for variable in model.variables]
     pixels = tf.TensorSpec((None, *info.image_shape), tf.uint8, name="image")
-    archive.add_endpoint("serving_default", from_pixels, input_signature=[pixels])
-    archive.add_endpoint("encoded", from_encoded, input_signature=[tf.TensorSpec((None,), tf.string, name="encoded")])
-    archive.write_out(str(path), verbose=False)
+    files = tf.TensorSpec((None,), tf.string, name="encoded")
+    signatures = {
+        "serving_default": tf.function(answer, input_signature=[pixels]),
+        "encoded": tf.function(from_encoded, input_signature=[files]),
+    }
+    tf.saved_model.save(module, str(path), signatures=signatures)
 
 
 def _convert(model: Any, image_shape: tuple[int, int, int], calibration: np.ndarray | None) -> bytes:
@@ -202,6 +202,8 @@ def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str
     command = [sys.executable, "-I", verification.__file__, str(export_dir), str(work)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode < 0:
+        raise RuntimeError(f"The process that judges the export was killed by signal {-done.returncode}.")
     if done.returncode:
         raise InputError(
             f"The exported model does not load in a fresh process (exit code {done.returncode}): "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,21 @@ def predict_inputs(
         raise InputError(
             f"Cannot predict with {export_dir}: there is no {EXPORT_FILE} in it. Expected the export folder of a run."
         )
-    facts = json.loads(path.read_text())
-    shape = tuple(facts["input"]["shape"][1:])
-    model = lite_predictor(export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE))
+    try:
+        facts = json.loads(path.read_bytes())
+        shape, class_names = tuple(facts["input"]["shape"][1:]), facts["class_names"]
+        model = lite_predictor(export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"Cannot predict with {export_dir}: it is damaged ({error!r}). Export the model again."
+        ) from error
     for name, images in _read_inputs(inputs, shape):
         answers = np.concatenate([model(images[i : i + _BATCH_SIZE]) for i in range(0, len(images), _BATCH_SIZE)])
         for position, probabilities in enumerate(answers):
             best = np.argsort(-probabilities, kind="stable")[:top]
             yield ImagePrediction(
                 name if len(images) == 1 else f"{name}[{position}]",
-                tuple((facts["class_names"][i], float(probabilities[i])) for i in best),
+                tuple((class_names[i], float(probabilities[i])) for i in best),
             )
 
 
@@ -85,8 +91,11 @@ def _read_image(path: str, shape: tuple[int, ...]) -> np.ndarray:
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     try:
         loaded: Any = np.load(path, allow_pickle=False)
-        return {"": loaded} if path.endswith(".npy") else {f":{name}": loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError) as error:
+        arrays = {f":{name}": loaded[name] for name in loaded.files} if hasattr(loaded, "files") else {"": loaded}
+        if not arrays:
+            raise ValueError("it is empty")
+        return arrays
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"Cannot read {path}: {error}. Expected an array file without pickled objects.") from error
 
 

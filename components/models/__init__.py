@@ -5,6 +5,7 @@ uint8[batch, height, width, channels] pixels in [0, 255], scales them itself, so
 cannot disagree, and gives float32[batch, num_classes] probabilities.
 """
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -20,6 +21,7 @@ REGISTRY = {
     "cifar10_cnn": "components.models.cifar10_cnn",
 }
 _BUILDER = "build_model"
+_GIVEN = {"image_shape", "num_classes"}
 
 
 def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
@@ -36,12 +38,65 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
                 f"The model file {name!r} takes no parameters. Received: {sorted(parameters)}. Remove them, or give a "
                 ".py file."
             )
-    elif ":" not in name and name not in REGISTRY:
+        if name.endswith(".py"):
+            _check_parameters(name, _signature_in_file(Path(name)), parameters or {})
+    elif ":" in name:
+        _find_module(name.split(":", 1)[0])
+    elif name in REGISTRY:
+        builder = importlib.import_module(REGISTRY[name]).build_model
+        _check_parameters(name, set(inspect.signature(builder).parameters), parameters or {})
+    else:
         close = difflib.get_close_matches(name, REGISTRY, n=1)
         raise InputError(
             f"Unknown model {name!r}: expected one of {', '.join(REGISTRY)}, a .py or .keras file, or module:function."
             + (f" Did you mean {close[0]!r}?" if close else "")
         )
+
+
+def _signature_in_file(path: Path) -> set[str] | None:
+    """The parameters of the file's `build_model`, read without running it; None where it takes any."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"Cannot import the model {str(path)!r}: {error}. Correct the file.") from error
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == _BUILDER:
+            arguments = node.args
+            names = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+            return None if arguments.kwarg else names
+    return None  # Imported from elsewhere, perhaps; known once the file runs.
+
+
+def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str, Any]) -> None:
+    for parameter in parameters:
+        if known is not None and parameter not in known - _GIVEN:
+            close = difflib.get_close_matches(parameter, known - _GIVEN, n=1)
+            raise InputError(
+                f"Unknown parameter {parameter!r} of the model {name!r}: expected some of {sorted(known - _GIVEN)}."
+                + (f" Did you mean {close[0]!r}?" if close else "")
+            )
+
+
+def _find_module(module_name: str) -> str:
+    """The file of an importable module, found without running it."""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise InputError(
+            f"Cannot import the model's module {module_name!r}: there is no such module. Check its name and the path."
+        )
+    return spec.origin
+
+
+def source_files(name: str) -> list[Path]:
+    """The files that decide what a model of the user's own is: its file, and those beside it that it may import."""
+    if name.endswith(".keras"):
+        return [Path(name)]
+    if name.endswith(".py"):
+        return sorted(Path(name).parent.glob("*.py"))
+    return sorted(Path(_find_module(name.split(":", 1)[0])).parent.glob("*.py")) if ":" in name else []
 
 
 def _builder(name: str) -> Callable[..., Any]:
@@ -96,7 +151,14 @@ def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int, 
                 f"Parameters do not fit the model {name!r}: {error}. Expected some of {known}, received "
                 f"{sorted(parameters)}."
             ) from error
-        model = builder(image_shape, num_classes, **parameters)
+        try:
+            model = builder(image_shape, num_classes, **parameters)
+        except (ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else repr(error)
+            raise InputError(
+                f"The model {name!r} could not be built for images {image_shape} and {num_classes} classes with "
+                f"{dict(parameters)}: {reason}. Correct the parameters or the model."
+            ) from error
     if tuple(model.input_shape) != (None, *image_shape) or tuple(model.output_shape) != (None, num_classes):
         raise InputError(
             f"The model {name!r} does not fit the data: expected input {(None, *image_shape)} and output "

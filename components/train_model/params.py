@@ -66,6 +66,8 @@ class TrainParams:
                 raise InputError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}.")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise InputError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate}.")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed must be at least 0 and below 2**32. Received: seed={self.seed}.")
         for name in (
             "warmup_epochs",
             "weight_decay",
@@ -74,8 +76,8 @@ class TrainParams:
             "in_memory_mib",
             "checkpoint_seconds",
         ):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative. Received: {name}={getattr(self, name)}.")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must not be negative, and finite. Received: {name}={getattr(self, name)}.")
         if self.weight_decay and self.optimizer != "adamw":
             raise InputError(
                 f"weight_decay={self.weight_decay} needs optimizer=adamw. Received: optimizer={self.optimizer!r}."

@@ -17,6 +17,7 @@ from components.artifacts import (
     BEST_WEIGHTS_FILE,
     HISTORY_FILE,
     LAST_WEIGHTS_FILE,
+    MODEL_FILE,
     TRAIN,
     VALIDATION,
     Manifest,
@@ -61,6 +62,7 @@ def train_model(
     Raises:
         InputError: If parameters, data and device do not fit, or training diverges; the last good checkpoint stays.
     """
+    storage.require_output(output, MODEL_FILE)
     manifest = Manifest.load(records_dir)
     num_examples = manifest.split(TRAIN).num_examples
     params.check_batch_fits(num_examples)
@@ -253,13 +255,14 @@ class _Session:
         if self._validation is not None:
             entry |= self._validate(self._validation)
         judged = entry.get("validation_loss", entry["loss"])
-        if not np.isfinite(judged):
-            raise self.divergence(self.steps, "the validation loss")
+        weights = checkpoints.snapshot(self._weights())
+        if not np.isfinite(judged) or not checkpoints.all_finite(weights):
+            raise self.divergence(self.steps, "the validation loss or a weight")
         now.history.append(entry)
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
         if now.best_loss is None or judged < now.best_loss:
             now.best_loss, now.best_epoch = judged, now.epoch
-            self._best = checkpoints.snapshot(self._weights())
+            self._best = weights
             checkpoints.save_arrays(self._checkpoint_dir / checkpoints.BEST_FILE, self._best, now)
         self.save_checkpoint(0, 0.0)
         with writer.as_default(step=now.epoch):

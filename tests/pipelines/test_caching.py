@@ -79,3 +79,28 @@ def test_data_version_follows_content_and_remembers_it(tmp_path):
     assert version() == first, "the same content at another time is the same data"
     touched.write_bytes(touched.read_bytes()[:-1] + b"\1")
     assert version() != first
+
+
+def test_a_csvs_split_column_counts(tmp_path):
+    for name in "abcd":
+        (tmp_path / f"{name}.png").write_bytes(name.encode())
+    lines = ["a.png,x,train", "b.png,y,train", "c.png,x,test", "d.png,y,test"]
+    params = WriteParams(f"csv:{tmp_path}/list.csv", validation_fraction=0)
+
+    def version():
+        (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *lines]))
+        return caching.data_version(plan_dataset(params).listing, tmp_path / "memo")
+
+    first = version()
+    lines[0], lines[2] = "a.png,x,test", "c.png,x,train"
+    assert version() != first
+
+
+def test_a_models_module_counts(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "a_users_model.py"
+    path.write_text("a = 1")
+    config = load_config("digits", ["model=a_users_model:build_model"])
+    before = caching.step_keys(config, "v")["train_model"]
+    path.write_text("a = 2")
+    assert caching.step_keys(config, "v")["train_model"] != before

@@ -85,3 +85,13 @@ def test_predict_refuses_what_it_cannot_read(finished_run, tmp_path):
     assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "none.png")), "there is no such file")
     assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "floats.npy")), "received float64[1, 8, 8")
     assert_user_error(tpu_pipelines("predict", export, "x.png", "--top", "0"), "--top must be at least 1")
+
+
+def test_predict_refuses_damaged_files(finished_run, tmp_path):
+    export = str(finished_run[0] / "digits" / "export")
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
+    np.savez(tmp_path / "empty.npz")
+    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "cut.npz")), "Cannot read")
+    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "empty.npz")), "it is empty")
+    (tmp_path / "export.json").write_text("{}")
+    assert_user_error(tpu_pipelines("predict", str(tmp_path), "x.png"), "it is damaged")

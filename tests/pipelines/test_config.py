@@ -84,3 +84,26 @@ def test_missing_and_malformed_files_are_refused(tmp_path):
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(InputError, match="expected sections, received list"):
         load_config(str(tmp_path / "list.yaml"))
+
+
+def test_keys_given_twice_are_refused(tmp_path):
+    (tmp_path / "twice.yaml").write_text("name: a\nname: b\n")
+    with pytest.raises(InputError, match="the key 'name' is given twice"):
+        load_config(str(tmp_path / "twice.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("name=2024-13-45", "the value is not YAML"),
+        ("name=", "Cannot use the name None"),
+        ("gate.minimum=3", "gate.minimum must be a mapping. Received: 3"),
+        ("training.seed=-1", "seed must be at least 0"),
+        ("training.warmup_epochs=.nan", "warmup_epochs must not be negative, and finite"),
+        ("model.parameters.unitz=3", r"Unknown parameter 'unitz'.*Did you mean 'units'\?"),
+        ("model=nosuch.module:build", "there is no such module"),
+    ],
+)
+def test_settings_that_only_look_right_are_refused(override, message):
+    with pytest.raises(InputError, match=message):
+        load_config("digits", [override])

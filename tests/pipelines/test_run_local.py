@@ -147,3 +147,26 @@ def test_bad_settings_are_refused_before_any_work(tmp_path, override, words):
     done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / "w"), "--set", override)
     assert_user_error(done, words)
     assert not (tmp_path / "w" / "digits").exists()
+
+
+def test_a_run_never_writes_where_its_source_or_champion_lies(tmp_path):
+    pictures = tmp_path / "flowers" / "records"
+    pictures.mkdir(parents=True)
+    for name in ("a", "b"):
+        (tmp_path / "flowers" / name).mkdir()
+        (tmp_path / "flowers" / name / "1.png").write_bytes(b"")
+    name = ("--workspace", str(tmp_path), "--set", "name=flowers")
+    source = ("--set", f"data.source=images:{tmp_path / 'flowers'}")
+    assert_user_error(tpu_pipelines("run", "digits", *name, *source), "received other files")
+    (tmp_path / "flowers" / "run.log").write_text("")
+    assert_user_error(tpu_pipelines("run", "digits", *name, *source), "data.source", "lies there")
+    champion = ("--set", f"gate.champion={tmp_path / 'flowers' / 'a'}")
+    assert_user_error(tpu_pipelines("run", "digits", *name, *champion), "gate.champion", "lies there")
+    assert pictures.is_dir()
+
+
+@pytest.mark.parametrize("workspace", ["file", "file/below", "/proc/nowhere"])
+def test_a_workspace_that_cannot_be_written_is_refused(tmp_path, workspace):
+    (tmp_path / "file").write_text("")
+    done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / workspace))
+    assert_user_error(done, "Cannot write to")

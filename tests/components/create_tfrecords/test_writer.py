@@ -365,7 +365,7 @@ def test_a_strange_manifest_is_refused_and_left_untouched(tmp_path, text):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(InputError, match=r"expected an empty folder, received other files \('out'\)"):
+    with pytest.raises(InputError, match=r"out is a file, not a folder"):
         write_records(WriteParams("sklearn:digits"), tmp_path / "out")
 
 
