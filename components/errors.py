@@ -1,5 +1,8 @@
 """The one exception that a command line turns into a paragraph instead of a stack trace."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """What was asked for cannot be done: bad data, a bad parameter, or a machine too small for it.
@@ -7,3 +10,14 @@ class InputError(ValueError):
     Raised with a message that says what failed, what was expected and received, and what to do.
     Command lines print it and exit with code 2; anything else is a defect and keeps its stack trace.
     """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question to end an error message with, or nothing where no known word is near.
+
+    Example:
+        >>> did_you_mean("epoch", ["epochs", "seed"])
+        " Did you mean 'epochs'?"
+    """
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

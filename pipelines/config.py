@@ -1,7 +1,6 @@
 """A run's configuration: a YAML file or a ready example, every key checked against what the steps take."""
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 
 from components.create_tfrecords.params import WriteParams
-from components.errors import InputError
+from components.errors import InputError, did_you_mean
 from components.evaluate_model.params import EvaluateParams
 from components.export_model.params import ExportParams
 from components.models import check_model
@@ -94,7 +93,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
         if not path.is_file():
             raise InputError(
                 f"Unknown configuration {name_or_path!r}: expected a .yaml file or one of "
-                f"{', '.join(ready_examples())}." + _did_you_mean(name_or_path, ready_examples())
+                f"{', '.join(ready_examples())}." + did_you_mean(name_or_path, ready_examples())
             )
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
@@ -107,11 +106,6 @@ def _read(name_or_path: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InputError(f"Cannot read the configuration {path}: expected sections, received {type(raw).__name__}.")
     return raw
-
-
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:
@@ -183,7 +177,7 @@ def _check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str) -> Non
     for key in raw:
         if key not in known:
             raise InputError(
-                f"Unknown key {key!r} in {where}: expected one of {', '.join(known)}.{_did_you_mean(str(key), known)}"
+                f"Unknown key {key!r} in {where}: expected one of {', '.join(known)}.{did_you_mean(str(key), known)}"
             )
 
 

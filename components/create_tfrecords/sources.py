@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import difflib
 import gzip
 import hashlib
 import io
@@ -20,7 +19,7 @@ import numpy as np
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.params import WriteParams
-from components.errors import InputError
+from components.errors import InputError, did_you_mean
 
 _REMOTE_THREADS = 16
 _SHOWN = 5
@@ -93,10 +92,9 @@ def list_examples(params: WriteParams) -> Listing:
     """
     kind, separator, location = params.source.partition(":")
     if not separator or kind not in _SOURCES:
-        close = difflib.get_close_matches(kind, _SOURCES, n=1)
         raise InputError(
             f"Unknown source {params.source!r}: expected one of {', '.join(f'{name}:…' for name in _SOURCES)}."
-            + (f" Did you mean {close[0]!r}?" if close else "")
+            + did_you_mean(kind, _SOURCES)
         )
     if not location:
         raise InputError(f"Source {params.source!r} names no place: expected {kind}:PATH or {kind}:NAME.")

@@ -103,9 +103,8 @@ def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
     if (info.class_names, info.image_shape) != (manifest.class_names, manifest.image_shape):
         raise InputError(
             f"The {role} in {model_dir} does not fit the data set: expected classes {list(manifest.class_names)} "
-            "and images "
-            f"{manifest.image_shape}, received {list(info.class_names)} and {info.image_shape}. Evaluate it on "
-            "the data set it was made for, or train a new one"
+            f"and images {manifest.image_shape}, received {list(info.class_names)} and {info.image_shape}. Evaluate it "
+            "on the data set it was made for, or train a new one"
             + (" with gate.champion left empty." if role == "champion" else ".")
         )
     return info

@@ -1,13 +1,12 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 
 from components.artifacts import SPLITS, TEST
 from components.device import ACCELERATORS, BACKENDS
-from components.errors import InputError
+from components.errors import InputError, did_you_mean
 
 HIGHER_IS_BETTER = ("accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "roc_auc")
 LOWER_IS_BETTER = ("loss", "calibration_error")
@@ -50,10 +49,9 @@ class EvaluateParams:
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
                 if metric not in METRICS:
-                    close = difflib.get_close_matches(metric, METRICS, n=1)
                     raise InputError(
                         f"Unknown metric {metric!r} in {name}: expected one of {', '.join(METRICS)}."
-                        + (f" Did you mean {close[0]!r}?" if close else "")
+                        + did_you_mean(metric, METRICS)
                     )
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")

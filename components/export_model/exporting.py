@@ -53,9 +53,9 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     manifest.split(params.split)
     if (info.class_names, info.image_shape) != (manifest.class_names, manifest.image_shape):
         raise InputError(
-            f"The model in {model_dir} does not fit the data set in {records_dir}: expected images "
-            f"{info.image_shape} of "
-            f"{len(info.class_names)} classes, received {manifest.image_shape} of {len(manifest.class_names)}."
+            f"The model in {model_dir} does not fit the data set in {records_dir}: expected "
+            f"images {info.image_shape} of {len(info.class_names)} classes, received {manifest.image_shape} of "
+            f"{len(manifest.class_names)}."
         )
     devices.prepare("tensorflow", "cpu", 1, "float32")
     from components.models.loading import load_trained_model
@@ -232,7 +232,6 @@ def _check(params: ExportParams, result: ExportResult) -> None:
     if problems:
         raise InputError(
             f"The exported model disagrees with the trained one on {result.num_examples} examples: "
-            f"{'; '.join(problems)}. "
-            "Nothing was exported. Check the model for layers that behave differently on CPU, or loosen the "
-            "export section."
+            f"{'; '.join(problems)}. Nothing was exported. Check the model for layers that behave differently on CPU, "
+            "or loosen the export section."
         )

@@ -6,7 +6,6 @@ cannot disagree, and gives float32[batch, num_classes] probabilities.
 """
 
 import ast
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.errors import InputError
+from components.errors import InputError, did_you_mean
 
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
@@ -46,10 +45,9 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
         builder = importlib.import_module(REGISTRY[name]).build_model
         _check_parameters(name, set(inspect.signature(builder).parameters), parameters or {})
     else:
-        close = difflib.get_close_matches(name, REGISTRY, n=1)
         raise InputError(
             f"Unknown model {name!r}: expected one of {', '.join(REGISTRY)}, a .py or .keras file, or module:function."
-            + (f" Did you mean {close[0]!r}?" if close else "")
+            + did_you_mean(name, REGISTRY)
         )
 
 
@@ -70,10 +68,9 @@ def _signature_in_file(path: Path) -> set[str] | None:
 def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str, Any]) -> None:
     for parameter in parameters:
         if known is not None and parameter not in known - _GIVEN:
-            close = difflib.get_close_matches(parameter, known - _GIVEN, n=1)
             raise InputError(
                 f"Unknown parameter {parameter!r} of the model {name!r}: expected some of {sorted(known - _GIVEN)}."
-                + (f" Did you mean {close[0]!r}?" if close else "")
+                + did_you_mean(parameter, known - _GIVEN)
             )
 
 
@@ -146,7 +143,7 @@ def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int, 
         try:
             inspect.signature(builder).bind(image_shape, num_classes, **parameters)
         except TypeError as error:
-            known = [p for p in inspect.signature(builder).parameters if p not in ("image_shape", "num_classes")]
+            known = [p for p in inspect.signature(builder).parameters if p not in _GIVEN]
             raise InputError(
                 f"Parameters do not fit the model {name!r}: {error}. Expected some of {known}, received "
                 f"{sorted(parameters)}."
