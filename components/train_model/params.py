@@ -7,10 +7,7 @@ from typing import Any
 
 from components.device import ACCELERATORS, BACKENDS, PRECISIONS
 from components.errors import InputError
-
-OPTIMIZERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "cosine")
-SCALINGS = ("auto", "linear", "sqrt", "none")
+from components.models.compiling import check_optimization
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,35 +58,15 @@ class TrainParams:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size_per_replica", "shuffle_buffer"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}.")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise InputError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate}.")
+        check_optimization(self)
+        if self.shuffle_buffer < 1:
+            raise InputError(f"shuffle_buffer must be at least 1. Received: shuffle_buffer={self.shuffle_buffer}.")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed must be at least 0 and below 2**32. Received: seed={self.seed}.")
-        for name in (
-            "warmup_epochs",
-            "weight_decay",
-            "early_stopping_epochs",
-            "num_replicas",
-            "in_memory_mib",
-            "checkpoint_seconds",
-        ):
+        for name in ("early_stopping_epochs", "num_replicas", "in_memory_mib", "checkpoint_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must not be negative, and finite. Received: {name}={getattr(self, name)}.")
-        if self.weight_decay and self.optimizer != "adamw":
-            raise InputError(
-                f"weight_decay={self.weight_decay} needs optimizer=adamw. Received: optimizer={self.optimizer!r}."
-            )
-        for name, known in (
-            ("optimizer", OPTIMIZERS),
-            ("learning_rate_schedule", SCHEDULES),
-            ("learning_rate_scaling", SCALINGS),
-            ("backend", BACKENDS),
-            ("accelerator", ACCELERATORS),
-            ("precision", PRECISIONS),
-        ):
+        for name, known in (("backend", BACKENDS), ("accelerator", ACCELERATORS), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
 

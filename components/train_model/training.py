@@ -25,11 +25,11 @@ from components.artifacts import (
 )
 from components.errors import InputError
 from components.models import build_model
+from components.models.compiling import compile_model
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.data import EpochReader, open_training_split, steps_per_epoch
 from components.train_model.params import TrainParams, TrainResult
-from components.train_model.schedule import scale_learning_rate, warmup_steps
 
 _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"
@@ -97,15 +97,7 @@ class _Session:
             self.model = build_model(
                 params.model, manifest.image_shape, len(manifest.class_names), params.model_parameters
             )
-            self.model.compile(
-                optimizer=self._optimizer(),
-                loss="sparse_categorical_crossentropy",
-                weighted_metrics=["accuracy"],
-                jit_compile=device.jit_compile,
-            )
-            self.model.optimizer.build(self.model.trainable_variables)
-            # Makes the metrics' variables, as `fit` does at its first step: a checkpoint is restored before that.
-            self.model._symbolic_build(data_batch=_empty_batch(manifest.image_shape))
+            compile_model(self.model, params, device.num_replicas, self.steps, device.jit_compile)
         self._reader: EpochReader = open_training_split(
             records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
         )
@@ -126,29 +118,6 @@ class _Session:
             self.model.get_config(),
         )
         return hashlib.sha256(repr(facts).encode()).hexdigest()
-
-    def _optimizer(self) -> Any:
-        import keras
-
-        params = self.params
-        rate: Any = scale_learning_rate(
-            params.learning_rate, self.device.num_replicas, params.learning_rate_scaling, params.optimizer
-        )
-        total = self.steps * params.epochs
-        warmup = warmup_steps(params.warmup_epochs, self.steps, total)
-        if warmup or params.learning_rate_schedule == "cosine":
-            rate = keras.optimizers.schedules.CosineDecay(
-                0.0 if warmup else rate,
-                decay_steps=total - warmup,
-                alpha=0.0 if params.learning_rate_schedule == "cosine" else 1.0,  # 1.0: a decay to where it started.
-                warmup_target=rate if warmup else None,
-                warmup_steps=warmup,
-            )
-        if params.optimizer == "sgd":
-            return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
-        if params.optimizer == "adamw":
-            return keras.optimizers.AdamW(rate, weight_decay=params.weight_decay)
-        return keras.optimizers.Adam(rate)
 
     def variables(self) -> dict[str, Any]:
         """Everything that a step changes: weights, dropout's random state, optimizer, running metrics."""
@@ -332,10 +301,6 @@ class _Session:
                 training={**dataclasses.asdict(self.params), **dataclasses.asdict(result)},
             ).save(staged)
         return result
-
-
-def _empty_batch(image_shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return np.zeros((1, *image_shape), np.uint8), np.zeros(1, np.int32), np.ones(1, np.float32)
 
 
 def _epoch_line(entry: dict[str, float], epochs: int) -> str:

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
+from components.models.compiling import scale_learning_rate, warmup_steps
 from components.train_model import train_model
-from components.train_model.schedule import scale_learning_rate, warmup_steps
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""What turns a model into a training step: optimizer, learning rate at every step, loss and metrics.
+
+Training runs that step; preflight compiles the very same one for a TPU.
+"""
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from components.errors import InputError
+
+OPTIMIZERS = ("adam", "adamw", "sgd")
+SCHEDULES = ("constant", "cosine")
+SCALINGS = ("auto", "linear", "sqrt", "none")
+
+
+class Optimization(Protocol):
+    """What both steps' parameters say of it; see `TrainParams`."""
+
+    @property
+    def optimizer(self) -> str: ...  # noqa: D102
+    @property
+    def learning_rate(self) -> float: ...  # noqa: D102
+    @property
+    def learning_rate_scaling(self) -> str: ...  # noqa: D102
+    @property
+    def learning_rate_schedule(self) -> str: ...  # noqa: D102
+    @property
+    def warmup_epochs(self) -> float: ...  # noqa: D102
+    @property
+    def weight_decay(self) -> float: ...  # noqa: D102
+    @property
+    def epochs(self) -> int: ...  # noqa: D102
+
+
+def check_optimization(settings: Any) -> None:
+    """Check what both steps' parameters share: an `Optimization` with a `batch_size_per_replica`.
+
+    Raises:
+        InputError: If a value is unknown or out of range.
+    """
+    for name in ("epochs", "batch_size_per_replica"):
+        if getattr(settings, name) < 1:
+            raise InputError(f"{name} must be at least 1. Received: {name}={getattr(settings, name)}.")
+    if not (math.isfinite(settings.learning_rate) and settings.learning_rate > 0):
+        raise InputError(f"learning_rate must be positive. Received: learning_rate={settings.learning_rate}.")
+    for name in ("warmup_epochs", "weight_decay"):
+        if not 0 <= getattr(settings, name) < math.inf:
+            raise InputError(f"{name} must not be negative, and finite. Received: {name}={getattr(settings, name)}.")
+    if settings.weight_decay and settings.optimizer != "adamw":
+        raise InputError(
+            f"weight_decay={settings.weight_decay} needs optimizer=adamw. Received: optimizer={settings.optimizer!r}."
+        )
+    for name, known in (
+        ("optimizer", OPTIMIZERS),
+        ("learning_rate_schedule", SCHEDULES),
+        ("learning_rate_scaling", SCALINGS),
+    ):
+        if getattr(settings, name) not in known:
+            raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(settings, name)!r}.")
+
+
+def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, optimizer: str) -> float:
+    """The peak learning rate for a global batch of `num_replicas` times the size.
+
+    Linear for SGD (https://arxiv.org/abs/1706.02677), the square root for adaptive methods
+    (https://arxiv.org/abs/2205.10287).
+
+    Example:
+        >>> scale_learning_rate(0.1, 8, "auto", "sgd"), scale_learning_rate(0.001, 4, "auto", "adam")
+        (0.8, 0.002)
+    """
+    if scaling == "auto":
+        scaling = "linear" if optimizer == "sgd" else "sqrt"
+    return learning_rate * {"linear": float(num_replicas), "sqrt": math.sqrt(num_replicas), "none": 1.0}[scaling]
+
+
+def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -> int:
+    """Steps of warm-up; always fewer than all.
+
+    Example:
+        >>> warmup_steps(0.5, steps_per_epoch=10, total_steps=100)
+        5
+    """
+    return min(round(warmup_epochs * steps_per_epoch), total_steps - 1)
+
+
+def _optimizer(settings: Optimization, num_replicas: int, steps_per_epoch: int) -> Any:
+    import keras
+
+    rate: Any = scale_learning_rate(
+        settings.learning_rate, num_replicas, settings.learning_rate_scaling, settings.optimizer
+    )
+    total = steps_per_epoch * settings.epochs
+    warmup = warmup_steps(settings.warmup_epochs, steps_per_epoch, total)
+    if warmup or settings.learning_rate_schedule == "cosine":
+        rate = keras.optimizers.schedules.CosineDecay(
+            0.0 if warmup else rate,
+            decay_steps=total - warmup,
+            alpha=0.0 if settings.learning_rate_schedule == "cosine" else 1.0,  # 1.0: a decay to where it started.
+            warmup_target=rate if warmup else None,
+            warmup_steps=warmup,
+        )
+    if settings.optimizer == "sgd":
+        return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
+    if settings.optimizer == "adamw":
+        return keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
+    return keras.optimizers.Adam(rate)
+
+
+def compile_model(
+    model: Any, settings: Optimization, num_replicas: int, steps_per_epoch: int, jit_compile: bool
+) -> None:
+    """Compile a model for training, with every variable made that a step changes.
+
+    Args:
+        model: A keras.Model as `build_model` gives it.
+        settings: Optimizer and learning rate.
+        num_replicas: Replicas that share a batch.
+        steps_per_epoch: Of training.
+        jit_compile: Whether XLA compiles the step.
+    """
+    model.compile(
+        optimizer=_optimizer(settings, num_replicas, steps_per_epoch),
+        loss="sparse_categorical_crossentropy",
+        weighted_metrics=["accuracy"],
+        jit_compile=jit_compile,
+    )
+    model.optimizer.build(model.trainable_variables)
+    # Makes the metrics' variables, as `fit` does at its first step: a checkpoint is restored before that.
+    empty = (np.zeros((1, *model.input_shape[1:]), np.uint8), np.zeros(1, np.int32), np.ones(1, np.float32))
+    model._symbolic_build(data_batch=empty)
