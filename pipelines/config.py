@@ -13,6 +13,7 @@ from components.create_tfrecords.params import WriteParams
 from components.errors import InputError, did_you_mean
 from components.evaluate_model.params import EvaluateParams
 from components.export_model.params import ExportParams
+from components.machine_spec import MachineSpec, parse_machine
 from components.models import check_model
 from components.train_model.params import TrainParams
 
@@ -31,6 +32,7 @@ class Config:
         training: What train_model takes, the model and its parameters included.
         gate: What evaluate_model takes.
         export: What export_model takes.
+        machine: The TPU slice to train on in the cloud, if one is named.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Config:
     training: TrainParams
     gate: EvaluateParams
     export: ExportParams
+    machine: MachineSpec | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The sections as they stand in a YAML file, defaults filled in."""
@@ -45,6 +48,8 @@ class Config:
         model = {"name": training.pop("model"), "parameters": training.pop("model_parameters")}
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in ("data", "gate", "export")}
         plain = {"name": self.name, "model": model, "training": training, **sections}
+        if self.machine:
+            plain["machine"] = self.machine.as_dict()
         return typing.cast(dict[str, Any], _without_tuples(plain))
 
 
@@ -113,8 +118,8 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     if not separator or not path:
         raise InputError(f"Cannot use --set {override!r}: expected section.key=value, as in training.epochs=3.")
     *sections, key = path.split(".")
-    if sections[:1] == ["model"] and isinstance(raw.get("model"), str):
-        raw["model"] = {"name": raw["model"]}
+    if sections and sections[0] in ("model", "machine") and isinstance(raw.get(sections[0]), str):
+        raw[sections[0]] = {"name": raw[sections[0]]}
     target = raw
     for section in sections:
         target = target.setdefault(section, {})
@@ -132,7 +137,7 @@ _SECTIONS: dict[str, type] = {
     "gate": EvaluateParams,
     "export": ExportParams,
 }
-_KEYS = ("name", "data", "model", "training", "gate", "export")
+_KEYS = ("name", "data", "model", "training", "machine", "gate", "export")
 
 
 def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -170,7 +175,10 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
             raise InputError(f"Cannot use {section}: expected a mapping, received {values!r}.")
         fixed = {"model": str(model["name"]), "model_parameters": parameters} if section == "training" else {}
         sections[section] = _build(params, values, fixed, section)
-    return Config(name=name, **sections)
+    machine = raw.get("machine")
+    if machine is not None:
+        machine = parse_machine(machine, sections["training"].backend)
+    return Config(name=name, machine=machine, **sections)
 
 
 def _check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str) -> None:

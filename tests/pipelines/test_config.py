@@ -41,6 +41,8 @@ def test_as_dict_is_a_config_again():
         ({"data": {}}, r"Missing in section data: source"),
         ({"data": {"source": "sklearn:digits", "stratify": "yes"}}, r"data.stratify must be bool. Received: 'yes'"),
         ({"data": {"source": "sklearn:digits", "image_size": 32}}, r"data.image_size must be a list. Received: 32"),
+        ({"machine": "v5e-12"}, r"Cannot use machine: .*Received: 'v5e-12'. Nearest: v5e-8, v5e-16"),
+        ({"machine": {"name": "v5e-8", "regoin": "us-west1"}}, r"'regoin' in machine.* Did you mean 'region'\?"),
         ({"name": "../elsewhere"}, r"Cannot use the name '../elsewhere'"),
         ({"name": ".hidden"}, r"Cannot use the name '.hidden'"),
     ],
@@ -48,6 +50,30 @@ def test_as_dict_is_a_config_again():
 def test_parse_config_refuses_and_says_what_is_right(change, message):
     with pytest.raises(InputError, match=message):
         parse_config(MINIMAL | change)
+
+
+def test_machine_is_a_short_name_or_a_mapping_and_shown_only_if_set():
+    config = parse_config(MINIMAL | {"machine": {"name": "v5e-8", "fallbacks": ["v6e-8"]}})
+    assert (config.machine.name, config.machine.fallbacks[0].name) == ("v5e-8", "v6e-8")
+    assert parse_config(config.as_dict()) == config
+    assert parse_config(MINIMAL | {"machine": "v3-8"}).machine.accelerator_type == "TPU_V3"
+    assert parse_config(MINIMAL | {"machine": None}).machine is None
+    assert "machine" not in parse_config(MINIMAL).as_dict()
+
+
+def test_machine_is_checked_with_the_backend_that_trains_on_it():
+    tensorflow = {"training": {"backend": "tensorflow"}}
+    assert parse_config(MINIMAL | tensorflow | {"machine": "v3-8"}).machine.name == "v3-8"
+    assert parse_config(MINIMAL | {"machine": "v6e-8"}).machine.name == "v6e-8"
+    with pytest.raises(InputError, match=r"Cannot use machine: .*Received: v6e-8, backend='tensorflow'"):
+        parse_config(MINIMAL | tensorflow | {"machine": "v6e-8"})
+
+
+def test_overrides_reach_the_machine_and_its_short_form(tmp_path):
+    assert load_config("digits", ["machine=v5e-8"]).machine.name == "v5e-8"
+    assert load_config("digits", ["machine=v5e-8", "machine.spot=true"]).machine.spot
+    (tmp_path / "mine.yaml").write_text("{name: a, data: {source: 'sklearn:digits'}, model: digits_cnn, machine: v3-8}")
+    assert load_config(str(tmp_path / "mine.yaml"), ["machine.region=europe-west4"]).machine.region == "europe-west4"
 
 
 def test_parse_config_names_all_missing_sections_at_once():

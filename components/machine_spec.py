@@ -1,0 +1,550 @@
+"""The machine that a training job asks Vertex for, checked against a catalogue of what can be asked for.
+
+`machine_catalogue.json` is that catalogue: every TPU slice that Vertex trains on, what its chips can do, where it is
+offered and what it is listed at, each value with its source and date. Nothing here talks to the cloud.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from components.errors import InputError, did_you_mean
+
+CATALOGUE_FILE = Path(__file__).parent / "machine_catalogue.json"
+VERTEX_FIELDS = ("machine_type", "accelerator_type", "accelerator_count", "tpu_topology")
+BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
+MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
+_RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z]+-[a-z]+\d+)-[a-z]/reservations/[^/]+")
+_PRICE_KINDS = {
+    False: "Cloud TPU list price, on demand, not Vertex's",
+    True: "Cloud TPU list price, spot, not Vertex's",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a value comes from, and the day it was true; a year where the day is not known."""
+
+    text: str
+    date: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One generation of TPU.
+
+    Attributes:
+        name: `v2`, `v3`, `v5e`, `v6e` or `7x`.
+        device_kind: As JAX reports it.
+        devices_per_chip: JAX devices; v2, v3 and 7x show each half of a chip as one.
+        hbm_usable_bytes: What a compiled program may use of a JAX device's memory.
+        hbm_bytes_per_second: Memory bandwidth of a chip.
+        peak_bf16_flops: Floating-point operations per second of a chip.
+        clock_hz: Turns the TPU compiler's cycles into seconds; fitted to the peak, not published.
+        mxu_size: Rows and columns of a matrix unit.
+        supports_tensorflow: Whether Vertex runs TensorFlow on it.
+        regions: That train on one host.
+        pod_regions: That train on several hosts.
+        serving_only_regions: That have it, but not for training.
+        ici_bytes_per_second: Of one link between chips, one way; None where no source says.
+        sources: Where each of these comes from, by attribute.
+    """
+
+    name: str
+    device_kind: str
+    devices_per_chip: int
+    hbm_usable_bytes: int
+    hbm_bytes_per_second: float
+    peak_bf16_flops: float
+    clock_hz: float
+    mxu_size: int
+    supports_tensorflow: bool
+    regions: tuple[str, ...]
+    pod_regions: tuple[str, ...]
+    serving_only_regions: tuple[str, ...] = ()
+    ici_bytes_per_second: float | None = None
+    sources: Mapping[str, Source] = dataclasses.field(default_factory=dict, hash=False, repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """One virtual machine of a slice."""
+
+    vcpus: int
+    ram_bytes: int
+    source: str
+    date: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """What a whole slice is listed at in one region; `kind` says whose price it is, and for what."""
+
+    usd_per_hour: float
+    region: str
+    is_spot: bool
+    kind: str
+    source: str
+    date: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """One row of the catalogue: a set of chips that one can ask Vertex for.
+
+    Attributes:
+        name: Short name. v2 and v3 count cores (`v2-8`), the others chips (`v5e-8`). Where a slice of two hosts has as
+            many chips as a single host, it carries the suffix of its machine type (`v5e-8-4t`).
+        generation: What its chips are.
+        machine_type: Vertex's name of a host.
+        chips: Their number.
+        devices: JAX devices, which is to say replicas.
+        hosts: Virtual machines. Vertex derives them: its `replica_count` is 1 for all of these.
+        libtpu_topology: Its name for the TPU compiler.
+        source: Where the row comes from.
+        date: When it was true.
+        accelerator_type: `TPU_V2` or `TPU_V3`; empty where Vertex takes a topology.
+        accelerator_count: Cores, where Vertex takes an accelerator type; else 0.
+        tpu_topology: Chips along each axis (`2x4`); empty where Vertex takes an accelerator type.
+        chips_per_host_bounds: One host's part of the topology, for the TPU compiler; None for its default.
+        host: What each host has; None where that is not published.
+        prices: List prices of the whole slice.
+    """
+
+    name: str
+    generation: Generation
+    machine_type: str
+    chips: int
+    devices: int
+    hosts: int
+    libtpu_topology: str
+    source: str
+    date: str
+    accelerator_type: str = ""
+    accelerator_count: int = 0
+    tpu_topology: str = ""
+    chips_per_host_bounds: tuple[int, int, int] | None = None
+    host: Host | None = None
+    prices: tuple[Price, ...] = ()
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The regions that train on it."""
+        return self.generation.pod_regions if self.hosts > 1 else self.generation.regions
+
+    @property
+    def vertex_fields(self) -> dict[str, Any]:
+        """The fields of Vertex's machine spec; those that it does not take are empty or 0."""
+        return {key: getattr(self, key) for key in VERTEX_FIELDS}
+
+    def price(self, region: str = "", spot: bool = False) -> Price | None:
+        """The list price of the whole slice in `region`, or in the cheapest region that trains on it.
+
+        None where no trustworthy price is known: none is made from another slice's or another region's.
+
+        Example:
+            >>> load_catalogue().find("v5e-8").price("us-west1").usd_per_hour
+            9.6
+        """
+        known = [price for price in self.prices if price.is_spot == spot and region in ("", price.region)]
+        return min(known, key=lambda price: price.usd_per_hour, default=None)
+
+    def __str__(self) -> str:
+        shape = self.tpu_topology or f"{self.accelerator_count} {self.accelerator_type}"
+        return f"{self.name} ({self.machine_type}, {shape})"
+
+
+@dataclasses.dataclass(frozen=True)
+class UnofferedGeneration:
+    """A generation that exists, but that Vertex does not train on."""
+
+    name: str
+    machine_type_prefix: str
+    cores_per_chip: int
+    source: str
+    date: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Catalogue:
+    """Every slice that Vertex trains on: by generation, the oldest first, then by size, then by number of hosts."""
+
+    generations: tuple[Generation, ...]
+    slices: tuple[Slice, ...]
+    not_offered: tuple[UnofferedGeneration, ...]
+
+    def find(self, name: str) -> Slice:
+        """The slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
+
+        Raises:
+            InputError: If there is none, or the name could mean two; names the nearest.
+
+        Example:
+            >>> load_catalogue().find("v5e-8").machine_type
+            'ct5lp-hightpu-8t'
+        """
+        plain = name.strip().lower().replace("v5litepod-", "v5e-")
+        found = [one for one in self.slices if plain in (one.name, one.libtpu_topology, _topology_name(one))]
+        if not found:
+            raise InputError(_explain_unknown(self, name, plain))
+        if len(found) > 1:
+            raise InputError(f"{name!r} can mean {' or '.join(map(str, found))}. Write which.")
+        return found[0]
+
+
+@functools.cache
+def load_catalogue() -> Catalogue:
+    """The catalogue that comes with this package; read once."""
+    raw = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
+    sources = {key: Source(**source) for key, source in raw["sources"].items()}
+
+    def cited(row: Mapping[str, Any]) -> dict[str, Any]:
+        source = sources[row["source"]]
+        return {**row, "source": source.text, "date": source.date}
+
+    generations = {row["name"]: _read_generation(row, sources) for row in raw["generations"]}
+    hosts = {row.pop("machine_type"): Host(**row) for row in map(cited, raw["hosts"])}
+    prices = [cited(row) for row in raw["prices"]]
+
+    def read_slice(row: dict[str, Any]) -> Slice:
+        bounds = row.pop("chips_per_host_bounds", None)
+        one = Slice(
+            **row | {"generation": generations[row["generation"]], "host": hosts.get(row["machine_type"])},
+            chips_per_host_bounds=tuple(bounds) if bounds else None,
+        )
+        return dataclasses.replace(one, prices=tuple(_read_prices(prices, one)))
+
+    return Catalogue(
+        generations=tuple(generations.values()),
+        slices=tuple(read_slice(cited(row)) for row in raw["slices"]),
+        not_offered=tuple(UnofferedGeneration(**cited(row)) for row in raw["not_offered"]),
+    )
+
+
+def _read_generation(row: Mapping[str, Any], sources: Mapping[str, Source]) -> Generation:
+    values: dict[str, Any] = {"name": row["name"]}
+    cited = {}
+    for key, cell in row.items():
+        if key != "name":
+            values[key] = tuple(cell["value"]) if isinstance(cell["value"], list) else cell["value"]
+            cited[key] = sources[cell["source"]]
+    return Generation(**values, sources=cited)
+
+
+def _read_prices(rows: Iterable[Mapping[str, Any]], one: Slice) -> Iterator[Price]:
+    """The prices of a slice: its own, or its chips' where its generation is sold by the chip."""
+    for row in rows:
+        if row.get("slice") == one.name:
+            usd_per_hour = row["usd_per_hour"]
+        elif row.get("generation") == one.generation.name:
+            usd_per_hour = round(row["usd_per_chip_hour"] * one.chips, 4)
+        else:
+            continue
+        spot = row.get("spot", False)
+        yield Price(usd_per_hour, row["region"], spot, _PRICE_KINDS[spot], row["source"], row["date"])
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineSpec:
+    """What a training job asks Vertex for. Holds only what Vertex accepts.
+
+    Attributes:
+        machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`.
+        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; else empty.
+        accelerator_count: Cores, with `cloud-tpu`; else 0.
+        tpu_topology: Chips along each axis, with all but `cloud-tpu`.
+        region: Where to train; empty leaves it to the settings.
+        boot_disk_type: `pd-ssd`, `pd-standard` or `hyperdisk-balanced`.
+        boot_disk_size_gb: From 100 to 64,000.
+        spot: Cheaper, and taken away at any time; only on one host.
+        reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty is none.
+        timeout_seconds: The job is stopped after this time; Vertex's own default is 7 days.
+        restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
+        disable_retries: Do not start the job again after an error of the platform.
+        max_wait_seconds: How long to wait for the machine before the next fallback is tried; 0 is without end.
+        fallbacks: Machines to try, in order, where this one cannot be had; they have none of their own.
+
+    Raises:
+        InputError: If Vertex would refuse it; names what is nearest.
+    """
+
+    machine_type: str
+    accelerator_type: str = ""
+    accelerator_count: int = 0
+    tpu_topology: str = ""
+    region: str = ""
+    boot_disk_type: str = "pd-ssd"
+    boot_disk_size_gb: int = 100
+    spot: bool = False
+    reservation: str = ""
+    timeout_seconds: int = 7 * 24 * 3600
+    restart_job_on_worker_restart: bool = False
+    disable_retries: bool = False
+    max_wait_seconds: int = 24 * 3600
+    fallbacks: tuple["MachineSpec", ...] = ()
+
+    def __post_init__(self) -> None:
+        machine = self.slice
+        if self.region and self.region not in machine.regions:
+            raise InputError(_explain_region(machine, self.region))
+        if self.spot and machine.hosts > 1:
+            siblings = [one for one in load_catalogue().slices if one.generation == machine.generation]
+            single = [one for one in siblings if one.hosts == 1]
+            raise InputError(
+                f"Spot machines are single hosts, and {machine.name} has {machine.hosts}. Received: spot=True. "
+                f"Set spot: false; nearest single host: {_names(_nearest(single, machine.chips))}."
+            )
+        self._check_reservation()
+        if self.boot_disk_type not in BOOT_DISK_TYPES:
+            raise InputError(
+                f"boot_disk_type must be one of {', '.join(BOOT_DISK_TYPES)}. Received: {self.boot_disk_type!r}."
+                + did_you_mean(self.boot_disk_type, BOOT_DISK_TYPES)
+            )
+        if not MIN_BOOT_DISK_GB <= self.boot_disk_size_gb <= MAX_BOOT_DISK_GB:
+            raise InputError(
+                f"boot_disk_size_gb must be from {MIN_BOOT_DISK_GB} to {MAX_BOOT_DISK_GB}. "
+                f"Received: {self.boot_disk_size_gb}."
+            )
+        if self.timeout_seconds < 1:
+            raise InputError(f"timeout_seconds must be at least 1. Received: {self.timeout_seconds}.")
+        if self.max_wait_seconds < 0:
+            raise InputError(f"max_wait_seconds must not be negative; 0 waits on. Received: {self.max_wait_seconds}.")
+        if self.disable_retries and self.restart_job_on_worker_restart:
+            raise InputError(
+                "disable_retries would override restart_job_on_worker_restart. Received: both true. Set one of them."
+            )
+        if any(fallback.fallbacks for fallback in self.fallbacks):
+            raise InputError("A fallback has no fallbacks of its own. List them all, in order, under the machine.")
+
+    def _check_reservation(self) -> None:
+        if not self.reservation:
+            return
+        match = _RESERVATION.fullmatch(self.reservation)
+        if not match:
+            raise InputError(
+                f"reservation must be projects/PROJECT/zones/ZONE/reservations/NAME. Received: {self.reservation!r}."
+            )
+        if self.spot:
+            raise InputError(f"A spot machine uses no reservation. Received: spot=True, {self.reservation!r}. Set one.")
+        if self.region and match["region"] != self.region:
+            raise InputError(
+                f"The reservation must be in the region {self.region!r}. Received: one in {match['region']!r}, "
+                f"{self.reservation!r}."
+            )
+
+    @property
+    def slice(self) -> Slice:
+        """The catalogue's row."""
+        wanted = {key: getattr(self, key) for key in VERTEX_FIELDS}
+        for one in load_catalogue().slices:
+            if one.vertex_fields == wanted:
+                return one
+        raise InputError(_explain_mismatch(wanted))
+
+    @property
+    def name(self) -> str:
+        """The short name of the slice."""
+        return self.slice.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, which `parse_machine` turns into this spec again."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {"name": self.name, **values, "fallbacks": [fallback.as_dict() for fallback in self.fallbacks]}
+
+
+def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: str = "machine") -> MachineSpec:
+    """Read a machine as it stands in a configuration.
+
+    Args:
+        value: A short name, or a mapping: `name` or Vertex's own fields, and any other field of `MachineSpec`. Its
+            `fallbacks` are a list of either; they take from it what they do not set, but for the reservation, which
+            holds one type of machine.
+        backend: What will train on it: `tensorflow`, `jax` or `auto`, which chooses one that the machine runs.
+        where: What to call it in an error.
+
+    Raises:
+        InputError: If Vertex would refuse it, or it does not run the backend; names what is nearest.
+
+    Example:
+        >>> parse_machine({"name": "v5e-8", "spot": True, "fallbacks": ["v6e-8"]}).fallbacks[0].machine_type
+        'ct6e-standard-8t'
+    """
+    fields = _as_mapping(value, where)
+    fallbacks = fields.pop("fallbacks", ())
+    if not isinstance(fallbacks, list | tuple):
+        raise InputError(f"Cannot use {where}.fallbacks: expected a list of machines. Received: {fallbacks!r}.")
+    try:
+        spec = MachineSpec(**_resolve_name(fields))
+        _check_backend(spec.slice, backend)
+    except InputError as error:
+        raise InputError(f"Cannot use {where}: {error}") from error
+    shared = {key: value for key, value in fields.items() if key not in ("name", "reservation", *VERTEX_FIELDS)}
+    parsed = []
+    for i, fallback in enumerate(fallbacks):
+        place = f"{where}.fallbacks[{i}]"
+        parsed.append(parse_machine(shared | _as_mapping(fallback, place), backend, place))
+    try:
+        return dataclasses.replace(spec, fallbacks=tuple(parsed))
+    except InputError as error:
+        raise InputError(f"Cannot use {where}: {error}") from error
+
+
+def _as_mapping(value: Any, where: str) -> dict[str, Any]:
+    """A machine's fields, of known names and right types."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        raise InputError(f"Cannot use {where}: expected a short name or a mapping of fields. Received: {value!r}.")
+    types = {"name": str} | {field.name: field.type for field in dataclasses.fields(MachineSpec)}
+    for key, item in value.items():
+        if key not in types:
+            raise InputError(
+                f"Unknown key {key!r} in {where}: expected one of {', '.join(types)}.{did_you_mean(str(key), types)}"
+            )
+        kind = types[key]
+        if isinstance(kind, type) and type(item) is not kind and key != "fallbacks":
+            raise InputError(f"{where}.{key} must be {kind.__name__}. Received: {item!r}.")
+    return dict(value)
+
+
+def _resolve_name(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same fields with Vertex's own in place of the short name."""
+    if "name" not in fields:
+        if "machine_type" not in fields:
+            raise InputError(
+                f"Expected a name or a machine_type. Received: {dict(fields)!r}. Add name: v5e-8, or such."
+            )
+        return dict(fields)
+    named = load_catalogue().find(fields["name"])
+    for key, expected in named.vertex_fields.items():
+        if fields.get(key, expected) != expected:
+            raise InputError(
+                f"The name {fields['name']!r} means {key}={expected!r}. Received: {key}={fields[key]!r}. "
+                "Leave out one of them."
+            )
+    return {key: item for key, item in fields.items() if key != "name"} | named.vertex_fields
+
+
+def _check_backend(machine: Slice, backend: str) -> None:
+    if backend == "tensorflow" and not machine.generation.supports_tensorflow:
+        able = [one for one in load_catalogue().slices if one.generation.supports_tensorflow]
+        raise InputError(
+            f"TPU {machine.generation.name} does not run TensorFlow. Received: {machine.name}, backend='tensorflow'. "
+            f"Use the backend jax, or one of {_names(_nearest_of_each_generation(able, machine.chips))}."
+        )
+
+
+def _topology_name(one: Slice) -> str:
+    return f"{one.generation.name}:{one.libtpu_topology.partition(':')[2]}"
+
+
+def _names(slices: Iterable[Slice]) -> str:
+    return ", ".join(one.name for one in slices)
+
+
+def _distance(one: Slice, chips: float) -> float:
+    return abs(math.log(one.chips / max(chips, 1)))
+
+
+def _nearest(slices: Iterable[Slice], chips: float) -> list[Slice]:
+    """The largest slice that has no more chips, and the smallest that has no fewer."""
+    by_size = sorted({one.chips: one for one in reversed(list(slices))}.values(), key=lambda one: one.chips)
+    below = [one for one in by_size if one.chips <= chips][-1:]
+    return below + [one for one in by_size if one.chips >= chips and one not in below][:1]
+
+
+def _nearest_of_each_generation(slices: Iterable[Slice], chips: float) -> list[Slice]:
+    nearest: dict[str, Slice] = {}
+    for one in slices:
+        best = nearest.get(one.generation.name, one)
+        nearest[one.generation.name] = min(best, one, key=lambda candidate: _distance(candidate, chips))
+    return list(nearest.values())
+
+
+def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
+    """Why no slice has this name, and which ones are nearest."""
+    head, _, size = plain.partition("-")
+    family, count = head.partition(":")[0], int(size) if size.isdecimal() else 0
+    siblings = [one for one in catalogue.slices if one.generation.name == family.removeprefix("tpu")]
+    if family == "tpu7x" and count:
+        # Google's own tools disagree: for some it is chips, for others the two cores of each.
+        nearest = _names(one for one in siblings if one.chips in (count, count / 2)) or _names(siblings)
+        return f"{name!r} may count chips or cores. Expected 7x- and the number of chips: {nearest}."
+    if siblings and count:
+        unit, per_chip = ("cores", 2) if siblings[0].accelerator_type else ("chips", 1)
+        nearest = _names(_nearest(siblings, count / per_chip))
+        return f"There is no {family} slice of {count} {unit}. Received: {name!r}. Nearest: {nearest}."
+    if siblings:
+        return f"There is no slice {name!r}. Expected one of {_names(siblings)}."
+    for generation in catalogue.not_offered:
+        if family in (generation.name, generation.machine_type_prefix):
+            nearest = _names(_nearest_of_each_generation(catalogue.slices, count / generation.cores_per_chip))
+            return f"Vertex does not offer {generation.name} for training. Received: {name!r}. Nearest: {nearest}."
+    if same_machine := [str(one) for one in catalogue.slices if one.machine_type == plain]:
+        return f"{name!r} is a machine type, not a slice. Expected one of {', '.join(same_machine)}."
+    return (
+        f"There is no machine {name!r}. Expected a short name such as v5e-8, v3-32 or 7x-4."
+        f"{did_you_mean(plain, [one.name for one in catalogue.slices])} `tpu-pipelines machines` lists all."
+    )
+
+
+def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
+    """Why no slice has these of Vertex's fields, and which ones are nearest."""
+    catalogue = load_catalogue()
+    machine_type = wanted["machine_type"]
+    candidates = [one for one in catalogue.slices if one.machine_type == machine_type]
+    if not candidates:
+        known = dict.fromkeys(one.machine_type for one in catalogue.slices)
+        if machine_type.startswith(tuple(one.machine_type_prefix for one in catalogue.not_offered)):
+            return _explain_unknown(catalogue, machine_type, machine_type)
+        return (
+            f"Vertex has no TPU machine type {machine_type!r}. Expected one of {', '.join(known)}."
+            f"{did_you_mean(machine_type, known)}"
+        )
+    taken, foreign = ["tpu_topology"], ["accelerator_type", "accelerator_count"]
+    if candidates[0].accelerator_type:
+        taken, foreign = foreign, taken
+    if wanted["tpu_topology"]:
+        chips = math.prod(map(int, re.findall(r"\d+", wanted["tpu_topology"])))
+    else:
+        chips = wanted["accelerator_count"] // len(taken)
+    generations = {one.generation.name for one in candidates}
+
+    def difference(one: Slice) -> tuple[int, float]:
+        return sum(one.vertex_fields[key] != wanted[key] for key in VERTEX_FIELDS), _distance(one, chips)
+
+    siblings = [one for one in catalogue.slices if one.generation.name in generations]
+    nearest = ", ".join(map(str, sorted(siblings, key=difference)[:2]))
+    if received := ", ".join(f"{key}={wanted[key]!r}" for key in foreign if wanted[key]):
+        return (
+            f"{machine_type} takes {' and '.join(taken)}, not {' and '.join(foreign)}. Received: {received}. "
+            f"Leave that out. Nearest: {nearest}."
+        )
+    for key in taken:
+        expected = dict.fromkeys(str(one.vertex_fields[key]) for one in candidates)
+        candidates = [one for one in candidates if one.vertex_fields[key] == wanted[key]]
+        if not candidates:
+            break
+    return f"{machine_type} has no {key}={wanted[key]!r}. Expected one of {', '.join(expected)}. Nearest: {nearest}."
+
+
+def _explain_region(machine: Slice, region: str) -> str:
+    """Why a slice cannot train in a region, where it can, and what can train there."""
+    generation = machine.generation
+    there = [one for one in load_catalogue().slices if region in one.regions]
+    if region in generation.serving_only_regions:
+        reason = f"{region} serves on {generation.name}, but does not train on it."
+    elif machine.hosts > 1 and region in generation.regions:
+        reason = f"{region} trains on {generation.name} of one host only, and {machine.name} has {machine.hosts}."
+    else:
+        reason = f"{region} does not train on {generation.name}."
+    message = f"{reason} Received: {machine.name}, region={region!r}. Expected one of {', '.join(machine.regions)}."
+    if there:
+        return f"{message} Nearest in {region}: {_names(_nearest_of_each_generation(there, machine.chips))}."
+    return message + did_you_mean(region, machine.regions)

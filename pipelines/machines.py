@@ -1,0 +1,103 @@
+"""The catalogue of TPU machines, chosen from and laid out for a terminal."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from components.errors import InputError, did_you_mean
+from components.machine_spec import Slice, load_catalogue
+
+_ALIGNMENT = {
+    "name": "<",
+    "machine type": "<",
+    "Vertex takes": "<",
+    "chips": ">",
+    "devices": ">",
+    "hosts": ">",
+    "HBM GiB": ">",
+    "TFLOP/s": ">",
+    "$/hour": ">",
+    "in": "<",
+}
+_NOTES = """\
+devices   as JAX counts them: replicas
+HBM GiB   what a compiled program may use of a device's memory
+TFLOP/s   bfloat16 peak of the whole slice
+quota     0 by default: ask for TPU training quota in your region first"""
+
+
+def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
+    """The slices of one generation, or that train in one region, or both; empty is any.
+
+    Raises:
+        InputError: If there is no such generation or region, or the one does not train in the other.
+    """
+    catalogue = load_catalogue()
+    generations = {one.name: one for one in catalogue.generations}
+    regions = sorted({name for one in catalogue.generations for name in one.regions})
+    for what, name, known in (("generation", generation, list(generations)), ("region", region, regions)):
+        if name and name not in known:
+            raise InputError(f"Unknown {what} {name!r}: expected one of {', '.join(known)}.{did_you_mean(name, known)}")
+    if generation and region and region not in generations[generation].regions:
+        raise InputError(
+            f"{generation} does not train in {region}. Expected one of {', '.join(generations[generation].regions)}."
+        )
+    return tuple(
+        one
+        for one in catalogue.slices
+        if generation in ("", one.generation.name) and (not region or region in one.regions)
+    )
+
+
+def as_rows(slices: Sequence[Slice], region: str = "") -> list[dict[str, Any]]:
+    """Plain values: the fields of each slice, its regions, and its price in `region` or where it is cheapest."""
+    rows = []
+    for one in slices:
+        price = one.price(region)
+        rows.append(
+            dataclasses.asdict(one) | {"regions": one.regions, "price": dataclasses.asdict(price) if price else None}
+        )
+    return rows
+
+
+def as_table(slices: Sequence[Slice], region: str = "") -> str:
+    """A table of the slices; below it, where each generation trains, and what the columns and prices are."""
+    lines = [tuple(_ALIGNMENT), *(_cells(one, region) for one in slices)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    formats = [f"{alignment}{width}" for alignment, width in zip(_ALIGNMENT.values(), widths, strict=True)]
+    table = ["  ".join(map(format, line, formats)).rstrip() for line in lines]
+    return "\n".join([*table, "", *_regions(slices), "", _NOTES, *_price_notes(slices, region)])
+
+
+def _cells(one: Slice, region: str) -> tuple[str, ...]:
+    price = one.price(region)
+    return (
+        one.name,
+        one.machine_type,
+        one.tpu_topology or f"{one.accelerator_count} {one.accelerator_type}",
+        str(one.chips),
+        str(one.devices),
+        str(one.hosts),
+        f"{one.generation.hbm_usable_bytes / 2**30:.2f}",
+        f"{one.chips * one.generation.peak_bf16_flops / 1e12:,.0f}",
+        f"{price.usd_per_hour:,.2f}" if price else "?",
+        price.region if price else "",
+    )
+
+
+def _regions(slices: Sequence[Slice]) -> list[str]:
+    lines = []
+    for generation in dict.fromkeys(one.generation for one in slices):
+        line = f"{generation.name:<10}{', '.join(generation.regions)}"
+        if generation.pod_regions != generation.regions:
+            line += f"; several hosts: {', '.join(generation.pod_regions)}"
+        lines.append(line)
+    return lines
+
+
+def _price_notes(slices: Sequence[Slice], region: str) -> list[str]:
+    prices = [one.price(region) for one in slices]
+    notes = dict.fromkeys(
+        f"$/hour    {price.kind} ({price.date})\n          {price.source}" for price in prices if price
+    )
+    return [*notes, *(["?         no trustworthy price is known"] if None in prices else [])]
