@@ -12,6 +12,8 @@ from components import storage
 from components.errors import InputError
 
 MANIFEST_FILE = "dataset.json"
+PREFLIGHT_FILE = "preflight.json"
+PREFLIGHT_REPORT_FILE = "preflight.html"
 MODEL_FILE = "model.json"
 ARCHITECTURE_FILE = "architecture.json"
 BEST_WEIGHTS_FILE = "best.weights.h5"
@@ -19,10 +21,12 @@ LAST_WEIGHTS_FILE = "last.weights.h5"
 HISTORY_FILE = "history.jsonl"
 EVALUATION_FILE = "evaluation.json"
 REPORT_FILE = "report.html"
+PREDICTIONS_FILE = "predictions.npz"
 EXPORT_FILE = "export.json"
 SAVED_MODEL_DIR = "saved_model"
 FLOAT_TFLITE_FILE = "model.tflite"
 INT8_TFLITE_FILE = "model_int8.tflite"
+DEPLOYMENT_FILE = "deployment.json"
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)

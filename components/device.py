@@ -6,6 +6,7 @@ Keras reads its backend once; so modules that import Keras are imported after it
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -187,7 +188,10 @@ def _prepare_jax(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # tf.data needs none, and would take the memory that JAX wants.
-    if accelerator == "cpu" or (accelerator == "auto" and num_replicas > 1):
+    # A TPU must be asked for. Where libtpu is installed for preflight, looking for one takes seconds and prints errors.
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    has_gpu_plugin = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
+    if accelerator == "cpu" or (accelerator == "auto" and (num_replicas > 1 or not has_gpu_plugin)):
         jax.config.update("jax_platforms", "cpu")
     if num_replicas > 1 and accelerator in ("auto", "cpu"):
         with contextlib.suppress(RuntimeError):  # JAX has started; its devices are counted below.

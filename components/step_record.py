@@ -21,19 +21,24 @@ RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
 _LOOK_EVERY_SECONDS = 0.5
 
 
-def _die_with(runner: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        while True:
-            os.kill(runner, 0)  # Sends nothing; only asks whether the process is there.
-            time.sleep(_LOOK_EVERY_SECONDS)
-    os._exit(1)
+def end_with(pid: int) -> None:
+    """Have this process end soon after another one, however that ends."""
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)  # Sends nothing; only asks whether the process is there.
+                time.sleep(_LOOK_EVERY_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
     """Write `step.json` beside `artifact_path` when the block ends, however it ends; the exception goes on."""
     if runner := os.environ.get(RUNNER_VARIABLE):
-        threading.Thread(target=_die_with, args=(int(runner),), daemon=True).start()
+        end_with(int(runner))
     start = time.time()
     state, message, mistake = "succeeded", "", False
     try:

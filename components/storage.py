@@ -47,7 +47,7 @@ def is_remote(uri: str) -> bool:
 @functools.cache
 def _client(emulator_host: str) -> Any:
     """One client per process: a client of its own per file would look up credentials and connect every time."""
-    from google.cloud import storage as gcs
+    import google.cloud.storage as gcs
 
     if emulator_host:
         from google.auth.credentials import AnonymousCredentials

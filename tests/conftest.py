@@ -1,4 +1,8 @@
 import os
+import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # Tests judge numbers on the CPU, also where there is a GPU.
+# Compilations are kept between tests, and apart from the user's own; deleted when the tests end.
+_cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-")
+os.environ["TPU_PIPELINES_CACHE_DIR"] = _cache.name

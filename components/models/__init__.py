@@ -87,6 +87,19 @@ def _find_module(module_name: str) -> str:
     return spec.origin
 
 
+def whole_numbers(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters, nested or not, as they were before they travelled as JSON, whose 32.0 was a 32."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: whole(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [whole(item) for item in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return {name: whole(value) for name, value in parameters.items()}
+
+
 def source_files(name: str) -> list[Path]:
     """The files that decide what a model of the user's own is: its file, and those beside it that it may import."""
     if name.endswith(".keras"):

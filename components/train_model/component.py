@@ -35,17 +35,14 @@ def train_model(
     import dataclasses
     import pathlib
 
+    from components.models import whole_numbers
     from components.step_record import step_record
     from components.train_model import TrainParams, train_model
 
     with step_record("train_model", trained.path):
         params = TrainParams(
             model=model,
-            # JSON has one kind of number: 32.0 was a 32 before it travelled.
-            model_parameters={
-                name: int(value) if isinstance(value, float) and value.is_integer() else value
-                for name, value in model_parameters.items()
-            },
+            model_parameters=whole_numbers(model_parameters),
             epochs=epochs,
             batch_size_per_replica=batch_size_per_replica,
             optimizer=optimizer,

@@ -24,11 +24,11 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError
+from components.feeding import EpochReader, open_training_split, steps_per_epoch
 from components.models import build_model
 from components.models.compiling import compile_model
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
-from components.train_model.data import EpochReader, open_training_split, steps_per_epoch
 from components.train_model.params import TrainParams, TrainResult
 
 _STEP = "train_model"

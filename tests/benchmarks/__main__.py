@@ -152,7 +152,8 @@ def bench_overhead(work: Path) -> None:
         nonlocal number
         number += 1
         start = time.perf_counter()
-        run_json("-m", "pipelines.cli", "run", "digits", "--workspace", str(work / f"run-{number}"), "--json")
+        folder = str(work / f"run-{number}")
+        run_json("-m", "pipelines.cli", "run", "digits", "--workspace", folder, "--json", "--set", "preflight=false")
         return time.perf_counter() - start
 
     def steps() -> float:
@@ -188,10 +189,64 @@ def bench_help() -> None:
     report("tpu-pipelines --help, against starting Python", *seconds, "s", "< 0.3 s")
 
 
+# Google's own runs of ResNet-50 on ImageNet, 128 images a core, in ms a step: https://github.com/mlcommons
+MLPERF_STEP_MS = {"v2-8": 228.9, "v3-8": 137.3, "v3-32": 125.7}  # v0.5, v0.5, v0.7 (TF2/Keras).
+TUTORIAL_EPOCH_SECONDS = 6.0  # CIFAR-10 on a v2-8, as the tutorial reports it.
+
+
+def bench_preflight(work: Path) -> None:
+    """Times estimated without a TPU, against times measured on one."""
+    from components.machine_spec import load_catalogue
+    from components.preflight_training import PreflightParams
+    from components.preflight_training.data import DataFacts, HostRate
+    from components.preflight_training.preflight import examine
+
+    def step_ms(backend: str, names: list[str], tuned: bool) -> list[float]:
+        params = PreflightParams(
+            model=str(Path(__file__).parent / "resnet50.py"),
+            model_parameters={"tuned": tuned},
+            optimizer="sgd",
+            backend=backend,
+            compile_timeout_seconds=1800,
+        )
+        host = HostRate(1e9, 1e9, in_memory=False, cpus=1)
+        imagenet = DataFacts((224, 224, 3), 1000, 1_281_167, 1_281_167 * 224 * 224 * 3, host)
+        found = examine(params, imagenet, [load_catalogue().find(name) for name in names], work / "compilations")
+        return [machine.step.total_ms if machine.step else float("nan") for machine in found.machines]
+
+    for backend, tuned, target in (("tensorflow", False, "≤ 1.5"), ("tensorflow", True, "≤ 1.2"), ("jax", False, "")):
+        names = list(MLPERF_STEP_MS)
+        for name, ours in zip(names, step_ms(backend, names, tuned), strict=True):
+            what = f"ResNet-50 {'tuned' if tuned else 'plain'}, {backend}, {name}, against MLPerf"
+            report(what, ours, MLPERF_STEP_MS[name], "ms a step", target)
+    _explain_tutorial(work)
+
+
+def _explain_tutorial(work: Path) -> None:
+    """Why the tutorial's epoch took 6 s on a v2-8."""
+    from pipelines.config import load_config
+    from pipelines.preflight import preflight
+
+    config = load_config("cifar10_cnn", [f"data.source=images:{make_images(work)}"])
+    found = preflight(config, ["v2-8"], work / "preflight")
+    machine = found.machines[0]
+    assert machine.epoch is not None
+    device = machine.epoch.device_seconds * 50_000 / found.data.num_examples
+    report(
+        "CIFAR-10 epoch on v2-8: device alone, against the tutorial", device, TUTORIAL_EPOCH_SECONDS, "s", "explained"
+    )
+    rate = 50_000 / TUTORIAL_EPOCH_SECONDS
+    print(
+        f"  the device takes {machine.epoch.needed_per_second:,.0f} images/s, the tutorial's host gave {rate:,.0f}: it "
+        f"waited {1 - device / TUTORIAL_EPOCH_SECONDS:.0%} of the time; this machine feeds "
+        f"{found.data.host.feed_per_second:,.0f}, and it would wait {machine.epoch.host_wait:.0%}"
+    )
+
+
 def main() -> None:
     """Run all benchmarks, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = ("help", "write", "read", "train", "overhead")
+    names = ("help", "write", "read", "train", "overhead", "preflight")
     parser.add_argument("names", nargs="*", choices=[[], *names], help=f"default: all of {', '.join(names)}")
     wanted = parser.parse_args().names or names
     print(f"{os.cpu_count()} cores\n{'':<58}{'ours':>12}{'baseline':>12}")
@@ -208,6 +263,8 @@ def main() -> None:
             bench_train(images, work)
         if "overhead" in wanted:
             bench_overhead(work)
+        if "preflight" in wanted:
+            bench_preflight(work)
 
 
 if __name__ == "__main__":

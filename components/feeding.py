@@ -1,8 +1,8 @@
-"""One epoch of training batches, a pure function of seed, epoch and step, so that a killed job can take it up again.
+"""Training batches, as a device is fed with them.
 
-Every epoch holds every example exactly once. The last batch is filled up with examples of weight zero, real ones, so
-that
-shapes are static and batch normalisation sees no blank images.
+An epoch is a pure function of seed, epoch and step, so that a killed job can take it up again. It holds every example
+exactly once. The last batch is filled up with examples of weight zero, real ones, so that shapes are static and batch
+normalisation sees no blank images.
 """
 
 import hashlib

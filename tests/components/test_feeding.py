@@ -7,7 +7,7 @@ from components import records
 from components.artifacts import TRAIN, Manifest
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
-from components.train_model.data import InMemoryReader, StreamingReader, open_training_split, steps_per_epoch
+from components.feeding import InMemoryReader, StreamingReader, open_training_split, steps_per_epoch
 
 _NUM_EXAMPLES = 60
 

@@ -1,0 +1,161 @@
+"""What the figures mean, in words: what to change, and whether a TPU is worth it at all."""
+
+import math
+from collections.abc import Sequence
+
+from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
+from components.preflight_training.data import DataFacts
+from components.preflight_training.findings import MachineReport
+from components.preflight_training.wording import dollars, time
+
+_MUCH_WAITING = 0.5
+_LITTLE_WAITING = 0.05
+_MUCH_PADDING = 0.05  # Of a step, by one layer.
+_LOW_UTILIZATION = 0.02
+_FEW_PRODUCTS = 0.1  # Of a step's time.
+_MUCH_COMMUNICATION = 0.3
+_BATCH_STEP = 8
+_ADVISED_LAYERS = 3
+_AS_FAST = 1.1
+
+
+def advise(report: MachineReport, data: DataFacts) -> tuple[tuple[str, ...], bool]:
+    """Advice about one machine, the most important first, and whether a TPU is worth its price."""
+    if report.verdict != FITS or report.step is None or report.epoch is None:
+        return _when_it_fails(report), report.verdict not in (DOES_NOT_COMPILE,)
+    doubts = list(_doubts(report, data))
+    words = [f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU."] if doubts else []
+    words += [*_about_waiting(report, data), *_about_layers(report), *_about_batch(report), *_about_program(report)]
+    return tuple(words), not doubts
+
+
+def _when_it_fails(report: MachineReport) -> tuple[str, ...]:
+    if report.verdict == DOES_NOT_FIT:
+        largest = report.largest_batch
+        if largest is None or not largest.size:
+            return ("Not one example fits: take a machine with more memory per device, or a smaller model.",)
+        sure = "compiled" if largest.is_exact else "estimated"
+        return (
+            f"Set training.batch_size_per_replica to {largest.size:,} or less ({sure}), or take a machine with more "
+            "memory per device.",
+        )
+    if report.verdict == DOES_NOT_COMPILE:
+        return (
+            "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or CPU.",
+        )
+    return ("Nothing is known about this program on this machine: see the reason.",)
+
+
+def _doubts(report: MachineReport, data: DataFacts) -> Sequence[str]:
+    step, epoch = report.step, report.epoch
+    assert step is not None
+    assert epoch is not None
+    doubts = []
+    products_share = sum(layer.ms for layer in report.layers if layer.mxu_utilization) / step.compute_ms
+    if products_share < _FEW_PRODUCTS:
+        doubts.append(f"matrix products take {products_share:.0%} of a step, and nothing else is faster on a TPU")
+    elif step.mxu_utilization < _LOW_UTILIZATION:
+        doubts.append(f"the matrix units are {step.mxu_utilization:.1%} busy while it computes")
+    if report.host_calls:
+        doubts.append(f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})")
+    if epoch.host_wait > _MUCH_WAITING and report.devices == 1:
+        doubts.append(f"one chip, the least there is, waits for data {epoch.host_wait:.0%} of the time")
+    return doubts
+
+
+def _about_waiting(report: MachineReport, data: DataFacts) -> Sequence[str]:
+    epoch = report.epoch
+    assert epoch is not None
+    if epoch.host_wait < _LITTLE_WAITING:
+        return ()
+    host = data.host
+    words = (
+        f"The device waits for data {epoch.host_wait:.0%} of the time: it takes {epoch.needed_per_second:,.0f} "
+        f"examples/s, and this machine ({host.cpus} CPUs) feeds {host.feed_per_second:,.0f}."
+    )
+    if data.decoded_bytes < report.capacity_bytes * report.devices // 4:
+        words += (
+            f" The decoded training split ({data.decoded_bytes / 2**20:,.0f} MiB) fits in the devices' memory, where "
+            "no host would be in the way."
+        )
+    if report.devices > 1 and epoch.host_wait > _MUCH_WAITING:
+        words += " A slice of half the size would be as fast."
+    return (words,)
+
+
+def _about_layers(report: MachineReport) -> Sequence[str]:
+    step = report.step
+    assert step is not None
+    padded = [layer for layer in report.layers if layer.padding_ms > _MUCH_PADDING * step.compute_ms]
+    padded.sort(key=lambda layer: -layer.padding_ms)
+    words = []
+    for layer in padded[:_ADVISED_LAYERS]:
+        what = "; ".join(note for note in layer.notes if "features" in note) or "; ".join(layer.notes)
+        words.append(
+            f"{layer.name} spends {layer.padding_ms:.2g} of its {layer.ms:.2g} ms on padding: {what}. More features "
+            "would cost little, fewer would save nothing."
+        )
+    return words
+
+
+def _about_batch(report: MachineReport) -> Sequence[str]:
+    words = []
+    step, largest = report.step, report.largest_batch
+    assert step is not None
+    if report.batch_size_per_replica % _BATCH_STEP:
+        words.append(
+            f"A batch of {report.batch_size_per_replica} per replica leaves rows of the vector units empty: use a "
+            f"multiple of {_BATCH_STEP}, best of 128."
+        )
+    if (step.communication_ms or 0.0) > _MUCH_COMMUNICATION * step.total_ms:
+        words.append(
+            f"Summing gradients takes up to {step.communication_ms:.2g} of the step's {step.total_ms:.2g} ms: a larger "
+            "batch per replica, or a smaller slice, would use the chips better."
+        )
+    if largest and largest.size >= 2 * report.batch_size_per_replica:
+        about = "" if largest.is_exact else "about "
+        words.append(f"Up to {about}{largest.size:,} examples per replica fit.")
+    return words
+
+
+def _about_program(report: MachineReport) -> Sequence[str]:
+    words = []
+    if report.unknown_loops:
+        words.append(
+            f"{report.unknown_loops} loops have a length that the program does not say: each is counted once, and the "
+            "step takes longer than said."
+        )
+    if report.cost is None:
+        words.append(f"No trustworthy price is known for {report.machine}.")
+    return words
+
+
+def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
+    """Which machine to take, of several."""
+    good = [one for one in reports if one.passed and one.epoch is not None]
+    if len(reports) < 2 or not good:
+        return ()
+    fastest = min(good, key=lambda one: (_seconds(one), _price(one)))
+    cheapest = min(good, key=lambda one: (_price(one), _seconds(one)))
+    words = [f"Cheapest: {_describe(cheapest)}."] if cheapest.cost else []
+    if cheapest.cost and _seconds(cheapest) < _AS_FAST * _seconds(fastest):
+        words.append(f"None is more than {_AS_FAST - 1:.0%} faster.")
+    else:
+        words.append(f"Fastest: {_describe(fastest)}.")
+    if all(one.epoch and one.epoch.host_wait > _MUCH_WAITING for one in good):
+        words.append("All of them wait for data most of the time: the machine hardly matters before that is solved.")
+    return tuple(words)
+
+
+def _seconds(report: MachineReport) -> float:
+    return report.epoch.seconds if report.epoch else math.inf
+
+
+def _price(report: MachineReport) -> float:
+    return report.cost.usd_per_run if report.cost else math.inf
+
+
+def _describe(report: MachineReport) -> str:
+    price = f", {dollars(report.cost.usd_per_run)} a run of {report.epochs} epochs" if report.cost else ""
+    unknown = report.step is not None and report.step.communication_ms is None
+    return f"{report.machine}, {time(_seconds(report))} an epoch{price}" + (", communication not counted" * unknown)

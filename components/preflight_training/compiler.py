@@ -1,0 +1,447 @@
+"""The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
+
+The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
+it, gives it a `Task` and hears what came of each `Compilation` through a pipe.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.errors import InputError
+from components.models import build_model, source_files
+from components.models.compiling import compile_model
+from components.preflight_training import hlo
+from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
+from components.step_record import end_with
+
+FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
+_MAX_REASON = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What to train, whatever the machine.
+
+    Attributes:
+        model: A registered name, a .py or .keras file, or module:function.
+        model_parameters: Its hyper-parameters.
+        image_shape: (height, width, channels) of an example, uint8.
+        num_classes: Width of the model's output.
+        num_examples: Of the training split.
+        optimization: What `compile_model` asks for, by name.
+        backend: `jax` or `tensorflow`.
+        precision: The Keras dtype policy.
+    """
+
+    model: str
+    model_parameters: Mapping[str, Any]
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    num_examples: int
+    optimization: Mapping[str, Any]
+    backend: str
+    precision: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """One program to compile.
+
+    Attributes:
+        machine: Short name of the slice.
+        topology: Its name for libtpu.
+        chips_per_host_bounds: One host's part of it; empty is libtpu's default.
+        devices: Replicas.
+        bytes_per_cycle: What a device's memory moves in a cycle.
+        batch_size_per_replica: Examples per replica and step.
+    """
+
+    machine: str
+    topology: str
+    chips_per_host_bounds: tuple[int, ...]
+    devices: int
+    bytes_per_cycle: float
+    batch_size_per_replica: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """A device's memory during a step, in bytes: what stays in it, what a step adds, and the most at any time."""
+
+    peak_bytes: int
+    argument_bytes: int
+    temporary_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a compilation.
+
+    Attributes:
+        verdict: `fits`, `does_not_fit`, `does_not_compile`; `sandbox` adds what ends a process.
+        reason: The compiler's, where it does not.
+        layer: The layer it names, if any.
+        source: `file:line` in the model's code, if known.
+        compile_seconds: Time of the compilation.
+        memory: Where it fits.
+        cost: Where it fits.
+        parameters: Trainable values of the model.
+        needed_bytes: Of a device's memory, where it does not fit and the compiler says how much it takes.
+    """
+
+    verdict: str
+    reason: str = ""
+    layer: str = ""
+    source: str = ""
+    compile_seconds: float = 0.0
+    memory: Memory | None = None
+    cost: ProgramCost | None = None
+    parameters: int = 0
+    needed_bytes: int = 0
+
+
+def versions() -> dict[str, str]:
+    """The compiler and what it comes with; empty where it is not installed."""
+    try:
+        return {name: importlib.metadata.version(name) for name in ("libtpu", "jax", "jaxlib", "keras")}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+
+
+class _Settings:
+    """A task's `Optimization`, as attributes."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+
+
+def _build(task: Task, compilation: Compilation) -> Any:
+    """The compiled Keras model, all its variables made."""
+    model = build_model(task.model, task.image_shape, task.num_classes, task.model_parameters)
+    batch_size = compilation.batch_size_per_replica * compilation.devices
+    steps = -(-task.num_examples // batch_size)
+    compile_model(model, _Settings(task.optimization), compilation.devices, steps, jit_compile=True)  # type: ignore[arg-type]
+    return model
+
+
+def _build_abstract(task: Task, compilation: Compilation) -> Any:
+    """The same with variables that have shapes but no values: takes no memory for weights, and no time to draw them."""
+    import jax
+
+    built: list[Any] = []
+
+    def build() -> tuple[()]:
+        built[:] = [_build(task, compilation)]
+        return ()
+
+    try:
+        jax.eval_shape(build)
+    except Exception:  # A model may want values while it is built; then it gets them.
+        return _build(task, compilation)
+    return built[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """A lowered step: its text, and how to compile it to (scheduled HLO, memory statistics)."""
+
+    text: str
+    parameters: int
+    compile: Callable[[], tuple[str, Any]]
+
+
+def _topology(compilation: Compilation) -> Any:
+    from jax.experimental import topologies
+
+    bounds = compilation.chips_per_host_bounds
+    options = {"chips_per_host_bounds": bounds} if bounds else {}
+    return topologies.get_topology_desc(platform="tpu", topology_name=compilation.topology, **options)
+
+
+def _shapes(task: Task, compilation: Compilation) -> list[tuple[tuple[int, ...], str]]:
+    batch_size = compilation.batch_size_per_replica * compilation.devices
+    return [((batch_size, *task.image_shape), "uint8"), ((batch_size,), "int32"), ((batch_size,), "float32")]
+
+
+def _layer_names(model: Any) -> list[str]:
+    return [layer.name for layer in model._flatten_layers(include_self=False)]
+
+
+def _num_parameters(model: Any) -> int:
+    return sum(math.prod(variable.shape) for variable in model.trainable_variables)
+
+
+def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Program:
+    model = _build_abstract(task, compilation)
+    layers += _layer_names(model)
+    traced = trace_step(model, _shapes(task, compilation), _topology(compilation).devices)
+    lowered = traced.lower(lowering_platforms=("tpu",))
+
+    def compile_program() -> tuple[str, Any]:
+        compiled = lowered.compile()
+        return compiled.as_text() or "", compiled.memory_analysis()
+
+    return _Program(lowered.as_text(), _num_parameters(model), compile_program)
+
+
+def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], devices: Sequence[Any]) -> Any:
+    """The very `train_step` that `fit` runs on the JAX backend, data-parallel over `devices`; a `jax.stages.Traced`.
+
+    Args:
+        model: As `compile_model` leaves it; its variables may be abstract.
+        shapes: Shape and type of a global batch's images, labels and weights.
+        devices: Of one kind; they need not be there.
+    """
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(devices), ("batch",))
+    whole, shared = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
+    state = tuple(
+        [jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=whole) for variable in kind]
+        for kind in (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        )
+    )
+    data = tuple(jax.ShapeDtypeStruct(shape, kind, sharding=shared) for shape, kind in shapes)
+    # As Keras's `make_train_function` does: with several devices it says where the new state is to be.
+    out_shardings = (None, jax.tree.map(lambda _: whole, state)) if len(devices) > 1 else None
+    return jax.jit(model.train_step, donate_argnums=0, out_shardings=out_shardings).trace(state, data)
+
+
+def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -> _Program:
+    """The XLA program of one replica's step; its gradients are not summed over replicas in it."""
+    import numpy as np
+    import tensorflow as tf
+    from jax._src.compiler import get_compile_options
+    from jax.extend.mlir import hlo_to_stablehlo, ir
+    from jax.interpreters.mlir import make_ir_context
+    from jaxlib import xla_client
+
+    model = _build(task, compilation)
+    layers += _layer_names(model)
+
+    @tf.function(jit_compile=True)
+    def step(images: Any, labels: Any, weights: Any) -> Any:
+        return model.train_step((images, labels, weights))
+
+    specs = [tf.TensorSpec(*shape) for shape in _shapes(task, dataclasses.replace(compilation, devices=1))]
+    hlo = step.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
+    context = make_ir_context()
+    context.allow_unregistered_dialects = True
+    with context:
+        module = ir.Module.parse(hlo_to_stablehlo(hlo))
+        _drop_copies(module, ir)
+
+    def compile_program() -> tuple[str, Any]:
+        device = _topology(compilation).devices[0]
+        # The options with which JAX compiles, so that the two backends' figures can be compared.
+        options = get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[0]]))
+        with context:
+            executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
+        return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
+
+    return _Program(str(module), _num_parameters(model), compile_program)
+
+
+def _drop_copies(module: Any, ir: Any) -> None:
+    """Put the operand of every `mhlo.copy` in its place: the TPU compiler does not know the operation."""
+    copies = []
+
+    def collect(operation: Any) -> Any:
+        if operation.name == "mhlo.copy":
+            copies.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(collect)
+    for copy in copies:
+        copy.results[0].replace_all_uses_with(copy.operands[0])
+        copy.erase()
+
+
+def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outcome:
+    """Compile one step, or find what came of the same program, slice and compiler before.
+
+    Raises:
+        InputError: If the model does not exist or does not fit its parameters or the data.
+    """
+    layers: list[str] = []  # Known as soon as the model is built, also where its step cannot be lowered.
+    start = time.monotonic()
+    try:
+        lower = _lower_jax if task.backend == "jax" else _lower_tensorflow
+        program = lower(task, compilation, layers)
+        path = cache_dir / f"program-{_program_key(program, layers, compilation)}.json"
+        if path.is_file():
+            return read_outcome(json.loads(path.read_text()))
+        start = time.monotonic()
+        text, stats = program.compile()
+    except InputError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, ImportError | SyntaxError):
+            raise
+        return _failed(error.__cause__, task, layers, start)
+    except Exception as error:  # Whatever the model's code or the compiler raises is the result.
+        return _failed(error, task, layers, start)
+    outcome = Outcome(
+        FITS,
+        compile_seconds=time.monotonic() - start,
+        memory=Memory(stats.peak_memory_in_bytes, stats.argument_size_in_bytes, stats.temp_size_in_bytes),
+        cost=read_cost(text, layers, compilation.bytes_per_cycle),
+        parameters=program.parameters,
+    )
+    write_outcome(path, outcome)
+    return outcome
+
+
+def _program_key(program: _Program, layers: Sequence[str], compilation: Compilation) -> str:
+    reader = Path(hlo.__file__).read_text()
+    facts = (program.text, layers, dataclasses.asdict(compilation), versions(), reader)
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def write_outcome(path: Path, outcome: Outcome) -> None:
+    """Keep an outcome; appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_suffix(f".{os.getpid()}.tmp")
+    staged.write_text(json.dumps(dataclasses.asdict(outcome)))
+    staged.replace(path)
+
+
+def read_outcome(raw: Mapping[str, Any]) -> Outcome:
+    """An outcome from its JSON form."""
+    memory, cost = raw["memory"], raw["cost"]
+    return Outcome(
+        **{
+            **raw,
+            "memory": Memory(**memory) if memory else None,
+            "cost": ProgramCost.from_dict(cost) if cost else None,
+        }
+    )
+
+
+def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
+    chain = _chain(error)
+    text = "\n".join(str(one) for one in chain)
+    verdict = DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in text else DOES_NOT_COMPILE
+    layer, source = _where(chain, text, task)
+    if not layer and (found := re.search(r'op_name="([^"]+)"|\{\{node ([^}]+)\}\}', text)):
+        named = layer_of(found[1] or found[2], layers)
+        layer = named if named in layers else ""
+    needed = re.search(r"required[^(]*\(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of", text)
+    needed_bytes = 0
+    if verdict == DOES_NOT_FIT and needed:
+        number, unit = needed[1] or needed[3], needed[2] or needed[4]
+        needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
+    seconds = time.monotonic() - start
+    return Outcome(verdict, _explain(chain, text), layer, source, seconds, needed_bytes=needed_bytes)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and those that led to it, the first of them last: Keras wraps what a layer raises."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
+        chain.append(before)
+    return chain
+
+
+_DATA_DEPENDENT = (
+    "ConcretizationTypeError",
+    "NonConcreteBooleanIndexError",
+    "TracerBoolConversionError",
+    "TracerIntegerConversionError",
+    "TracerArrayConversionError",
+)
+
+
+def _explain(chain: Sequence[BaseException], text: str) -> str:
+    """The reason in a sentence or two, as much of it the compiler's own as is readable."""
+    for error in chain:
+        if {kind.__name__ for kind in type(error).__mro__} & set(_DATA_DEPENDENT):
+            return (
+                "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
+                + _first_sentence(error)
+            )
+    if found := re.search(r"MLIR translation rule for primitive '([^']+)' not found for platform tpu", text):
+        return f"the operation {found[1]!r} is not implemented on TPU"
+    if found := re.search(r"(\w+) decomposition is only implemented on|(\w+) is only implemented on", text):
+        return f"the operation {(found[1] or found[2])!r} is not implemented on TPU"
+    if "unsupported operations" in text and (found := re.search(r"No registered '(\w+)' OpKernel", text)):
+        return f"the operation {found[1]!r} is not implemented on TPU"
+    return _first_sentence(chain[0])
+
+
+def _first_sentence(error: BaseException) -> str:
+    text = str(error)
+    if found := re.search(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL):  # What Keras wraps stands in bold.
+        text = found[1]
+    lines = text.strip().splitlines()
+    first = " ".join(lines[0].split()) if lines else repr(error)
+    return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # The status code, as in RESOURCE_EXHAUSTED.
+
+
+def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, str]:
+    """The innermost layer, and the line of the model's own code, that an error passed through or names in its text."""
+    import keras
+
+    own = {str(path.resolve()) for path in source_files(task.model)}
+    layer = source = ""
+    # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.
+    for path, line in re.findall(r'File "/?([^"]+)", line (\d+)', text):
+        if os.path.realpath(f"/{path}") in own:
+            source = f"{os.path.basename(path)}:{line}"
+    for error in chain:
+        trace = error.__traceback__
+        while trace is not None:
+            frame = trace.tb_frame
+            itself = frame.f_locals.get("self")
+            if isinstance(itself, keras.Layer):
+                layer = itself.name
+            if os.path.realpath(frame.f_code.co_filename) in own:
+                source = f"{os.path.basename(frame.f_code.co_filename)}:{trace.tb_lineno}"
+            trace = trace.tb_next
+    return layer, source
+
+
+def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[dict[str, Any]]:
+    import keras
+
+    for number, compilation in enumerate(compilations):
+        yield {"started": number}
+        keras.utils.clear_session()  # Else a layer is called dense_2 the second time. It forgets the settings too.
+        keras.config.set_dtype_policy(task.precision)
+        keras.config.disable_traceback_filtering()  # Its frames say which layer failed.
+        try:
+            yield {"done": number, "outcome": dataclasses.asdict(compile_step(task, compilation, cache_dir))}
+        except InputError as error:
+            yield {"done": number, "input_error": str(error)}
+
+
+def main() -> None:
+    """Read a request from stdin, and write what comes of it, a JSON line each, to the pipe given as argument."""
+    request = json.load(sys.stdin)
+    end_with(request["parent"])
+    task = Task(**{**request["task"], "image_shape": tuple(request["task"]["image_shape"])})
+    compilations = [Compilation(**one) for one in request["compilations"]]
+    with os.fdopen(int(sys.argv[1]), "w") as pipe, contextlib.suppress(BrokenPipeError):
+        for message in _serve(task, compilations, Path(request["cache_dir"])):
+            pipe.write(json.dumps(message) + "\n")
+            pipe.flush()
+    os._exit(0)  # Nothing is left to save, and libtpu's exit handlers can hang.
+
+
+if __name__ == "__main__":
+    main()

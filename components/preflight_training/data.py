@@ -1,0 +1,158 @@
+"""What preflight must know of the data: its shapes, and how fast this machine feeds it."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from components import feeding, records, storage
+from components.artifacts import LABEL_FEATURE, TRAIN, Manifest, Split
+
+_MEASURED_SECONDS = 1.0
+_MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
+
+
+@dataclasses.dataclass(frozen=True)
+class HostRate:
+    """How many examples per second this machine delivers, measured on the data set's own TFRecords.
+
+    Attributes:
+        read_per_second: Read from the files, parsed and decoded.
+        feed_per_second: As `train_model` feeds them once it runs: from memory where the split is held there, else the
+            files again.
+        in_memory: Whether it is held there.
+        cpus: Of this machine.
+    """
+
+    read_per_second: float
+    feed_per_second: float
+    in_memory: bool
+    cpus: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFacts:
+    """A data set, seen from a training step.
+
+    Attributes:
+        image_shape: (height, width, channels), uint8.
+        num_classes: Of its labels.
+        num_examples: Of the training split.
+        decoded_bytes: Of the training split, as pixels.
+        host: How fast this machine feeds it.
+    """
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    num_examples: int
+    decoded_bytes: int
+    host: HostRate
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        """From what `dataclasses.asdict` made of it."""
+        return cls(**{**raw, "image_shape": tuple(raw["image_shape"]), "host": HostRate(**raw["host"])})
+
+
+def load_facts(
+    records_dir: Path, batch_size: int, in_memory_mib: int, shuffle_buffer: int, cache_dir: Path
+) -> DataFacts:
+    """The facts of a folder of records; the rate is measured once per data set, reader and machine.
+
+    Raises:
+        InputError: If the folder holds no data set, or no training split.
+    """
+    manifest = Manifest.load(records_dir, verify=False)
+    manifest.split(TRAIN)
+    key = facts_key(manifest.fingerprint, batch_size, in_memory_mib, shuffle_buffer)
+    if known := read_facts(cache_dir, key):
+        return known
+    num_examples = manifest.split(TRAIN).num_examples
+    facts = measure(records_dir, manifest, num_examples, batch_size, in_memory_mib, shuffle_buffer)
+    write_facts(cache_dir, key, facts)
+    return facts
+
+
+def facts_key(*parts: Any) -> str:
+    """A key for facts about some data on this machine."""
+    here = (platform.node(), os.cpu_count(), Path(feeding.__file__).read_text(), Path(records.__file__).read_text())
+    return hashlib.sha256(json.dumps([*parts, *here], default=str).encode()).hexdigest()
+
+
+def read_facts(cache_dir: Path, key: str) -> DataFacts | None:
+    """Facts kept under a key."""
+    path = cache_dir / f"data-{key}.json"
+    return DataFacts.from_dict(json.loads(path.read_text())) if path.is_file() else None
+
+
+def write_facts(cache_dir: Path, key: str, facts: DataFacts) -> None:
+    """Keep facts under a key."""
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    storage.write_json(cache_dir / f"data-{key}.json", dataclasses.asdict(facts))
+
+
+def measure(
+    records_dir: Path,
+    manifest: Manifest,
+    num_examples: int,
+    batch_size: int,
+    in_memory_mib: int,
+    shuffle_buffer: int,
+) -> DataFacts:
+    """Read the training split's first shards from their files, then feed them as training does.
+
+    Args:
+        records_dir: What create_tfrecords wrote: the data set, or a sample of it.
+        manifest: Its manifest.
+        num_examples: Of the whole training split.
+        batch_size: To feed.
+        in_memory_mib: As train_model takes it.
+        shuffle_buffer: As train_model takes it.
+    """
+    decoded_bytes = num_examples * math.prod(manifest.image_shape)
+    in_memory = decoded_bytes <= in_memory_mib << 20
+    part = _first_shards(manifest)
+    records.tensorflow()  # Takes seconds to import, which are no part of any rate.
+    batch_size = min(batch_size, part.split(TRAIN).num_examples)
+    read = _rate(lambda: (len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN)))
+    # A part of a split that is held in memory fits there too; of one that is not, none is to be held.
+    reader = feeding.open_training_split(
+        records_dir, part, batch_size, 0, in_memory_mib if in_memory else 0, shuffle_buffer
+    )
+    feed = _rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
+    return DataFacts(
+        image_shape=manifest.image_shape,
+        num_classes=len(manifest.class_names),
+        num_examples=num_examples,
+        decoded_bytes=decoded_bytes,
+        host=HostRate(read, feed, in_memory, os.cpu_count() or 1),
+    )
+
+
+def _first_shards(manifest: Manifest) -> Manifest:
+    """The manifest of the first shards of the training split alone."""
+    split = manifest.split(TRAIN)
+    share = min(1.0, _MEASURED_BYTES / max(records.decoded_bytes(manifest, TRAIN), 1))
+    count = max(1, int(len(split.shards) * share))
+    shards = split.shards[:count]
+    part = Split(sum(shard.num_examples for shard in shards), split.class_counts, shards)
+    return dataclasses.replace(manifest, splits={TRAIN: part})
+
+
+def _rate(open_pass: Callable[[], Iterable[int]]) -> float:
+    """Examples per second over whole passes; the first, unless it is a long one, warms up and does not count."""
+    seconds, examples, is_first = 0.0, 0, True
+    while seconds < _MEASURED_SECONDS:
+        start = time.perf_counter()
+        count = sum(open_pass())
+        took = time.perf_counter() - start
+        if not is_first or took > _MEASURED_SECONDS:
+            seconds, examples = seconds + took, examples + count
+        is_first = False
+    return examples / seconds

@@ -1,0 +1,184 @@
+"""From a compiled program to time, money and waiting: arithmetic only.
+
+Time on the device is the compiler's own estimate of cycles over the chip's clock; it assumes that every operation runs
+alone and at its best. Communication is a ring all-reduce over the slowest links of the slice, not hidden behind
+computation: an upper bound.
+"""
+
+import dataclasses
+
+from components.machine_spec import Generation, Slice
+from components.preflight_training.hlo import LayerCost, ProgramCost
+
+# A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
+_HOP_SECONDS = 1e-6
+_SUBLANES = 8  # Rows of a vector register; a column has 128, as the matrix unit does on most chips.
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """One step on the device.
+
+    Attributes:
+        compute_ms: Every operation of the step.
+        communication_ms: Sums over replicas; None where the links' speed is not known.
+        guessed_share: The part of `compute_ms` that the compiler gave no estimate for.
+        mxu_utilization: Multiplications done, as a share of what the matrix units could do in the time of the step.
+        flops: Of all matrix products, on one device.
+    """
+
+    compute_ms: float
+    communication_ms: float | None
+    guessed_share: float
+    mxu_utilization: float
+    flops: float
+
+    @property
+    def total_ms(self) -> float:
+        """Computation and communication, one after the other."""
+        return self.compute_ms + (self.communication_ms or 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerTime:
+    """What a layer takes of a step, forward and backward.
+
+    Attributes:
+        name: Of the layer; the optimizer, and loss and metrics, count as one each.
+        ms: Of the step.
+        share: Of the step's computation.
+        mxu_utilization: Within its matrix products; None where it has none.
+        padding_ms: Time that the matrix unit works on the padding of tiles that are not full.
+        notes: Dimensions that do not fill a tile.
+    """
+
+    name: str
+    ms: float
+    share: float
+    mxu_utilization: float | None
+    padding_ms: float
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochTime:
+    """An epoch, with a host that reads at a given rate.
+
+    Attributes:
+        steps: In an epoch.
+        device_seconds: What the device needs.
+        seconds: What the epoch takes: the device's time, or the host's where that is longer.
+        needed_per_second: Examples per second that keep the device busy.
+        host_wait: Share of the epoch in which the device waits for data.
+    """
+
+    steps: int
+    device_seconds: float
+    seconds: float
+    needed_per_second: float
+    host_wait: float
+
+
+def _device_peak(generation: Generation) -> float:
+    """bfloat16 operations per second of one JAX device."""
+    return generation.peak_bf16_flops / generation.devices_per_chip
+
+
+def bytes_per_cycle(generation: Generation) -> float:
+    """What the memory of one JAX device moves in a cycle."""
+    return generation.hbm_bytes_per_second / generation.devices_per_chip / generation.clock_hz
+
+
+def gradient_bytes(num_parameters: int) -> int:
+    """What a replica gives to the sum of gradients: float32 values."""
+    return 4 * num_parameters
+
+
+def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTime:
+    """The time of one step.
+
+    Args:
+        cost: Of the program of one device.
+        machine: What it runs on.
+        extra_bytes: That are summed over the replicas beside what the program says: the gradients, where the program is
+            that of one replica.
+    """
+    generation = machine.generation
+    compute = cost.cycles / generation.clock_hz
+    flops = sum(product.flops * product.times for layer in cost.layers.values() for product in layer.products)
+    transfers = [(one.num_bytes, one.times) for one in cost.collectives] + ([(extra_bytes, 1)] if extra_bytes else [])
+    return StepTime(
+        compute_ms=compute * 1e3,
+        communication_ms=_communication_ms(transfers, machine),
+        guessed_share=cost.guessed_cycles / cost.cycles if cost.cycles else 0.0,
+        mxu_utilization=flops / (compute * _device_peak(generation)) if compute else 0.0,
+        flops=flops,
+    )
+
+
+def _communication_ms(transfers: list[tuple[int, int]], machine: Slice) -> float | None:
+    """Ring all-reduces over the chips: twice the bytes through both directions of one ring, and its hops."""
+    chips = machine.chips
+    speed = machine.generation.ici_bytes_per_second
+    if chips == 1:
+        return 0.0
+    if speed is None:
+        return None
+    share = 2 * (chips - 1) / chips
+    seconds = sum(
+        times * (share * num_bytes / (2 * speed) + chips / 2 * _HOP_SECONDS) for num_bytes, times in transfers
+    )
+    return seconds * 1e3
+
+
+def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
+    """What each layer takes, the longest first."""
+    layers = [_time_layer(name, layer, cost.cycles, machine.generation) for name, layer in cost.layers.items()]
+    return tuple(sorted(layers, key=lambda layer: -layer.ms))
+
+
+def _time_layer(name: str, layer: LayerCost, all_cycles: float, generation: Generation) -> LayerTime:
+    to_ms = 1e3 / generation.clock_hz
+    peak_per_ms = _device_peak(generation) / 1e3
+    matrix_ms = layer.matrix_cycles * to_ms
+    flops = sum(product.flops * product.times for product in layer.products)
+    padded = sum(product.padded_flops(generation.mxu_size) * product.times for product in layer.products)
+    # The compiler may lay a dimension out better than tile by tile; never claim more than the time it takes.
+    padding_ms = max(min(matrix_ms, padded / peak_per_ms) - flops / peak_per_ms, 0.0)
+    return LayerTime(
+        name=name,
+        ms=layer.cycles * to_ms,
+        share=layer.cycles / all_cycles,
+        mxu_utilization=flops / (matrix_ms * peak_per_ms) if matrix_ms else None,
+        padding_ms=padding_ms,
+        notes=_unfilled(layer, generation.mxu_size),
+    )
+
+
+def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
+    """The forward products' dimensions that do not fill a tile, in words."""
+    notes = []
+    for product in layer.products:
+        if product.is_forward:
+            for what, size, whole in (
+                ("input features", product.contraction, tile),
+                ("output features", product.columns, tile),
+                ("batch", product.rows, _SUBLANES),
+            ):
+                if size % whole:
+                    notes.append(f"{size} {what} fill {size / (-(-size // whole) * whole):.0%} of {whole}-wide tiles")
+    return tuple(dict.fromkeys(notes))
+
+
+def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float | None) -> EpochTime:
+    """An epoch on the device, fed by a host that reads `host_rate` examples per second; None is a host fast enough."""
+    steps = -(-num_examples // global_batch)
+    device = steps * step.total_ms / 1e3
+    seconds = max(device, steps * global_batch / host_rate) if host_rate else device
+    return EpochTime(
+        steps=steps,
+        device_seconds=device,
+        seconds=seconds,
+        needed_per_second=steps * global_batch / device if device else 0.0,
+        host_wait=1 - device / seconds if seconds else 0.0,
+    )

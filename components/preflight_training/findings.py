@@ -1,0 +1,138 @@
+"""What preflight finds: the content of `preflight.json`."""
+
+import dataclasses
+from typing import Any
+
+from components.preflight_training.compiler import FITS
+from components.preflight_training.data import DataFacts
+from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from components.preflight_training.largest_batch import LargestBatch
+from components.preflight_training.wording import VERDICTS, dollars, percent, time
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """List prices, in US dollars, of a whole slice; see `machine_spec.Price`."""
+
+    usd_per_hour: float
+    usd_per_epoch: float
+    usd_per_run: float
+    region: str
+    kind: str
+    source: str
+    date: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineReport:
+    """What training on one machine comes to.
+
+    Attributes:
+        machine: Short name.
+        machine_type: Vertex's name of a host.
+        chips: Of the slice.
+        devices: Replicas.
+        hosts: Virtual machines.
+        verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory` (of this machine), `crashed`.
+        reason: Why, if it does not fit.
+        layer: That the reason names, if any.
+        source: `file:line` of the model that the reason names, if any.
+        compile_seconds: Of the compilation, when it was done.
+        cached: Whether it was done before.
+        batch_size_per_replica: Examples per replica and step.
+        global_batch: Of all replicas.
+        parameters: Trainable values.
+        peak_bytes: The most memory in use on a device at any time, or what it would take, where it does not fit.
+        capacity_bytes: What a program may use.
+        largest_batch: Per replica; None where it is not known.
+        step: Time of a step.
+        epoch: Time of an epoch.
+        epochs: Of the run.
+        cost: None where no trustworthy price is known.
+        layers: What each takes of a step, the longest first.
+        host_calls: Operations that call the host in every step.
+        unknown_loops: Loops whose number of trips could not be read, counted once.
+        broken: Budgets that are not kept, in words.
+        advice: In words, the most important first.
+        worth_it: Whether a TPU is worth its price for this model and data.
+    """
+
+    machine: str
+    machine_type: str
+    chips: int
+    devices: int
+    hosts: int
+    verdict: str
+    reason: str
+    layer: str
+    source: str
+    compile_seconds: float
+    cached: bool
+    batch_size_per_replica: int
+    global_batch: int
+    parameters: int
+    peak_bytes: int
+    capacity_bytes: int
+    largest_batch: LargestBatch | None
+    step: StepTime | None
+    epoch: EpochTime | None
+    epochs: int
+    cost: Cost | None
+    layers: tuple[LayerTime, ...]
+    host_calls: tuple[str, ...]
+    unknown_loops: int
+    broken: tuple[str, ...]
+    advice: tuple[str, ...] = ()
+    worth_it: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """Whether it fits and keeps every budget."""
+        return self.verdict == FITS and not self.broken
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it did not pass."""
+        if self.verdict == FITS:
+            return self.broken
+        place = ", ".join(part for part in (self.layer and f"layer {self.layer!r}", self.source) if part)
+        return (
+            f"the training step {VERDICTS[self.verdict]} on {self.machine}: {self.reason}"
+            + (f" ({place})" if place else ""),
+        )
+
+    @property
+    def summary(self) -> str:
+        """All of it in a sentence."""
+        if not self.passed or self.epoch is None:
+            return "; ".join(self.reasons)
+        price = f", {dollars(self.cost.usd_per_run)} a run at list price" if self.cost else ""
+        return (
+            f"fits {self.machine} ({percent(self.peak_bytes / self.capacity_bytes)} of its memory), "
+            f"{time(self.epoch.seconds)} an epoch{price}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PreflightReport:
+    """All of it: `preflight.json`.
+
+    Attributes:
+        model: Its name.
+        model_parameters: Its hyper-parameters.
+        backend: `jax` or `tensorflow`.
+        precision: The Keras dtype policy.
+        compiler: Versions of libtpu, JAX and Keras.
+        data: What is to be trained on.
+        machines: One report each, in the order asked for.
+        advice: Which machine to take; with several.
+    """
+
+    model: str
+    model_parameters: dict[str, Any]
+    backend: str
+    precision: str
+    compiler: dict[str, str]
+    data: DataFacts
+    machines: tuple[MachineReport, ...]
+    advice: tuple[str, ...]

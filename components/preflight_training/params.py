@@ -1,0 +1,110 @@
+"""What a user may set, and what comes back."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from components.device import BACKENDS, PRECISIONS
+from components.errors import InputError
+from components.machine_spec import parse_machine
+from components.models.compiling import check_optimization
+
+CHEAPEST_MACHINE = "v5e-1"
+
+
+@dataclasses.dataclass(frozen=True)
+class PreflightParams:
+    """What to compile, for which machine, and what it may cost; one field per component input.
+
+    Attributes:
+        model: A registered name, a .py or .keras file, or module:function.
+        model_parameters: Its hyper-parameters.
+        epochs: Passes over the training split, for the time and price of a run.
+        batch_size_per_replica: Examples per replica and step.
+        optimizer: As train_model takes it.
+        learning_rate: As train_model takes it.
+        learning_rate_scaling: As train_model takes it.
+        learning_rate_schedule: As train_model takes it.
+        warmup_epochs: As train_model takes it.
+        weight_decay: As train_model takes it.
+        backend: `jax` compiles the step of all replicas, `tensorflow` that of one; `auto` is jax.
+        precision: `float32`, `mixed_bfloat16` or `auto`, which on a TPU is the latter.
+        in_memory_mib: As train_model takes it: decides how the host feeds the device.
+        shuffle_buffer: As train_model takes it.
+        machine: Short name of a TPU slice, as `tpu-pipelines machines` lists them.
+        region: Where the price is taken; empty is the cheapest region that trains on the machine.
+        spot: Whether the price is that of a spot machine.
+        find_largest_batch: Find the largest batch per replica that fits, by compiling several; without it the largest
+            is only looked for when the batch does not fit.
+        max_step_ms: Refuse a step that takes longer on the device, in milliseconds; 0 is no limit.
+        max_price_usd: Refuse a run that costs more, at list price; 0 is no limit.
+        max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
+            limit.
+        compile_timeout_seconds: Give up one compilation after this time.
+        compile_memory_mib: Give up a compilation that takes more memory.
+    """
+
+    model: str
+    model_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    epochs: int = 10
+    batch_size_per_replica: int = 128
+    optimizer: str = "adam"
+    learning_rate: float = 0.001
+    learning_rate_scaling: str = "auto"
+    learning_rate_schedule: str = "constant"
+    warmup_epochs: float = 0.0
+    weight_decay: float = 0.0
+    backend: str = "auto"
+    precision: str = "auto"
+    in_memory_mib: int = 4096
+    shuffle_buffer: int = 20_000
+    machine: str = CHEAPEST_MACHINE
+    region: str = ""
+    spot: bool = False
+    find_largest_batch: bool = False
+    max_step_ms: float = 0.0
+    max_price_usd: float = 0.0
+    max_host_wait: float = 0.0
+    compile_timeout_seconds: float = 900.0
+    compile_memory_mib: int = 16_384
+
+    def __post_init__(self) -> None:
+        check_optimization(self)
+        for name, known in (("backend", BACKENDS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
+        parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, self.backend)
+        for name in ("max_step_ms", "max_price_usd", "max_host_wait"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must not be negative; 0 is no limit. Received: {name}={getattr(self, name)}.")
+        if self.max_host_wait >= 1:
+            raise InputError(
+                f"max_host_wait is a share of the time, below 1. Received: max_host_wait={self.max_host_wait}."
+            )
+        for name in ("compile_timeout_seconds", "compile_memory_mib"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be positive. Received: {name}={getattr(self, name)}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class PreflightResult:
+    """What became of it.
+
+    Attributes:
+        passed: Whether the training step compiles for the machine, fits its memory and keeps every budget.
+        machine: The machine's short name.
+        verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
+        reasons: Why it did not pass; empty where it did.
+        step_ms: Time of a step on the device.
+        epoch_seconds: Time of an epoch, waiting for data included.
+        usd_per_run: List price of a run; 0 where no price is known.
+    """
+
+    passed: bool
+    machine: str
+    verdict: str
+    reasons: tuple[str, ...]
+    step_ms: float
+    epoch_seconds: float
+    usd_per_run: float

@@ -1,0 +1,253 @@
+"""Compile the training step for one machine or several, and say what it would take to train there."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from components import progress, storage
+from components.artifacts import PREFLIGHT_FILE
+from components.device import choose_precision
+from components.machine_spec import Slice, load_catalogue
+from components.preflight_training import sandbox
+from components.preflight_training.advice import advise, compare
+from components.preflight_training.compiler import DOES_NOT_FIT, FITS, Compilation, Outcome, Task, versions
+from components.preflight_training.data import DataFacts, load_facts
+from components.preflight_training.estimate import (
+    EpochTime,
+    LayerTime,
+    StepTime,
+    bytes_per_cycle,
+    gradient_bytes,
+    time_epoch,
+    time_layers,
+    time_step,
+)
+from components.preflight_training.findings import Cost, MachineReport, PreflightReport
+from components.preflight_training.largest_batch import LargestBatch, Trial, find_largest_batch
+from components.preflight_training.params import PreflightParams, PreflightResult
+from components.preflight_training.report import write_report
+from components.preflight_training.wording import dollars, time
+
+_STEP = "preflight_training"
+_OPTIMIZATION = (
+    "optimizer",
+    "learning_rate",
+    "learning_rate_scaling",
+    "learning_rate_schedule",
+    "warmup_epochs",
+    "weight_decay",
+    "epochs",
+)
+FEED_BATCH = 1024  # The rate of the host hardly depends on it.
+
+
+def preflight_training(
+    params: PreflightParams, records_dir: Path, output: Path, cache_dir: Path | None = None
+) -> PreflightResult:
+    """Compile the training step for the machine, and write what it would take to train there.
+
+    Args:
+        params: What to compile, and for which machine.
+        records_dir: What create_tfrecords wrote.
+        output: The report's folder; appears whole or not at all.
+        cache_dir: Where compilations are kept between runs; see `sandbox.default_cache_dir`.
+
+    Raises:
+        InputError: If the model or the records cannot be used, or the TPU compiler is not installed.
+    """
+    storage.require_output(output, PREFLIGHT_FILE)
+    cache_dir = cache_dir or sandbox.default_cache_dir()
+    sandbox.require_compiler()
+    data = load_facts(records_dir, FEED_BATCH, params.in_memory_mib, params.shuffle_buffer, cache_dir)
+    report = examine(params, data, [load_catalogue().find(params.machine)], cache_dir)
+    with storage.staged_directory(output) as staged:
+        write_report(report, staged)
+    one = report.machines[0]
+    progress.say(_STEP, one.summary)
+    return PreflightResult(
+        passed=one.passed,
+        machine=one.machine,
+        verdict=one.verdict,
+        reasons=one.reasons,
+        step_ms=one.step.total_ms if one.step else 0.0,
+        epoch_seconds=one.epoch.seconds if one.epoch else 0.0,
+        usd_per_run=one.cost.usd_per_run if one.cost else 0.0,
+    )
+
+
+def examine(params: PreflightParams, data: DataFacts, machines: Sequence[Slice], cache_dir: Path) -> PreflightReport:
+    """Compile for every machine, and report.
+
+    Raises:
+        InputError: If the model cannot be used, or the TPU compiler is not installed.
+    """
+    session = _Session(params, data, cache_dir)
+    names = ", ".join(machine.name for machine in machines)
+    progress.say(_STEP, f"compiling the training step of {params.model} for {names}")
+    outcomes = session.compile([(machine, params.batch_size_per_replica) for machine in machines])
+    reports = [
+        session.report(machine, outcome, cached) for machine, (outcome, cached) in zip(machines, outcomes, strict=True)
+    ]
+    return PreflightReport(
+        model=params.model,
+        model_parameters=dict(params.model_parameters),
+        backend=session.task.backend,
+        precision=session.task.precision,
+        compiler=versions(),
+        data=data,
+        machines=tuple(reports),
+        advice=compare(reports),
+    )
+
+
+class _Session:
+    def __init__(self, params: PreflightParams, data: DataFacts, cache_dir: Path) -> None:
+        self._params, self._data, self._cache_dir = params, data, cache_dir
+        backend = "jax" if params.backend == "auto" else params.backend
+        self.task = Task(
+            model=params.model,
+            model_parameters=params.model_parameters,
+            image_shape=data.image_shape,
+            num_classes=data.num_classes,
+            num_examples=data.num_examples,
+            optimization={name: getattr(params, name) for name in _OPTIMIZATION},
+            backend=backend,
+            precision=choose_precision("tpu", backend, ()) if params.precision == "auto" else params.precision,
+        )
+
+    def compile(self, programs: Sequence[tuple[Slice, int]]) -> list[tuple[Outcome, bool]]:
+        """What comes of a batch per replica on a machine, for each."""
+        compilations = [
+            Compilation(
+                machine=machine.name,
+                topology=machine.libtpu_topology,
+                chips_per_host_bounds=machine.chips_per_host_bounds or (),
+                devices=machine.devices,
+                bytes_per_cycle=bytes_per_cycle(machine.generation),
+                batch_size_per_replica=batch_size,
+            )
+            for machine, batch_size in programs
+        ]
+        limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
+        return sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
+
+    def report(self, machine: Slice, outcome: Outcome, cached: bool) -> MachineReport:
+        """Everything about one machine."""
+        params, data = self._params, self._data
+        batch_size = params.batch_size_per_replica * machine.devices
+        step = epoch = cost = None
+        layers: tuple[LayerTime, ...] = ()
+        if outcome.cost is not None:
+            summed = gradient_bytes(outcome.parameters) if self.task.backend == "tensorflow" else 0
+            step = time_step(outcome.cost, machine, summed)
+            epoch = time_epoch(step, data.num_examples, batch_size, data.host.feed_per_second)
+            layers = time_layers(outcome.cost, machine)
+            cost = self._cost(machine, epoch)
+        report = MachineReport(
+            machine=machine.name,
+            machine_type=machine.machine_type,
+            chips=machine.chips,
+            devices=machine.devices,
+            hosts=machine.hosts,
+            verdict=outcome.verdict,
+            reason=outcome.reason,
+            layer=outcome.layer,
+            source=outcome.source,
+            compile_seconds=outcome.compile_seconds,
+            cached=cached,
+            batch_size_per_replica=params.batch_size_per_replica,
+            global_batch=batch_size,
+            parameters=outcome.parameters,
+            peak_bytes=outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes,
+            capacity_bytes=machine.generation.hbm_usable_bytes,
+            largest_batch=self._largest_batch(machine, outcome),
+            step=step,
+            epoch=epoch,
+            epochs=params.epochs,
+            cost=cost,
+            layers=layers,
+            host_calls=outcome.cost.host_calls if outcome.cost else (),
+            unknown_loops=outcome.cost.unknown_loops if outcome.cost else 0,
+            broken=(*self._unfit(machine, batch_size), *self._broken_budgets(machine, step, epoch, cost)),
+        )
+        words, worth_it = advise(report, data)
+        return dataclasses.replace(report, advice=words, worth_it=worth_it)
+
+    def _cost(self, machine: Slice, epoch: EpochTime) -> Cost | None:
+        price = machine.price(self._params.region, self._params.spot)
+        if price is None:
+            return None
+        per_epoch = price.usd_per_hour * epoch.seconds / 3600
+        return Cost(
+            usd_per_hour=price.usd_per_hour,
+            usd_per_epoch=per_epoch,
+            usd_per_run=per_epoch * self._params.epochs,
+            region=price.region,
+            kind=price.kind,
+            source=price.source,
+            date=price.date,
+        )
+
+    def _unfit(self, machine: Slice, global_batch: int) -> tuple[str, ...]:
+        """What the training itself would refuse, or hang on, once the machine is paid for."""
+        unfit = []
+        if machine.hosts > 1:
+            unfit.append(
+                f"{machine.name} has {machine.hosts} hosts, and train_model trains on one: take a slice of one host"
+            )
+        if global_batch > self._data.num_examples:
+            unfit.append(
+                f"one step takes {global_batch:,} examples, and the training split has {self._data.num_examples:,}: "
+                "lower training.batch_size_per_replica or take a smaller slice"
+            )
+        return tuple(unfit)
+
+    def _broken_budgets(
+        self, machine: Slice, step: StepTime | None, epoch: EpochTime | None, cost: Cost | None
+    ) -> tuple[str, ...]:
+        params = self._params
+        if step is None or epoch is None:
+            return ()
+        broken = []
+        if params.max_step_ms and step.total_ms > params.max_step_ms:
+            broken.append(
+                f"a step takes {time(step.total_ms / 1e3)} on {machine.name}, max_step_ms={params.max_step_ms:g}"
+            )
+        if params.max_host_wait and epoch.host_wait > params.max_host_wait:
+            broken.append(
+                f"{machine.name} would wait for data {epoch.host_wait:.0%} of the time, "
+                f"max_host_wait={params.max_host_wait:g}"
+            )
+        if params.max_price_usd and cost is None:
+            broken.append(
+                f"no trustworthy price is known for {machine.name}, so max_price_usd={params.max_price_usd:g} cannot "
+                "be kept; set it to 0 or choose another machine"
+            )
+        if params.max_price_usd and cost is not None and cost.usd_per_run > params.max_price_usd:
+            broken.append(
+                f"a run of {params.epochs} epochs on {machine.name} costs {dollars(cost.usd_per_run)} at list price, "
+                f"max_price_usd={params.max_price_usd:g}"
+            )
+        return tuple(broken)
+
+    def _largest_batch(self, machine: Slice, outcome: Outcome) -> LargestBatch | None:
+        asked = self._params.batch_size_per_replica
+        if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
+            return self._search_largest_batch(machine, asked)
+        if outcome.memory is None:
+            return None
+        # What a step adds grows with the batch; what stays does not, but for the batch itself, which is small.
+        room = machine.generation.hbm_usable_bytes - outcome.memory.argument_bytes
+        used = outcome.memory.peak_bytes - outcome.memory.argument_bytes
+        return LargestBatch(max(asked, int(asked * room / used)), is_exact=False) if used > 0 else None
+
+    def _search_largest_batch(self, machine: Slice, first: int) -> LargestBatch | None:
+        def attempt(batch_size: int) -> Trial:
+            progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
+            outcome, _ = self.compile([(machine, batch_size)])[0]
+            if outcome.verdict not in (FITS, DOES_NOT_FIT):
+                return Trial(None)
+            used = outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes
+            return Trial(outcome.verdict == FITS, used)
+
+        return find_largest_batch(attempt, first, machine.generation.hbm_usable_bytes)

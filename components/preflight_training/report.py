@@ -1,0 +1,313 @@
+"""What preflight found: words for the terminal, a JSON file, and a page that needs no network and no script."""
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from components import storage
+from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+from components.preflight_training.compiler import FITS
+from components.preflight_training.data import DataFacts, HostRate
+from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from components.preflight_training.findings import Cost, MachineReport, PreflightReport
+from components.preflight_training.largest_batch import LargestBatch
+from components.preflight_training.wording import UNKNOWN, decimals, dollars, memory, number, percent, time
+
+_WIDTH = 110
+_TOP_LAYERS = 8
+_NAME_WIDTH = 30
+_NOTHING = "–"
+_TIMES_ORIGIN = "the compiler's schedule at the chip's clock, communication as an upper bound; nothing was run on a TPU"
+_TENSORFLOW_ORIGIN = (
+    "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
+    "rule"
+)
+_COMPARISON = {
+    "machine": "<",
+    "verdict": "<",
+    "GiB": ">",
+    "batch": ">",
+    "step": ">",
+    "comm": ">",
+    "MXU": ">",
+    "epoch": ">",
+    "wait": ">",
+    "$/hour": ">",
+    "$/epoch": ">",
+    "$/run": ">",
+}
+_COMPARISON_NOTES = [
+    ("GiB", "memory of a device: the peak, of what a program may use"),
+    ("batch", "the most examples per replica that fit; ≈ is estimated, not compiled"),
+    ("step", "ms; comm: the part of it, at most, that is communication between replicas"),
+    ("MXU", "use of the matrix units while the device computes"),
+    ("epoch", "s; wait: the share of it in which the device waits for data"),
+]
+_LAYERS = {"layer": "<", "ms": ">", "share": ">", "MXU": ">", "padding ms": ">", "dimensions that fill no tile": "<"}
+
+
+def write_report(report: PreflightReport, directory: Path) -> None:
+    """Write `preflight.json` and `preflight.html` into a folder that exists.
+
+    The JSON file has every field of the report, and `passed`, `reasons` and `summary` for each machine. The page shows
+    names and reasons as they are, whatever characters they hold.
+
+    Raises:
+        ValueError: If a figure is not finite.
+    """
+    machines = [
+        dataclasses.asdict(one) | {"passed": one.passed, "reasons": one.reasons, "summary": one.summary}
+        for one in report.machines
+    ]
+    storage.write_json(directory / PREFLIGHT_FILE, dataclasses.asdict(report) | {"machines": machines})
+    storage.write_bytes(directory / PREFLIGHT_REPORT_FILE, _render(report).encode())
+
+
+def as_text(report: PreflightReport) -> str:
+    """One machine in full, or several side by side and advice about the best; lines of at most 110 columns."""
+    blocks = [textwrap.wrap(_headline(report), _WIDTH)]
+    if len(report.machines) == 1:
+        blocks += _describe(report.machines[0], report.data)
+    else:
+        blocks += _compare(report)
+    blocks.append(_fields(_origins(report)))
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _render(report: PreflightReport) -> str:
+    best = _recommended(report.machines)
+    return _ENVIRONMENT.get_template("preflight.html.jinja").render(
+        report=report,
+        best=best,
+        shown=best or report.machines[0],
+        tally=_tally(report.machines),
+        advice=_advice(report.machines),
+        origins=_origins(report),
+    )
+
+
+def _milliseconds(ms: float | None) -> str:
+    return UNKNOWN if ms is None else time(ms / 1e3)
+
+
+def _verdict(machine: MachineReport) -> str:
+    return "refused" if machine.verdict == FITS and machine.broken else machine.verdict.replace("_", " ")
+
+
+def _largest(batch: LargestBatch | None) -> str:
+    if batch is None:
+        return UNKNOWN
+    return f"{batch.size:,}" if batch.is_exact else f"≈{batch.size:,}"
+
+
+def _recommended(machines: Sequence[MachineReport]) -> MachineReport | None:
+    """The cheapest of those that passed; the fastest where no price is known."""
+
+    def order(one: MachineReport) -> tuple[bool, float]:
+        if one.cost is None:
+            return True, one.epoch.seconds if one.epoch else math.inf
+        return False, one.cost.usd_per_run
+
+    return min((one for one in machines if one.passed), key=order, default=None)
+
+
+def _headline(report: PreflightReport) -> str:
+    how = f"{report.backend}, {report.precision}"
+    if len(report.machines) == 1:
+        return f"{report.model} on {report.machines[0].machine} ({how}): {_verdict(report.machines[0])}"
+    return f"{report.model} ({how}): {_tally(report.machines)}"
+
+
+def _tally(machines: Sequence[MachineReport]) -> str:
+    passed = sum(one.passed for one in machines)
+    return f"{passed or 'none'} of {len(machines)} machines {'pass' if passed > 1 else 'passes'}"
+
+
+def _advice(machines: Sequence[MachineReport]) -> tuple[str, ...]:
+    """About the machine to take; about all of them where none passed."""
+    best = _recommended(machines)
+    return best.advice if best else tuple(dict.fromkeys(words for one in machines for words in one.advice))
+
+
+def _origins(report: PreflightReport) -> list[tuple[str, str]]:
+    """What the figures rest on, and what is missing from them."""
+    estimated = [one for one in report.machines if one.step]
+    prices = dict.fromkeys(
+        f"{one.cost.kind} ({one.cost.date}); {one.cost.source}" if one.cost else "? no trustworthy price is known"
+        for one in estimated
+    )
+    origins = [
+        ("compiler", ", ".join(f"{name} {version}" for name, version in report.compiler.items())),
+        *(("prices", price) for price in prices),
+        ("times", _TIMES_ORIGIN),
+    ]
+    if any(one.step and one.step.communication_ms is None for one in estimated):
+        origins.append(("", "? communication is left out where no source says how fast the links between chips are"))
+    if report.backend == "tensorflow":
+        origins.append(("backend", _TENSORFLOW_ORIGIN))
+    return origins
+
+
+def _describe(machine: MachineReport, data: DataFacts) -> list[list[str]]:
+    """One machine, block by block."""
+    return [
+        _bullets(machine.broken) if machine.verdict == FITS else textwrap.wrap(machine.reason, _WIDTH),
+        _fields(_figures(machine, data)),
+        _layer_table(machine.layers),
+        _bullets(machine.advice),
+    ]
+
+
+def _figures(machine: MachineReport, data: DataFacts) -> list[tuple[str, str]]:
+    batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in all"
+    return [
+        ("layer", machine.layer),
+        ("source", machine.source),
+        ("memory", _describe_memory(machine)),
+        ("batch", f"{batch}; the most that fit: {_largest(machine.largest_batch)} per replica"),
+        *(_times(machine.step, machine.epoch, data.host) if machine.step and machine.epoch else ()),
+        *([("price", _describe_cost(machine.cost, machine.epochs))] if machine.epoch else ()),
+        ("compilation", f"{machine.compile_seconds:,.1f} s{' when it was done; cached' if machine.cached else ''}"),
+    ]
+
+
+def _times(step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, str]]:
+    parts = f"{_milliseconds(step.compute_ms)} compute + {_milliseconds(step.communication_ms)} communication"
+    where = "memory" if host.in_memory else "files"
+    return [
+        ("step", f"{_milliseconds(step.total_ms)} = {parts}"),
+        ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes"),
+        (
+            "epoch",
+            f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device, {time(epoch.seconds)} with waiting",
+        ),
+        (
+            "data",
+            f"{epoch.needed_per_second:,.0f} examples/s needed, {host.feed_per_second:,.0f} fed by this machine "
+            f"({host.cpus} CPUs, from {where}): {percent(epoch.host_wait)} waiting",
+        ),
+    ]
+
+
+def _describe_memory(machine: MachineReport) -> str:
+    capacity = f"{memory(machine.capacity_bytes)} a device"
+    if not machine.peak_bytes:
+        return capacity
+    return f"{memory(machine.peak_bytes)} of {capacity} ({percent(machine.peak_bytes / machine.capacity_bytes)})"
+
+
+def _describe_cost(cost: Cost | None, epochs: int) -> str:
+    if cost is None:
+        return UNKNOWN
+    return (
+        f"{dollars(cost.usd_per_epoch)} an epoch, {dollars(cost.usd_per_run)} a run of {epochs:,} epochs, "
+        f"{dollars(cost.usd_per_hour)} an hour in {cost.region} (list price, {cost.date})"
+    )
+
+
+def _layer_table(layers: Sequence[LayerTime]) -> list[str]:
+    if not layers:
+        return []
+    places = decimals(layers[0].ms)
+    rows = [
+        (
+            _cut(layer.name, _NAME_WIDTH),
+            f"{layer.ms:,.{places}f}",
+            percent(layer.share),
+            _NOTHING if layer.mxu_utilization is None else percent(layer.mxu_utilization),
+            f"{layer.padding_ms:,.{places}f}" if layer.padding_ms else _NOTHING,
+            "; ".join(layer.notes),
+        )
+        for layer in layers[:_TOP_LAYERS]
+    ]
+    rest = layers[_TOP_LAYERS:]
+    more = [f"and {len(rest)} more, {percent(sum(layer.share for layer in rest))} of the computation"] if rest else []
+    return _table(_LAYERS, rows) + more
+
+
+def _compare(report: PreflightReport) -> list[list[str]]:
+    """Several machines, block by block."""
+    best = _recommended(report.machines)
+    advice = _bullets(_advice(report.machines))
+    return [
+        _table(_COMPARISON, [_comparison_row(one) for one in report.machines]),
+        _fields(_COMPARISON_NOTES),
+        _bullets([reason for one in report.machines for reason in one.reasons]),
+        _bullets(report.advice),
+        [f"On {best.machine}:", *advice] if best and advice else advice,
+    ]
+
+
+def _comparison_row(machine: MachineReport) -> tuple[str, ...]:
+    step, epoch, cost = machine.step, machine.epoch, machine.cost
+    peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else UNKNOWN
+    row = (
+        machine.machine,
+        _verdict(machine),
+        f"{peak}/{machine.capacity_bytes / 2**30:.2f}",
+        _largest(machine.largest_batch),
+    )
+    if step is None or epoch is None:
+        return row + (_NOTHING,) * (len(_COMPARISON) - len(row))
+    prices = (cost.usd_per_hour, cost.usd_per_epoch, cost.usd_per_run) if cost else ()
+    return (
+        *row,
+        number(step.total_ms),
+        UNKNOWN if step.communication_ms is None else number(step.communication_ms),
+        percent(step.mxu_utilization),
+        number(epoch.seconds),
+        percent(epoch.host_wait),
+        *([dollars(usd, sign="") for usd in prices] or [UNKNOWN] * 3),
+    )
+
+
+def _table(alignment: Mapping[str, str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as they need; lines are cut where the terminal ends."""
+    lines = [tuple(alignment), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    formats = [f"{side}{width}" for side, width in zip(alignment.values(), widths, strict=True)]
+    table = ["  ".join(map(format, line, formats)).rstrip() for line in lines]
+    return [_cut(line, _WIDTH) for line in table]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _fields(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Names and values, aligned; those without a value are left out."""
+    width = max(len(name) for name, _ in pairs) + 2
+    return [line for name, value in pairs for line in _wrap(value, f"{name:<{width}}", " " * width)]
+
+
+def _bullets(sentences: Sequence[str]) -> list[str]:
+    return [line for sentence in sentences for line in _wrap(sentence, "- ", "  ")]
+
+
+def _wrap(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,  # Names of models and layers, and the compiler's words about them, may hold anything.
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_FORMATS: dict[str, Any] = {
+    "decimals": decimals,
+    "dollars": dollars,
+    "largest": _largest,
+    "memory": memory,
+    "milliseconds": _milliseconds,
+    "percent": percent,
+    "time": time,
+    "verdict": _verdict,
+}
+_ENVIRONMENT.filters.update(_FORMATS)

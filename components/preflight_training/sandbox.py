@@ -1,0 +1,182 @@
+"""Compilations in child processes with a limit on time and memory; a child's death is a result."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from components import models
+from components.errors import InputError
+from components.models import source_files
+from components.preflight_training import compiler, hlo
+from components.preflight_training.compiler import Compilation, Outcome, Task
+
+TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
+CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
+_LOOK_EVERY_SECONDS = 0.2
+# Without these libtpu asks a metadata server which TPU it is on, and lets one process at a time load it.
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_PLATFORMS": "cpu",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one compilation may take."""
+
+    timeout_seconds: float
+    memory_mib: int
+
+
+def default_cache_dir() -> Path:
+    """Where outcomes are kept between runs: this user's cache, or what TPU_PIPELINES_CACHE_DIR says."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
+
+
+def require_compiler() -> None:
+    """Check that the TPU compiler is installed.
+
+    Raises:
+        InputError: If it is not; says what to install.
+    """
+    if not compiler.versions():
+        raise InputError(
+            "Cannot compile for a TPU: the TPU compiler (libtpu) or JAX is not installed. "
+            "Run: pip install 'tpu-pipelines[preflight]' (Linux on x86-64)."
+        )
+
+
+def compile_all(
+    task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path
+) -> list[tuple[Outcome, bool]]:
+    """Compile each, in turn; returns each outcome, and whether it was known from an earlier time.
+
+    Whether a program fits is kept under everything that decides it, so that the next time starts no process; what else
+    went wrong may go right the next time.
+
+    Raises:
+        InputError: If the model cannot be built, or the compiler is not installed.
+    """
+    require_compiler()
+    paths = [cache_dir / f"request-{_key(task, one)}.json" for one in compilations]
+    known = {i: path for i, path in enumerate(paths) if path.is_file()}
+    results: dict[int, Outcome] = {i: compiler.read_outcome(json.loads(path.read_text())) for i, path in known.items()}
+    while missing := [i for i in range(len(compilations)) if i not in results]:
+        # A child that dies takes one compilation with it; the next child takes up the rest.
+        for position, outcome in _run_child(task, [compilations[i] for i in missing], limits, cache_dir):
+            number = missing[position]
+            results[number] = outcome
+            if outcome.verdict in (compiler.FITS, compiler.DOES_NOT_FIT):
+                compiler.write_outcome(paths[number], outcome)
+    return [(results[i], i in known) for i in range(len(compilations))]
+
+
+def _key(task: Task, compilation: Compilation) -> str:
+    own = (Path(compiler.__file__), Path(hlo.__file__), *sorted(Path(models.__file__).parent.glob("*.py")))
+    sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (*own, *source_files(task.model))]
+    facts = (dataclasses.asdict(task), dataclasses.asdict(compilation), sources, compiler.versions())
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _run_child(
+    task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path
+) -> Iterator[tuple[int, Outcome]]:
+    """What came of each, as it comes, up to the one that ended the process, if one did."""
+    request = {
+        "task": dataclasses.asdict(task),
+        "compilations": [dataclasses.asdict(one) for one in compilations],
+        "cache_dir": str(cache_dir),
+        "parent": os.getpid(),
+    }
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as log, os.fdopen(reading) as pipe:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "components.preflight_training.compiler", str(writing)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writing,),
+            env=os.environ | _ENVIRONMENT | {"KERAS_BACKEND": task.backend, "PYTHONPATH": os.pathsep.join(sys.path)},
+            start_new_session=True,
+        )
+        os.close(writing)
+        try:
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(request).encode())
+            child.stdin.close()
+            yield from _listen(child, pipe, len(compilations), limits, log)
+        finally:
+            _kill(child)
+
+
+def _listen(
+    child: subprocess.Popen[bytes], pipe: Any, num_compilations: int, limits: Limits, log: Any
+) -> Iterator[tuple[int, Outcome]]:
+    current, started, text = 0, time.monotonic(), ""
+    os.set_blocking(pipe.fileno(), False)
+    while True:
+        select.select([pipe], [], [], _LOOK_EVERY_SECONDS)
+        chunk = os.read(pipe.fileno(), 1 << 20).decode() if select.select([pipe], [], [], 0)[0] else None
+        *lines, text = (text + (chunk or "")).split("\n")
+        for message in map(json.loads, lines):
+            if "started" in message:
+                current, started = message["started"], time.monotonic()
+            elif "input_error" in message:
+                raise InputError(message["input_error"])
+            else:
+                yield message["done"], compiler.read_outcome(message["outcome"])
+                current += 1
+        seconds = time.monotonic() - started
+        if chunk == "":  # The pipe's other end is closed.
+            code = child.wait()
+            if current < num_compilations:  # Even with exit code 0: the model's code may have called sys.exit.
+                yield current, Outcome(CRASHED, _describe_death(code, log), compile_seconds=seconds)
+            return
+        if seconds > limits.timeout_seconds:
+            reason = f"not compiled after {limits.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"
+            yield current, Outcome(TIMED_OUT, reason, compile_seconds=seconds)
+            return
+        if _resident_mib(child.pid) > limits.memory_mib:
+            reason = (
+                f"compiling takes more than {limits.memory_mib:,} MiB of this machine's memory; raise "
+                "preflight.compile_memory_mib, or compile on a larger machine"
+            )
+            yield current, Outcome(OUT_OF_MEMORY, reason, compile_seconds=seconds)
+            return
+
+
+def _describe_death(code: int, log: Any) -> str:
+    log.seek(0)
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if "Check failed" in line or "Error" in line] or lines[-1:]
+    cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"the TPU compiler's process ended with {cause}" + (f": {telling[-1][:400]}" if telling else "")
+
+
+def _resident_mib(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):  # It has just ended.
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

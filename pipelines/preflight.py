@@ -1,0 +1,72 @@
+"""Preflight of a configuration from the command line: no run, no records, no TPU."""
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from components import storage
+from components.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
+from components.create_tfrecords.planning import plan_dataset
+from components.create_tfrecords.writer import write_records
+from components.machine_spec import load_catalogue, parse_machine
+from components.preflight_training import data, sandbox
+from components.preflight_training.findings import PreflightReport
+from components.preflight_training.preflight import FEED_BATCH, examine
+from components.preflight_training.report import write_report
+from pipelines.config import Config, on_machine
+
+SAMPLE_EXAMPLES = 4096
+
+
+def preflight(config: Config, machines: Sequence[str], directory: Path) -> PreflightReport:
+    """Compile a configuration's training step for some machines, and write the report.
+
+    Args:
+        config: What to train.
+        machines: Short names; none is the configuration's own, or the cheapest.
+        directory: For `preflight.json` and `preflight.html`; a report that it holds is replaced.
+
+    Raises:
+        InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
+    """
+    storage.require_output(directory, PREFLIGHT_FILE)
+    sandbox.require_compiler()
+    params = on_machine(config, parse_machine(machines[0]) if machines else config.machine).preflight
+    assert params is not None
+    slices = [load_catalogue().find(name) for name in machines or [params.machine]]
+    for one in slices:
+        parse_machine(one.name, config.training.backend)
+    cache_dir = sandbox.default_cache_dir()
+    report = examine(params, describe_data(config, cache_dir), slices, cache_dir)
+    with storage.staged_directory(directory) as staged:
+        write_report(report, staged)
+    return report
+
+
+def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
+    """What the training step must know of a configuration's data, measured on a sample written for it.
+
+    The sample goes through the same writer and reader as the data set will; what was measured is remembered for as long
+    as no file of the source changes its size or time.
+
+    Raises:
+        InputError: If the source cannot be used.
+    """
+    plan = plan_dataset(config.data)
+    num_examples = plan.split_examples[TRAIN]
+    training = config.training
+    reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
+    key = data.facts_key(plan.listing.stat_digest(), dataclasses.asdict(config.data), *reader)
+    if known := data.read_facts(cache_dir, key):
+        return known
+    sample = dataclasses.replace(plan, order={TRAIN: plan.order[TRAIN][:SAMPLE_EXAMPLES]})
+    count = len(sample.order[TRAIN])
+    print(f"[preflight_training] measuring how fast this machine reads, on {count:,} examples", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
+        records_dir = Path(folder) / "records"
+        write_records(config.data, records_dir, sample)
+        facts = data.measure(records_dir, Manifest.load(records_dir, verify=False), num_examples, *reader)
+    data.write_facts(cache_dir, key, facts)
+    return facts

@@ -1,0 +1,77 @@
+"""The TPU compiler on the smallest programs: what to compile, and a cache that tests share."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.machine_spec import load_catalogue
+from components.preflight_training import sandbox
+from components.preflight_training.compiler import Compilation, Outcome, Task
+from components.preflight_training.estimate import bytes_per_cycle
+
+OPTIMIZATION: Mapping[str, Any] = {
+    "optimizer": "adam",
+    "learning_rate": 0.001,
+    "learning_rate_scaling": "auto",
+    "learning_rate_schedule": "constant",
+    "warmup_epochs": 0.0,
+    "weight_decay": 0.0,
+    "epochs": 3,
+}
+SMALL: Mapping[str, Any] = {"filters": 4, "units": 8}  # Of digits_cnn; compiles in half a second.
+LIMITS = sandbox.Limits(timeout_seconds=120, memory_mib=8192)
+
+
+def make_task(model: str = "digits_cnn", parameters: Mapping[str, Any] | None = None, backend: str = "jax") -> Task:
+    """A model of 8×8 grey images and 10 classes to train."""
+    if parameters is None:
+        parameters = SMALL if model == "digits_cnn" else {}
+    return Task(model, parameters, (8, 8, 1), 10, 1259, OPTIMIZATION, backend, "mixed_bfloat16")
+
+
+def make_compilation(machine: str = "v5e-1", batch_size: int = 8) -> Compilation:
+    """A batch per replica on a machine of the catalogue."""
+    one = load_catalogue().find(machine)
+    return Compilation(
+        one.name,
+        one.libtpu_topology,
+        one.chips_per_host_bounds or (),
+        one.devices,
+        bytes_per_cycle(one.generation),
+        batch_size,
+    )
+
+
+def compile_one(task: Task, cache_dir: Path, limits: sandbox.Limits = LIMITS, **of_compilation: Any) -> Outcome:
+    """What comes of one compilation."""
+    ((outcome, _),) = sandbox.compile_all(task, [make_compilation(**of_compilation)], limits, cache_dir)
+    return outcome
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared by tests that do not ask where an outcome comes from."""
+    return tmp_path_factory.mktemp("compilations")
+
+
+@pytest.fixture(scope="session")
+def run_child() -> Callable[..., str]:
+    """Run Python code that needs the TPU compiler, or another Keras backend than this process; returns its stdout."""
+
+    def run(code: str, *arguments: Any, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env=os.environ | sandbox._ENVIRONMENT | {"KERAS_BACKEND": "jax"} | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run

@@ -1,0 +1,223 @@
+"""The user's models that fail, each in its own way, what training runs, and every model for every chip."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from components.machine_spec import load_catalogue
+from components.models import REGISTRY
+from components.preflight_training import sandbox
+from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
+from tests.components.preflight_training.conftest import (
+    LIMITS,
+    OPTIMIZATION,
+    SMALL,
+    compile_one,
+    make_compilation,
+    make_task,
+)
+
+_MODEL = """
+import keras
+from keras import layers
+
+
+class Special(layers.Layer):
+    def call(self, x):
+        {call}
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor({shape}, x.dtype)
+
+
+def build_model(image_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(image_shape, dtype="uint8"),
+        layers.Rescaling(1 / 255),
+        layers.Conv2D(1, 3, padding="same"),
+        layers.Reshape(image_shape[:2]),
+        Special(name="special"),
+        layers.Flatten(),
+        layers.Dense(num_classes, activation="softmax", dtype="float32"),
+    ])
+"""
+
+
+@pytest.fixture
+def special_model(tmp_path):
+    """A model whose layer `special` does something of the user's own; its code starts in line 8."""
+
+    def write(*lines, shape="x.shape"):
+        path = tmp_path / "my_model.py"
+        path.write_text(_MODEL.replace("{call}", "\n        ".join(lines)).replace("{shape}", shape))
+        return str(path)
+
+    return write
+
+
+def test_operation_that_no_tpu_has_is_named_with_its_line(special_model, cache_dir):
+    model = special_model(
+        "import jax",
+        "import jax.numpy as jnp",
+        "values, _ = jnp.linalg.eig(jax.lax.stop_gradient(x.astype('float32')))",
+        "return values.real.astype(x.dtype)",
+        shape="x.shape[:2]",
+    )
+    outcome = compile_one(make_task(model), cache_dir)
+    assert outcome.verdict == DOES_NOT_COMPILE
+    assert outcome.reason == "the operation 'eig' is not implemented on TPU"
+    assert outcome.source == "my_model.py:10"
+    assert (outcome.memory, outcome.cost) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (["bright = x[x > 0.5]", "return x * bright.mean()"], 8),
+        (["factor = 1", "if x.mean() > 0.5:", "    factor = 2", "return factor * x"], 9),
+    ],
+)
+def test_shape_or_branch_that_depends_on_the_data_is_explained(special_model, cache_dir, lines, line):
+    outcome = compile_one(make_task(special_model(*lines)), cache_dir)
+    assert outcome.verdict == DOES_NOT_COMPILE
+    assert outcome.reason.startswith("a shape or a branch depends on the data, and a TPU program is fixed")
+    assert (outcome.layer, outcome.source) == ("special", f"my_model.py:{line}")
+
+
+def test_calls_of_the_host_compile_and_are_listed(special_model, cache_dir):
+    model = special_model(
+        "import jax",
+        "shape = jax.ShapeDtypeStruct(x.shape, x.dtype)",
+        "same = jax.pure_callback(lambda v: v, shape, jax.lax.stop_gradient(x), vmap_method='sequential')",
+        "return x + jax.lax.stop_gradient(same)",
+    )
+    outcome = compile_one(make_task(model), cache_dir)
+    assert outcome.verdict == FITS
+    (call,) = outcome.cost.host_calls
+    assert "special" in call
+    assert "callback" in call
+
+
+def test_tensorflow_operation_that_xla_lacks_is_named_with_its_layer_and_line(special_model, cache_dir):
+    model = special_model(
+        "import tensorflow as tf",
+        "same = tf.numpy_function(lambda v: v, [x], x.dtype)",
+        "same.set_shape(x.shape)",
+        "return x + tf.stop_gradient(same)",
+    )
+    outcome = compile_one(make_task(model, backend="tensorflow"), cache_dir)
+    assert outcome.verdict == DOES_NOT_COMPILE
+    assert outcome.reason == "the operation 'PyFunc' is not implemented on TPU"
+    assert (outcome.layer, outcome.source) == ("special", "my_model.py:9")
+
+
+@pytest.mark.parametrize("machine", ["v2-8", "v5e-1"])
+def test_batch_that_is_too_large_tells_what_it_needs_and_what_there_is(cache_dir, machine):
+    outcome = compile_one(make_task("digits_cnn", {}), cache_dir, machine=machine, batch_size=4_000_000)
+    capacity = load_catalogue().find(machine).generation.hbm_usable_bytes
+    assert outcome.verdict == DOES_NOT_FIT
+    # The catalogue's capacity is the very one that the compiler names.
+    said = re.search(r"exceeds available HBM \(([\d.]+)G\)|of ([\d.]+)G hbm", outcome.reason)
+    assert float(said[1] or said[2]) == pytest.approx(capacity / 2**30, abs=0.01)
+    assert outcome.needed_bytes > capacity
+
+
+def test_what_fits_has_memory_and_every_layers_cost(cache_dir):
+    outcome = compile_one(make_task(), cache_dir)
+    # (3·3·1·4 + 4) + (3·3·4·8 + 8) + (4·4·8·8 + 8) + (8·10 + 10)
+    assert outcome.parameters == 40 + 296 + 1032 + 90
+    assert outcome.verdict == FITS
+    assert 0 < outcome.memory.argument_bytes <= outcome.memory.peak_bytes
+    assert {"conv2d", "conv2d_1", "dense", "dense_1"} <= outcome.cost.layers.keys()
+    assert outcome.cost.host_calls == ()
+    assert outcome.cost.unknown_loops == 0
+    assert outcome.cost.collectives == ()  # One chip.
+
+
+def test_names_and_precision_are_the_same_for_the_second_of_several(tmp_path):
+    """Keras numbers layers through a process, and forgets its settings when the numbers are reset."""
+    some = [make_compilation(batch_size=size) for size in (8, 16)]
+    _, (second, _) = sandbox.compile_all(make_task(), some, LIMITS, tmp_path / "one")
+    alone = compile_one(make_task(), tmp_path / "other", batch_size=16)
+    assert second.cost == alone.cost
+    assert second.memory == alone.memory
+
+
+def test_tensorflows_step_is_that_of_one_replica(cache_dir):
+    outcome = compile_one(make_task(backend="tensorflow"), cache_dir, machine="v2-8")
+    assert outcome.verdict == FITS
+    assert outcome.cost.collectives == ()
+    assert {"conv2d", "conv2d_1", "dense", "dense_1"} <= outcome.cost.layers.keys()
+
+
+_LOWER = """
+import os, pathlib, sys
+from components import device
+device.prepare("jax", "cpu", 2, "mixed_bfloat16")
+import jax, keras
+keras.distribution.set_distribution(None)  # The compiler's process knows of no devices.
+from components.preflight_training import compiler
+from tests.components.preflight_training.conftest import SMALL, OPTIMIZATION
+from tests.components.preflight_training.test_compiler import without_places
+task = compiler.Task("digits_cnn", SMALL, (8, 8, 1), 10, 1259, OPTIMIZATION, "jax", "mixed_bfloat16")
+compilation = compiler.Compilation("here", "", (), 2, 1.0, 32)
+model = compiler._build_abstract(task, compilation)
+text = compiler.trace_step(model, compiler._shapes(task, compilation), jax.devices()).lower().as_text()
+(trained,) = pathlib.Path(sys.argv[1]).glob("*jit_train_step*.mlir")
+print(without_places(text) == without_places(trained.read_text()), len(text))
+"""
+
+
+def without_places(text):
+    """A StableHLO program without the places in Python code that its operations come from."""
+    from jax.extend.mlir import ir
+    from jax.interpreters.mlir import make_ir_context
+
+    with make_ir_context():
+        return ir.Module.parse(text).operation.get_asm(enable_debug_info=False)
+
+
+def test_the_step_compiled_is_the_very_step_that_training_runs(digits_records, tmp_path, run_child, step_command):
+    """Both lowered for two simulated CPU devices, one by `fit` in a real training: the texts are the same."""
+
+    command = step_command(
+        "train_model",
+        {
+            "model": "digits_cnn",
+            "model_parameters": SMALL,
+            "batch_size_per_replica": 32,
+            "num_replicas": 2,
+            "backend": "jax",
+            "accelerator": "cpu",
+            "precision": "mixed_bfloat16",
+            **OPTIMIZATION,
+            "epochs": 1,
+        },
+        records=digits_records,
+        output=tmp_path / "model",
+    )
+    environment = os.environ | {"JAX_DUMP_IR_TO": str(tmp_path / "dumped")}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    is_same, length = run_child(_LOWER, tmp_path / "dumped").split()
+    assert int(length) > 10_000
+    assert is_same == "True"
+
+
+_MACHINES = ["v2-8", "v3-8", "v5e-4", "v5e-8", "v6e-8", "7x-4"]
+_DATA = {"digits_cnn": ((8, 8, 1), 1259), "cifar10_cnn": ((32, 32, 3), 50_000)}
+
+
+@pytest.mark.slow  # 15 s for the digits, two to six minutes for CIFAR-10, a third of them for v6e.
+@pytest.mark.parametrize("model", REGISTRY)
+def test_every_model_fits_every_chip(model, tmp_path):
+    shape, num_examples = _DATA[model]
+    task = Task(model, {}, shape, 10, num_examples, OPTIMIZATION, "jax", "mixed_bfloat16")
+    compilations = [make_compilation(machine, 128) for machine in _MACHINES]
+    limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
+    for machine, (outcome, _) in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):
+        assert outcome.verdict == FITS, (machine, outcome.reason)
+        assert outcome.memory.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes
+        assert sum(one.num_bytes for one in outcome.cost.collectives) >= 2 * outcome.parameters
+        assert outcome.cost.guessed_cycles < 0.1 * outcome.cost.cycles

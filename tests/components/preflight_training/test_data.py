@@ -1,0 +1,132 @@
+import dataclasses
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from components.artifacts import TRAIN, Manifest
+from components.create_tfrecords import WriteParams, write_records
+from components.errors import InputError
+from components.preflight_training import data
+from components.preflight_training.data import DataFacts, load_facts
+
+
+@pytest.fixture(autouse=True)
+def _measure_briefly(monkeypatch):
+    monkeypatch.setattr(data, "_MEASURED_SECONDS", 0.2)
+
+
+def _load(records, cache_dir, in_memory_mib=4096):
+    return load_facts(records, 256, in_memory_mib, 1000, cache_dir)
+
+
+def test_facts_are_the_data_sets_own(digits_records, tmp_path):
+    facts = _load(digits_records, tmp_path)
+    assert facts.image_shape == (8, 8, 1)
+    assert (facts.num_classes, facts.num_examples, facts.decoded_bytes) == (10, 1259, 1259 * 64)
+    assert facts.host.in_memory
+    assert facts.host.feed_per_second > 1000
+    assert facts.host.read_per_second > 1000
+    assert facts.host.cpus >= 1
+
+
+def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path):
+    """In a process of its own, as on the command line: it takes longer than what is measured."""
+    code = (
+        "import pathlib, sys\n"
+        "from components.preflight_training import data\n"
+        "data._MEASURED_SECONDS = 0.5\n"
+        "facts = data.load_facts(pathlib.Path(sys.argv[1]), 256, 4096, 1000, pathlib.Path(sys.argv[2]))\n"
+        "print(facts.host.read_per_second)\n"
+    )
+    command = [sys.executable, "-c", code, str(digits_records), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 5000
+
+
+def test_what_does_not_fit_in_memory_is_fed_from_its_files(digits_records, tmp_path):
+    facts = _load(digits_records, tmp_path, in_memory_mib=0)
+    assert not facts.host.in_memory
+    assert facts.host.feed_per_second > 1000
+
+
+def test_rates_are_measured_once_per_data_set_and_reader(digits_records, tmp_path):
+    first = _load(digits_records, tmp_path)
+    assert _load(digits_records, tmp_path) == first  # To the last digit: read from the file.
+    (kept,) = tmp_path.glob("data-*.json")
+    assert DataFacts.from_dict(json.loads(kept.read_text())) == first
+    _load(digits_records, tmp_path, in_memory_mib=0)
+    assert len(list(tmp_path.glob("data-*.json"))) == 2
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """Noise of 12 MB in many shards."""
+    folder = tmp_path_factory.mktemp("sharded")
+    images = np.random.default_rng(0).integers(0, 256, (4000, 32, 32, 3), np.uint8)
+    np.savez(folder / "data.npz", x_train=images, y_train=np.arange(4000) % 3)
+    params = WriteParams(
+        f"npz:{folder / 'data.npz'}", validation_fraction=0, test_fraction=0, num_workers=1, target_shard_mib=1
+    )
+    write_records(params, folder / "records")
+    return folder / "records"
+
+
+def test_of_a_large_data_set_only_the_first_shards_are_read(sharded, tmp_path, monkeypatch):
+    manifest = Manifest.load(sharded)
+    shards = manifest.split(TRAIN).shards
+    assert len(shards) > 4
+    monkeypatch.setattr(data, "_MEASURED_BYTES", 2 << 20)
+    part = data._first_shards(manifest).split(TRAIN)
+    assert 1 <= len(part.shards) <= 2
+    assert part.num_examples == sum(shard.num_examples for shard in part.shards)
+    # What the rest hold does not matter.
+    for shard in shards[len(part.shards) :]:
+        (sharded / shard.name).write_bytes(bytes(shard.num_bytes))
+    facts = _load(sharded, tmp_path / "cache", in_memory_mib=1)
+    assert facts.num_examples == 4000
+    assert facts.decoded_bytes == 4000 * 3072
+    assert not facts.host.in_memory
+
+
+def test_a_folder_without_a_data_set_is_refused(tmp_path):
+    with pytest.raises(InputError, match="empty"):
+        _load(tmp_path / "empty", tmp_path)
+
+
+def test_a_data_set_without_a_training_split_is_refused(digits_records, tmp_path):
+    manifest = Manifest.load(digits_records)
+    without = dataclasses.replace(manifest, splits={k: v for k, v in manifest.splits.items() if k != TRAIN})
+    (tmp_path / "records").mkdir()
+    without.save(tmp_path / "records")
+    for path in digits_records.glob("*.tfrecord"):
+        shutil.copy(path, tmp_path / "records")
+    with pytest.raises(InputError, match="train"):
+        _load(tmp_path / "records", tmp_path / "cache")
+
+
+def test_rate_leaves_the_warm_up_out():
+    durations = itertools.chain([0.15], itertools.repeat(0.02))
+
+    def open_pass():
+        time.sleep(next(durations))
+        return [30, 20]
+
+    assert data._rate(open_pass) == pytest.approx(50 / 0.02, rel=0.2)
+
+
+def test_a_first_pass_that_takes_long_is_measure_enough():
+    passes = []
+
+    def open_pass():
+        passes.append(1)
+        time.sleep(0.25)
+        return [100]
+
+    assert data._rate(open_pass) == pytest.approx(400, rel=0.2)
+    assert len(passes) == 1

@@ -1,0 +1,170 @@
+"""Arithmetic, calculated again by hand for chips of the catalogue."""
+
+import dataclasses
+
+import pytest
+
+from components.machine_spec import load_catalogue
+from components.preflight_training.estimate import (
+    StepTime,
+    bytes_per_cycle,
+    gradient_bytes,
+    time_epoch,
+    time_layers,
+    time_step,
+)
+from components.preflight_training.hlo import Collective, LayerCost, MatrixProduct, ProgramCost
+
+
+def _machine(name):
+    return load_catalogue().find(name)
+
+
+def _cost(cycles=1_500_000.0, guessed=0.0, layers=None, collectives=()):
+    layers = {"dense": LayerCost(cycles)} if layers is None else layers
+    return ProgramCost(cycles, guessed, layers, tuple(collectives), 0, ())
+
+
+def _product(rows, contraction, columns, times=1, is_forward=True):
+    return MatrixProduct(rows, contraction, columns, 2.0 * rows * contraction * columns, is_forward, times)
+
+
+def _step(ms):
+    return StepTime(ms, 0.0, 0.0, 0.5, 1e9)
+
+
+def test_cycles_become_time_at_the_clock():
+    """v5e runs at 1.5 GHz, v2 at 0.7."""
+    assert time_step(_cost(1_500_000), _machine("v5e-8")).compute_ms == pytest.approx(1.0)
+    assert time_step(_cost(1_400_000), _machine("v2-8")).compute_ms == pytest.approx(2.0)
+
+
+def test_utilization_is_the_share_of_a_devices_peak():
+    """A millisecond of v5e is worth 197 TFLOP/s × 1 ms; a device of v3 is half a chip of 123."""
+    product = MatrixProduct(8, 128, 128, 19.7e9, True, times=5)
+    step = time_step(_cost(1_500_000, layers={"dense": LayerCost(1_500_000, 1_500_000, [product])}), _machine("v5e-8"))
+    assert step.flops == pytest.approx(98.5e9)
+    assert step.mxu_utilization == pytest.approx(0.5)
+    halved = _cost(940_000, layers={"dense": LayerCost(940_000, 940_000, [dataclasses.replace(product, flops=6.15e9)])})
+    assert time_step(halved, _machine("v3-8")).mxu_utilization == pytest.approx(0.5)
+
+
+def test_memory_of_a_device_moves_its_chips_bandwidth_in_the_time_of_a_cycle():
+    assert bytes_per_cycle(_machine("v5e-8").generation) == pytest.approx(819e9 / 1.5e9)
+    assert bytes_per_cycle(_machine("v3-8").generation) == pytest.approx(900e9 / 2 / 0.94e9)
+
+
+def test_guessed_share_is_of_all_cycles():
+    assert time_step(_cost(1000, guessed=50), _machine("v5e-1")).guessed_share == 0.05
+
+
+def test_a_ring_sums_gradients_through_both_its_directions():
+    """8 chips: 7/8 of the bytes twice, through two links of 45 GB/s, and half the ring's hops of 1 µs."""
+    step = time_step(_cost(collectives=[Collective("all-reduce", 90_000_000, 3)]), _machine("v5e-8"))
+    assert step.communication_ms == pytest.approx(3 * (2 * 7 / 8 * 90e6 / 90e9 + 4e-6) * 1e3)
+    assert step.total_ms == step.compute_ms + step.communication_ms
+
+
+def test_one_chip_has_nobody_to_talk_to():
+    assert time_step(_cost(collectives=[Collective("all-reduce", 10**9, 1)]), _machine("v5e-1")).communication_ms == 0
+
+
+def test_communication_is_unknown_where_no_source_gives_the_links_speed():
+    step = time_step(_cost(collectives=[Collective("all-reduce", 10**9, 1)]), _machine("v2-8"))
+    assert step.communication_ms is None
+    assert step.total_ms == step.compute_ms
+
+
+def test_gradients_that_the_program_does_not_sum_are_added():
+    """The TensorFlow backend's program is that of one replica."""
+    assert gradient_bytes(1000) == 4000
+    inside = time_step(_cost(collectives=[Collective("all-reduce", 4_000_000, 1)]), _machine("v3-8"))
+    beside = time_step(_cost(), _machine("v3-8"), extra_bytes=4_000_000)
+    assert beside.communication_ms == inside.communication_ms > 0
+
+
+def test_layers_come_with_the_longest_first_and_their_shares():
+    layers = {"a": LayerCost(100), "b": LayerCost(700), "c": LayerCost(200)}
+    times = time_layers(_cost(1000, layers=layers), _machine("v5e-1"))
+    assert [(one.name, one.share) for one in times] == [("b", 0.7), ("c", 0.2), ("a", 0.1)]
+    assert times[0].ms == pytest.approx(700 / 1.5e6)
+    assert times[0].mxu_utilization is None
+    assert (times[0].padding_ms, times[0].notes) == (0, ())
+
+
+def _time_layer(product, cycles, machine="v5e-1"):
+    (layer,) = time_layers(_cost(cycles, layers={"dense": LayerCost(cycles, cycles, [product])}), _machine(machine))
+    return layer
+
+
+def test_padding_is_the_time_the_matrix_unit_works_on_padding():
+    """64 of 128 features in: half of what it does is padding, as long as there is time for all of it."""
+    product = _product(1024, 64, 128, times=1000)
+    useful_ms = product.flops * 1000 / 197e9
+    layer = _time_layer(product, cycles=10 * 1.5e6 * useful_ms)
+    assert layer.padding_ms == pytest.approx(useful_ms)
+    assert layer.mxu_utilization == pytest.approx(0.1)
+    assert layer.notes == ("64 input features fill 50% of 128-wide tiles",)
+
+
+@pytest.mark.parametrize("contraction", [1, 3, 100, 127, 128, 129])
+@pytest.mark.parametrize("columns", [1, 10, 128, 200])
+@pytest.mark.parametrize("slowness", [0.5, 1.0, 1.2, 50.0])
+def test_padding_never_takes_longer_than_the_products(contraction, columns, slowness):
+    product = _product(12, contraction, columns, times=10_000)
+    cycles = slowness * product.flops * 10_000 / 197e12 * 1.5e9
+    layer = _time_layer(product, cycles)
+    assert 0 <= layer.padding_ms <= layer.ms
+
+
+def test_full_tiles_leave_nothing_to_fill():
+    layer = _time_layer(_product(1024, 256, 512), cycles=1e6)
+    assert (layer.padding_ms, layer.notes) == (0, ())
+
+
+def test_tiles_are_as_wide_as_the_chips_matrix_unit():
+    """128 wide up to v5e, 256 since v6e."""
+    product = _product(100, 128, 10)
+    assert _time_layer(product, 1e6, "v5e-1").notes == (
+        "10 output features fill 8% of 128-wide tiles",
+        "100 batch fill 96% of 8-wide tiles",
+    )
+    assert _time_layer(product, 1e6, "v6e-1").notes[:2] == (
+        "128 input features fill 50% of 256-wide tiles",
+        "10 output features fill 4% of 256-wide tiles",
+    )
+
+
+def test_notes_speak_of_the_forward_pass_alone():
+    """In a gradient, the batch takes the place of the features."""
+    assert _time_layer(_product(100, 3, 10, is_forward=False), 1e6).notes == ()
+
+
+def test_an_epoch_counts_its_last_partial_batch_as_a_whole_one():
+    epoch = time_epoch(_step(2.0), num_examples=1025, global_batch=256, host_rate=None)
+    assert epoch.steps == 5
+    assert epoch.device_seconds == epoch.seconds == pytest.approx(0.010)
+    assert epoch.needed_per_second == pytest.approx(5 * 256 / 0.010)
+    assert epoch.host_wait == 0
+    assert time_epoch(_step(2.0), 1024, 256, None).steps == 4
+
+
+def test_a_slow_host_makes_the_device_wait():
+    """50,000 examples at 10,000 a second are 5 s, of which the device works 196 steps of 5 ms."""
+    epoch = time_epoch(_step(5.0), num_examples=50_000, global_batch=256, host_rate=10_000)
+    assert epoch.seconds == pytest.approx(196 * 256 / 10_000)
+    assert epoch.host_wait == pytest.approx(1 - 0.98 / 5.0176)
+
+
+def test_a_fast_host_keeps_the_device_busy():
+    epoch = time_epoch(_step(5.0), num_examples=50_000, global_batch=256, host_rate=51_200)
+    assert epoch.seconds == epoch.device_seconds
+    assert epoch.host_wait == pytest.approx(0)
+    assert time_epoch(_step(5.0), 50_000, 256, epoch.needed_per_second * 1.0001).host_wait == 0
+
+
+def test_the_tutorials_epoch_was_nearly_all_waiting():
+    """The README's case: CIFAR-10 on a v2-8, 5.4 ms a step of 1,024, fed 8,300 images/s: 6 s an epoch."""
+    epoch = time_epoch(_step(5.4), num_examples=50_000, global_batch=1024, host_rate=8_300)
+    assert epoch.seconds == pytest.approx(6.05, abs=0.01)
+    assert epoch.host_wait > 0.95

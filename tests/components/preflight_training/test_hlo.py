@@ -1,0 +1,364 @@
+"""Programs written by hand in the compiler's own form, and real ones against JAX's own count."""
+
+import dataclasses
+import json
+
+import pytest
+
+from components.preflight_training.hlo import (
+    OPTIMIZER,
+    OTHER,
+    Collective,
+    MatrixProduct,
+    ProgramCost,
+    layer_of,
+    parse_hlo,
+    read_cost,
+)
+
+_CYCLES = 'backend_config={"flag_configs":[],"window_config":{"estimated_cycles":"%d","iteration_bounds":["1"]}}'
+_BYTES_PER_CYCLE = 100.0
+
+
+def _metadata(op_name):
+    return f'metadata={{op_name="{op_name}" stack_frame_id=7}}'
+
+
+def _work(name, cycles, op_name="jit(train_step)/jvp(dense)/add", calls="fused"):
+    """A fusion that the compiler has estimated."""
+    return (
+        f"  %{name} = f32[8,128]{{1,0:T(8,128)}} fusion(%p), kind=kLoop, calls=%{calls}, {_metadata(op_name)}, "
+        + _CYCLES % cycles
+    )
+
+
+def _computation(name, *lines, entry=False):
+    start = "ENTRY " if entry else ""
+    parameter = "  %p = f32[8,128]{1,0:T(8,128)} parameter(0)"
+    return "\n".join([f"{start}%{name} (p: f32[8,128]) -> f32[8,128] {{", parameter, *lines, "}", ""])
+
+
+_FUSED = _computation("fused", "  ROOT %sum = f32[8,128]{1,0:T(8,128)} add(%p, %p)")
+
+
+def _loop(name, trips, body, direction="LT"):
+    """A loop's condition and the line that runs it."""
+    condition = _computation(
+        f"{name}_condition",
+        f"  %{name}_end = s32[]{{:T(128)}} constant({trips})",
+        f"  %{name}_counter = s32[]{{:T(128)}} get-tuple-element(%p), index=0",
+        f"  ROOT %{name}_lt = pred[]{{:T(512)}} compare(%{name}_counter, %{name}_end), direction={direction}",
+    )
+    # Real ones have this comment in their shapes, with an equals sign in it.
+    line = (
+        f"  %{name} = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128)S(1)}}, /*index=5*/bf16[250,128]{{1,0}}) while(%p), "
+        f"condition=%{name}_condition, body=%{body}, {_metadata('jit(train_step)/jvp(lstm)/while')}"
+    )
+    return condition, line
+
+
+def _module(*computations):
+    return "HloModule jit_train_step, is_scheduled=true\n\n" + "\n".join(computations)
+
+
+def _cost(*entry_lines, computations=(), layers=("dense",)):
+    entry = _computation("main", *entry_lines, entry=True)
+    return read_cost(_module(_FUSED, *computations, entry), layers, _BYTES_PER_CYCLE)
+
+
+def test_fusion_takes_the_cycles_that_the_compiler_wrote():
+    cost = _cost(_work("a", 1825), _work("b", 175))
+    assert cost.cycles == 2000
+    assert cost.layers["dense"].cycles == 2000
+    assert cost.guessed_cycles == 0
+    assert cost.unknown_loops == 0
+
+
+def test_work_without_an_estimate_is_guessed_from_the_bytes_it_moves():
+    cost = _cost("  %c = f32[8,128]{1,0:T(8,128)} copy(%p)")
+    assert cost.guessed_cycles == cost.cycles == 2 * 8 * 128 * 4 / _BYTES_PER_CYCLE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  %a = (f32[8,128]{1,0}, f32[8,128]{1,0:S(1)}, u32[]{:S(2)}) copy-start(%p)",
+        "  %b = f32[8,128]{1,0:S(1)} copy-done(%p)",
+        "  %c = ((f32[8,128]{1,0}), f32[4,128]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%p), slice={[0:4], [0:128]}",
+        "  %d = f32[8,128]{1,0} get-tuple-element(%p), index=0",
+        "  %e = f32[1024]{0} bitcast(%p)",
+        '  %f = f32[16,128]{1,0} custom-call(%p, %p), custom_call_target="ConcatBitcast"',
+        '  %g = bf16[250,128,64]{2,1,0} custom-call(), custom_call_target="AllocateBuffer"',
+        "  %h = (f32[8,128]{1,0}, s32[]) tuple(%p, %p)",
+    ],
+)
+def test_names_for_values_and_transfers_beside_the_computation_take_no_time(line):
+    assert _cost(line).cycles == 0
+
+
+def test_loop_counts_its_body_by_trip():
+    condition, line = _loop("loop", 250, "body")
+    cost = _cost(line, _work("after", 10), computations=[condition, _computation("body", _work("inside", 1000))])
+    assert cost.cycles == 250 * 1000 + 10
+    assert cost.unknown_loops == 0
+
+
+def test_loops_in_loops_multiply():
+    inner_condition, inner = _loop("inner", 7, "inner_body")
+    outer_condition, outer = _loop("outer", 5, "outer_body")
+    computations = [
+        inner_condition,
+        outer_condition,
+        _computation("inner_body", _work("w", 100)),
+        _computation("outer_body", inner, _work("v", 3)),
+    ]
+    assert _cost(outer, computations=computations).cycles == 5 * (7 * 100 + 3)
+
+
+def test_loop_of_unknown_length_counts_once_and_is_told():
+    condition, line = _loop("loop", 250, "body", direction="NE")
+    cost = _cost(line, computations=[condition, _computation("body", _work("inside", 1000))])
+    assert cost.cycles == 1000
+    assert cost.unknown_loops == 1
+
+
+def test_trip_count_is_found_in_a_fused_condition():
+    fused = _computation(
+        "compare_fusion",
+        "  %end = s32[] constant(12)",
+        "  %counter = s32[] get-tuple-element(%p), index=0",
+        "  ROOT %lt = pred[] compare(%counter, %end), direction=LT",
+    )
+    condition = _computation(
+        "loop_condition", "  ROOT %f = pred[] fusion(%p), kind=kLoop, calls=%compare_fusion, " + _CYCLES % 1
+    )
+    line = "  %loop = (s32[], f32[8,128]) while(%p), condition=%loop_condition, body=%body"
+    assert _cost(line, computations=[fused, condition, _computation("body", _work("w", 10))]).cycles == 120
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    ["branch_computations={%cheap, %dear}", "true_computation=%dear, false_computation=%cheap"],
+)
+def test_conditional_costs_its_dearest_branch(attributes):
+    computations = [_computation("cheap", _work("a", 10)), _computation("dear", _work("b", 500))]
+    cost = _cost(f"  %c = f32[8,128] conditional(%p, %p, %p), {attributes}", computations=computations)
+    assert cost.cycles == 500
+
+
+def test_a_branch_with_a_loop_is_as_dear_as_its_trips():
+    condition, line = _loop("loop", 100, "body")
+    computations = [
+        condition,
+        _computation("body", _work("w", 10)),
+        _computation("looping", line),
+        _computation("straight", _work("b", 500)),
+    ]
+    line = "  %c = f32[8,128] conditional(%p, %p, %p), branch_computations={%straight, %looping}"
+    cost = _cost(line, computations=computations)
+    assert cost.cycles == 1000
+    assert cost.layers["dense"].cycles == 1000
+
+
+def test_collectives_are_listed_with_the_bytes_they_take_and_how_often():
+    condition, line = _loop("loop", 4, "body")
+    scatter = "  %r = f32[2,128] reduce-scatter(%p), channel_id=2, dimensions={0}, to_apply=%fused"
+    reduce = (
+        "  %s = (f32[8,128]{1,0}, /*index=5*/f32[8,128]{1,0}) all-reduce-start(%p, /*index=5*/%p), channel_id=1, "
+        "replica_groups=mesh['axis_0'=8] {'axis_0'}, to_apply=%fused"
+    )
+    done = "  %d = f32[8,128]{1,0} all-reduce-done(%s)"
+    cost = _cost(reduce, done, line, computations=[condition, _computation("body", scatter)])
+    assert cost.collectives == (Collective("all-reduce", 8192, 1), Collective("reduce-scatter", 4096, 4))
+    assert cost.cycles == 0
+
+
+def test_collectives_that_other_cores_run_are_listed_too():
+    """7x offloads its gradients' sum to its SparseCores: a call that starts and is waited for."""
+    reduce = "  ROOT %r = f32[8,128]{1,0} all-reduce(%p), channel_id=8, to_apply=%fused"
+    inner = _computation("offloaded", reduce)
+    outer = _computation("called", "  ROOT %f = f32[8,128]{1,0} fusion(%p), kind=kCustom, calls=%offloaded")
+    start = (
+        "  %s = ((f32[8,128]{1,0}, token[]), f32[8,128]{1,0}) call-start(%p, %t), "
+        'async_execution_thread="sparsecore", to_apply=%called'
+    )
+    done = "  %d = f32[8,128]{1,0} call-done(%s)"
+    cost = _cost(start, done, computations=[inner, outer])
+    assert cost.collectives == (Collective("all-reduce", 4096, 1),)
+    assert cost.cycles == 0
+
+
+def test_a_fusion_may_hold_a_collective_beside_its_work():
+    reduce = "  ROOT %r = f32[8,128]{1,0} all-reduce(%p), channel_id=8, to_apply=%fused"
+    cost = _cost(_work("f", 700, calls="with_sum"), computations=[_computation("with_sum", reduce)])
+    assert cost.collectives == (Collective("all-reduce", 4096, 1),)
+    assert cost.cycles == 700
+
+
+def test_calls_of_the_host_are_listed_once():
+    line = (
+        f'  %%h%d = f32[8,128]{{1,0}} custom-call(%%p), custom_call_target="xla_ffi_python_tpu_callback", '
+        f"{_metadata('jit(train_step)/jvp(host)/pure_callback')}"
+    )
+    cost = _cost(line % 1, line % 2, f"  %o = token[] outfeed(%p), {_metadata('jit(train_step)/debug')}")
+    assert cost.host_calls == ("jit(train_step)/jvp(host)/pure_callback", "jit(train_step)/debug")
+
+
+def test_shape_of_a_tuple_has_every_array():
+    line = "  %t = (f32[3,4]{1,0:T(8,128)S(1)}, /*index=5*/bf16[10]{0}, pred[], s32[2,2]{1,0}) fusion(%p), calls=%fused"
+    computations, entry = parse_hlo(_module(_FUSED, _computation("main", line, entry=True)))
+    assert entry == "main"
+    one = computations["main"]["t"]
+    assert one.arrays == (("f32", (3, 4)), ("bf16", (10,)), ("pred", ()), ("s32", (2, 2)))
+    assert one.num_bytes == 48 + 20 + 1 + 16
+    assert one.opcode == "fusion"
+    assert one.operands == ["p"]
+    assert one.called("calls") == ["fused"]
+
+
+def _product(out, left, right, attributes, op_name="jit(train_step)/jvp(dense)/dot_general"):
+    """The one product of a fusion that holds it."""
+    body = _computation(
+        "conv",
+        f"  %l = bf16[{left}]{{1,0}} parameter(1)",
+        f"  %r = bf16[{right}]{{1,0}} parameter(2)",
+        f"  ROOT %c = bf16[{out}]{{1,0:T(8,128)(2,1)}} convolution(%l, %r), {attributes}, {_metadata(op_name)}",
+    )
+    cost = _cost(_work("f", 700, op_name="jit(train_step)/elsewhere", calls="conv"), computations=[body])
+    assert cost.cycles == cost.layers["dense"].matrix_cycles == 700
+    (product,) = cost.layers["dense"].products
+    return product
+
+
+def test_matrix_product_of_a_dense_layer():
+    product = _product("128,512", "128,3136", "3136,512", "dim_labels=bf_io->bf")
+    assert product == MatrixProduct(128, 3136, 512, 2.0 * 128 * 3136 * 512, is_forward=True)
+
+
+def test_convolution_counts_every_tap_of_its_window():
+    attributes = "window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f"
+    product = _product("128,32,32,64", "128,32,32,3", "3,3,3,64", attributes)
+    assert product == MatrixProduct(128, 3, 64, 2.0 * 128 * 32 * 32 * 64 * 9 * 3, is_forward=True)
+
+
+def test_gradient_of_a_convolutions_filters_sums_over_batch_and_places():
+    """As many multiplications as the forward pass: it has one for every output, tap and input channel too."""
+    attributes = "window={size=32x32 pad=1_1x1_1}, dim_labels=f01b_i01o->01bf"
+    backward = "jit(train_step)/transpose(jvp(dense))/conv_general_dilated"
+    product = _product("3,3,3,64", "128,32,32,3", "128,32,32,64", attributes, backward)
+    assert product == MatrixProduct(3, 128, 64, 2.0 * 128 * 32 * 32 * 64 * 9 * 3, is_forward=False)
+
+
+def test_gradient_of_a_strided_convolutions_input_leaves_out_the_zeros_between():
+    """Stride 2 forward: 16×16 outputs of 3×3 taps. Backward, the outputs' gradient is spread out with zeros."""
+    attributes = "window={size=3x3 pad=1_2x1_2 lhs_dilate=2x2 rhs_reversal=1x1}, dim_labels=b01f_01oi->b01f"
+    backward = "jit(train_step)/transpose(jvp(dense))/conv_general_dilated"
+    product = _product("128,32,32,3", "128,16,16,64", "3,3,3,64", attributes, backward)
+    assert product.flops == 2.0 * 128 * 16 * 16 * 64 * 9 * 3
+    assert not product.is_forward
+
+
+def test_depthwise_convolution_multiplies_one_channel_each():
+    attributes = "window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f, feature_group_count=64"
+    product = _product("128,32,32,64", "128,32,32,64", "3,3,1,64", attributes)
+    assert product.flops == 2.0 * 128 * 32 * 32 * 64 * 9
+
+
+def test_padding_of_a_product_fills_both_sides_of_the_matrix_unit():
+    assert MatrixProduct(128, 128, 256, 1000.0, True).padded_flops(128) == 1000
+    assert MatrixProduct(4, 64, 10, 1000.0, True).padded_flops(128) == pytest.approx(1000 * 2 * 2 * 12.8)
+    assert MatrixProduct(8, 128, 128, 1000.0, True).padded_flops(256) == 4000
+
+
+def test_product_in_a_loop_runs_as_often_as_the_loop():
+    condition, line = _loop("loop", 250, "body")
+    body = _computation(
+        "body",
+        "  %r = bf16[128,256]{1,0} parameter(1)",
+        "  %c = bf16[8,256]{1,0} convolution(%p, %r), dim_labels=bf_io->bf, "
+        + _metadata("jit(train_step)/jvp(dense)/while/body/dot_general"),
+    )
+    (product,) = _cost(line, computations=[condition, body]).layers["dense"].products
+    assert (product.flops, product.times) == (2.0 * 8 * 128 * 256, 250)
+
+
+@pytest.mark.parametrize(
+    ("op_name", "layer"),
+    [
+        ("jit(train_step)/jvp(dense_1)/dot_general", "dense_1"),
+        ("jit(train_step)/transpose(jvp(dense_1))/reduce_sum", "dense_1"),
+        ("jit(train_step)/jvp(encoder)/dense/dot_general", "dense"),
+        ("jit(train_step)/jvp(encoder)/reshape", "encoder"),
+        ("jit(train_step)/transpose(jvp(encoder))/encoder/checkpoint/dense_1/mul", "dense_1"),
+        ("jit(train_step)/jvp(batch_normalization)/jit(_var)/reduce_sum", "batch_normalization"),
+        ("jit(train_step)/jvp(dense_2)/dot_general", OTHER),
+        ("jit(train_step)/adam/mul", OPTIMIZER),
+        ("jit(train_step)/AdamW/mul", OPTIMIZER),
+        ("jit(train_step)/jvp(compile_loss)/sparse_categorical_crossentropy/reduce_sum", OTHER),
+        ("", OTHER),
+        # TensorFlow numbers every use of a name.
+        ("my_model_1/dense_1/MatMul", "dense"),
+        ("gradient_tape/my_model_1/dense_1_2/MatMul/MatMul_1", "dense_1"),
+        ("gradient_tape/my_model_1/dense/MatMul", "dense"),
+        ("adam/Pow_1", OPTIMIZER),
+    ],
+)
+def test_operations_belong_to_the_innermost_layer_of_their_path(op_name, layer):
+    assert layer_of(op_name, {"dense", "dense_1", "encoder", "batch_normalization"}) == layer
+
+
+def test_cost_survives_json():
+    condition, line = _loop("loop", 4, "body")
+    body = _computation(
+        "body",
+        "  %r = bf16[128,256]{1,0} parameter(1)",
+        "  %c = bf16[8,256]{1,0} convolution(%p, %r), dim_labels=bf_io->bf",
+        "  %s = f32[8,128] all-reduce(%p), to_apply=%fused",
+    )
+    cost = _cost(line, _work("w", 5), computations=[condition, body])
+    assert ProgramCost.from_dict(json.loads(json.dumps(dataclasses.asdict(cost)))) == cost
+
+
+_COUNT = """
+import json, os, sys
+import keras
+from components.preflight_training import compiler
+from components.preflight_training.hlo import read_cost
+from tests.components.preflight_training.conftest import OPTIMIZATION, make_compilation
+model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]
+keras.config.set_dtype_policy("mixed_bfloat16")
+task = compiler.Task(model, {}, shape, 10, 50_000, OPTIMIZATION, "jax", "mixed_bfloat16")
+compilation = make_compilation(machine, 128)
+built = compiler._build_abstract(task, compilation)
+devices = compiler._topology(compilation).devices
+traced = compiler.trace_step(built, compiler._shapes(task, compilation), devices)
+compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+cost = read_cost(compiled.as_text(), compiler._layer_names(built), compilation.bytes_per_cycle)
+print(json.dumps({
+    "flops": sum(one.flops * one.times for layer in cost.layers.values() for one in layer.products),
+    "flops_of_jax": compiled.cost_analysis()["flops"],
+    "summed_bytes": sum(one.num_bytes * one.times for one in cost.collectives),
+    "parameters": compiler._num_parameters(built),
+    "guessed_share": cost.guessed_cycles / cost.cycles,
+    "layers": sorted(cost.layers),
+}), flush=True)
+os._exit(0)
+"""
+
+
+def test_flops_of_a_real_step_are_near_those_that_jax_counts(run_child):
+    """On images of 8×8, every sixth tap lies outside the image. JAX leaves those out; the matrix unit does not."""
+    found = json.loads(run_child(_COUNT, "digits_cnn", "[8, 8, 1]", "v5e-1"))
+    assert found["flops_of_jax"] <= found["flops"] < 1.2 * found["flops_of_jax"]
+    assert found["summed_bytes"] == 0
+    assert found["guessed_share"] < 0.05
+    assert {"conv2d", "conv2d_1", "dense", "dense_1", OPTIMIZER} <= set(found["layers"])
+
+
+@pytest.mark.slow  # Compiles for 10 to 25 s on two cores.
+def test_a_real_step_of_eight_chips_sums_every_gradient(run_child):
+    found = json.loads(run_child(_COUNT, "cifar10_cnn", "[32, 32, 3]", "v5e-8"))
+    assert found["flops"] == pytest.approx(found["flops_of_jax"], rel=0.05)
+    # In mixed precision the gradients of the weights are summed as bfloat16, the rest as float32.
+    assert 2 * found["parameters"] <= found["summed_bytes"] < 2.1 * found["parameters"]
+    assert found["guessed_share"] < 0.05

@@ -1,0 +1,229 @@
+"""Children that compile, crash, hang and take memory; each start of one takes two or three seconds."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from components.errors import InputError
+from components.preflight_training import sandbox
+from components.preflight_training.compiler import DOES_NOT_COMPILE, FITS
+from tests.components.preflight_training.conftest import (
+    LIMITS,
+    SMALL,
+    compile_one,
+    make_compilation,
+    make_task,
+)
+
+_MODEL = """
+def build_model(image_shape, num_classes):
+    import keras
+    from keras import layers
+
+    {before}
+    return keras.Sequential([
+        keras.Input(image_shape, dtype="uint8"),
+        layers.Flatten(),
+        layers.Dense(num_classes, activation="softmax", dtype="float32"),
+    ])
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    """Write a small model of the user's own, with something to happen before it is built."""
+
+    def write(before="", name="model.py"):
+        (tmp_path / "code").mkdir(exist_ok=True)
+        path = tmp_path / "code" / name
+        path.write_text(_MODEL.replace("{before}", before or "pass"))
+        return str(path)
+
+    return write
+
+
+def _no_child_may_start(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+
+def test_crash_is_a_verdict_and_the_next_child_takes_up_the_rest(model_file, tmp_path):
+    """It aborts while it builds for 16 images, as libtpu does on an internal error, and not for others."""
+    before = "import os, sys\n    if not os.path.exists({0!r}):\n        open({0!r}, 'w').close()\n        os.abort()"
+    task = make_task(model_file(before.format(str(tmp_path / "crashed"))))
+    compilations = [make_compilation(batch_size=16), make_compilation(batch_size=8)]
+    (crashed, _), (fits, _) = sandbox.compile_all(task, compilations, LIMITS, tmp_path)
+    assert crashed.verdict == sandbox.CRASHED
+    assert "SIGABRT" in crashed.reason
+    assert fits.verdict == FITS
+    # What is not known for certain is tried anew.
+    assert compile_one(task, tmp_path, batch_size=16).verdict == FITS
+
+
+@pytest.mark.parametrize(
+    ("before", "limits", "verdict", "reason"),
+    [
+        ("import sys; sys.exit()", {}, sandbox.CRASHED, "exit code 0"),
+        ("import os; os._exit(3)", {}, sandbox.CRASHED, "exit code 3"),
+        ("import time; time.sleep(600)", {"timeout_seconds": 3}, sandbox.TIMED_OUT, "not compiled after 3 s"),
+        (
+            "held = b'1' * (2 << 30); import time; time.sleep(600)",
+            {"memory_mib": 2000},
+            sandbox.OUT_OF_MEMORY,
+            "2,000 MiB",
+        ),
+    ],
+)
+def test_death_of_a_child_is_a_verdict(model_file, tmp_path, before, limits, verdict, reason):
+    outcome = compile_one(make_task(model_file(before)), tmp_path, dataclasses.replace(LIMITS, **limits))
+    assert outcome.verdict == verdict
+    assert reason in outcome.reason
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_unknown_model_is_a_mistake_of_the_user(tmp_path):
+    with pytest.raises(InputError, match="no_such_model"):
+        compile_one(make_task("no_such_model"), tmp_path)
+
+
+def test_parameters_that_do_not_fit_the_model_are_a_mistake_of_the_user(tmp_path):
+    with pytest.raises(InputError, match="filterz"):
+        compile_one(make_task("digits_cnn", {"filterz": 4}), tmp_path)
+
+
+def test_known_outcome_starts_no_process(tmp_path, monkeypatch):
+    ((first, was_known),) = sandbox.compile_all(make_task(), [make_compilation()], LIMITS, tmp_path)
+    assert first.verdict == FITS
+    assert not was_known
+    _no_child_may_start(monkeypatch)
+    assert sandbox.compile_all(make_task(), [make_compilation()], LIMITS, tmp_path) == [(first, True)]
+    # What decides the outcome is part of its key.
+    for task, compilation in (
+        (make_task(), make_compilation(batch_size=9)),
+        (make_task(), make_compilation("v6e-1")),
+        (make_task("digits_cnn", {**SMALL, "units": 9}), make_compilation()),
+        (dataclasses.replace(make_task(), precision="float32"), make_compilation()),
+        (dataclasses.replace(make_task(), num_examples=99), make_compilation()),
+    ):
+        with pytest.raises(FileNotFoundError, match="/nowhere/python"):
+            sandbox.compile_all(task, [compilation], LIMITS, tmp_path)
+
+
+def test_comment_in_the_model_compiles_nothing_again_and_a_changed_layer_does(model_file, tmp_path):
+    task = make_task(model_file())
+    first = compile_one(task, tmp_path)
+    model_file("# A comment.")
+    ((same, was_known),) = sandbox.compile_all(task, [make_compilation()], LIMITS, tmp_path)
+    assert not was_known  # A child has lowered it,
+    assert same == first  # and found the very program compiled, with the time that took.
+    model_file("layers.Flatten = layers.GlobalAveragePooling2D")
+    assert compile_one(task, tmp_path).parameters == 20 != first.parameters
+
+
+def test_two_at_once_do_not_lock_each_other_out(tmp_path):
+    """Without ALLOW_MULTIPLE_LIBTPU_LOAD the second ends with `ABORTED: … multi-process lockfile`."""
+    code = (
+        "import sys, pathlib\n"
+        "from tests.components.preflight_training.conftest import compile_one, make_task\n"
+        "print(compile_one(make_task(), pathlib.Path(sys.argv[1])))\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)], stdout=subprocess.PIPE, text=True)
+        for name in ("one", "two")
+    ]
+    for process in processes:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        assert "verdict='fits'" in output
+
+
+def test_missing_compiler_says_what_to_install(tmp_path):
+    """In a process whose packages are ours without libtpu."""
+    site = tmp_path / "site"
+    site.mkdir()
+    # A path on which everything but libtpu is found.
+    (packages,) = [path for path in map(Path, sys.path) if (path / "libtpu").is_dir()]
+    for entry in packages.iterdir():
+        if not entry.name.startswith("libtpu"):
+            (site / entry.name).symlink_to(entry)
+    script = (
+        f"import sys; sys.path = [p for p in sys.path if p != {str(packages)!r}] + [{str(site)!r}, {os.getcwd()!r}]\n"
+        "from components.preflight_training.sandbox import require_compiler\n"
+        "from components.errors import InputError\n"
+        "try:\n    require_compiler()\nexcept InputError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "pip install 'tpu-pipelines[preflight]'" in done.stdout
+
+
+def _children(pid):
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "preflight_training.compiler" in line]
+
+
+def _is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _wait_for(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_child_ends_when_its_parent_is_killed(model_file, tmp_path):
+    marker = tmp_path / "building"
+    task = make_task(model_file(f"open({str(marker)!r}, 'w').close()\n    import time; time.sleep(600)"))
+    code = (
+        "import sys, json, pathlib\n"
+        "from tests.components.preflight_training.conftest import compile_one, make_task\n"
+        "compile_one(make_task(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, task.model, str(tmp_path / "cache")])
+    child = None
+    try:
+        assert _wait_for(marker.exists, 60)
+        (child,) = _children(parent.pid)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        assert _wait_for(lambda: not _is_running(child))
+    finally:
+        for pid in (parent.pid, child):
+            if pid and _is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_model_by_import_path_finds_its_module(tmp_path, monkeypatch):
+    """The child sees what this process can import."""
+    shutil.copy(Path(__file__).parents[3] / "components" / "models" / "digits_cnn.py", tmp_path / "my_package_model.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = make_task("my_package_model:build_model", SMALL)
+    assert compile_one(task, tmp_path / "cache").verdict == FITS
+
+
+def test_kept_outcomes_are_whole_json_files(model_file, tmp_path):
+    outcome = compile_one(make_task(model_file("raise RuntimeError('no connection')")), tmp_path)
+    assert (outcome.verdict, outcome.reason) == (DOES_NOT_COMPILE, "no connection")
+    assert {path.suffix for path in tmp_path.iterdir() if path.is_file()} <= {".json"}
+    for path in tmp_path.glob("*.json"):
+        json.loads(path.read_text())
+
+
+def test_cache_is_the_users_own_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv(sandbox.CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/me/.cache")
+    assert sandbox.default_cache_dir() == Path("/home/me/.cache/tpu-pipelines/preflight")
+    monkeypatch.setenv(sandbox.CACHE_VARIABLE, "/elsewhere")
+    assert sandbox.default_cache_dir() == Path("/elsewhere/preflight")
