@@ -3,6 +3,7 @@ VENV := .venv
 PYTHON ?= python3.11
 CONFIG ?= digits
 IMAGE ?= tpu-pipelines/python:latest
+SERVING_IMAGE ?= tpu-pipelines/serving:latest
 
 .PHONY: install run test test-all check bench lock image
 
@@ -35,6 +36,9 @@ bench: install  ## Speed, each figure beside its baseline in the same run.
 lock:  ## Needs uv; the lock holds hashes and names no index.
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --all-extras pyproject.toml --output-file requirements.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --group pyproject.toml:serving-image --constraint requirements.lock --output-file docker/serving.lock
 
-image:
+image:  ## One image for every step, and a small one that serves what they export.
 	docker build --file docker/Dockerfile --tag $(IMAGE) .
+	docker build --file docker/serving.Dockerfile --tag $(SERVING_IMAGE) .

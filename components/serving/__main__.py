@@ -1,0 +1,41 @@
+"""What the serving image runs: `python -m components.serving [EXPORT_DIR]`, told the rest by Vertex's AIP_* variables.
+
+https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+"""
+
+import argparse
+import os
+import sys
+
+from components import command_line
+from components.errors import InputError
+from components.serving.params import ServeParams, vertex_defaults
+
+
+def main() -> int:
+    """Serve until told to stop; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m components.serving", description=__doc__)
+    parser.add_argument(
+        "export_dir",
+        nargs="?",
+        default=os.environ.get("AIP_STORAGE_URI"),
+        metavar="EXPORT_DIR",
+        help="the export folder of a run, local or on gs:// (default: AIP_STORAGE_URI)",
+    )
+    command_line.add_params(parser, ServeParams)
+    try:
+        parser.set_defaults(**vertex_defaults(os.environ))
+        arguments = parser.parse_args()
+        if not arguments.export_dir:
+            parser.error("there is nothing to serve: give EXPORT_DIR, or set AIP_STORAGE_URI")
+        from components.serving.server import serve
+
+        serve(arguments.export_dir, command_line.params_from(arguments, ServeParams))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return command_line.BAD_INPUT
+    return command_line.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

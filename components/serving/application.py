@@ -1,0 +1,161 @@
+"""The ASGI application: two routes, limits, and JSON whatever happens."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from components.errors import InputError
+from components.prediction import ExportedModel
+from components.serving.batching import Batcher
+from components.serving.instances import TooManyInstancesError, parse_request, render_predictions
+from components.serving.params import ServeParams
+
+_BODY_TIMEOUT_SECONDS = 30.0
+_MAX_THREADS = 4  # Each may decode an image of 134 million pixels, 0.9 GB, that a small file claims to be.
+_RETRY_AFTER = {"Retry-After": "1"}
+_CLIENT_LEFT = 499  # As nginx has it. Nobody reads this answer; it is for the log.
+
+
+class Application:
+    """Answers for one model: 503 until it is given one by `ready`, and again once told to `stop`.
+
+    `asgi` is the application as a server calls it.
+    """
+
+    def __init__(self, params: ServeParams) -> None:
+        self._params = params
+        self._state = "loading"
+        self._num_requests = 0
+        routes = [
+            Route(params.health_route, self._health, methods=["GET"]),
+            Route(params.predict_route, self._predict, methods=["POST"]),
+        ]
+        starlette = Starlette(routes=routes, exception_handlers={HTTPException: self._refuse, Exception: _fail})
+        starlette.router.redirect_slashes = False
+        self.asgi: ASGIApp = _AccessLog(starlette)
+
+    @contextlib.asynccontextmanager
+    async def ready(self, model: ExportedModel) -> AsyncIterator[None]:
+        """Answer with `model`, for as long as the block lasts."""
+        self._model = model
+        self._batcher = Batcher(model.predict, self._params.max_batch_size, self._params.max_wait_ms / 1e3)
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS), "json") as self._threads:
+            async with self._batcher.running():
+                if self._state == "loading":
+                    self._state = "ready"
+                yield
+
+    def stop(self) -> None:
+        """Finish what has begun, and take on nothing more."""
+        self._state = "stopping"
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": self._state}, 200 if self._state == "ready" else 503)
+
+    async def _predict(self, request: Request) -> Response:
+        if self._state != "ready":
+            raise HTTPException(503, f"The server is {self._state}. Try again later.", _RETRY_AFTER)
+        if self._num_requests >= self._params.max_requests:
+            raise HTTPException(
+                503, f"The server is busy: it holds {self._num_requests} requests. Try again later.", _RETRY_AFTER
+            )
+        self._num_requests += 1
+        try:
+            return await self._answer(request)
+        except InputError as error:
+            raise HTTPException(400, str(error)) from error
+        except TooManyInstancesError as error:
+            raise HTTPException(413, str(error)) from error
+        except ClientDisconnect as error:
+            raise HTTPException(_CLIENT_LEFT, "The client left.") from error
+        finally:
+            self._num_requests -= 1
+
+    async def _answer(self, request: Request) -> Response:
+        body = await self._read_body(request)
+        loop, model = asyncio.get_running_loop(), self._model
+        # Off the event loop, which a large body or image would block for all others.
+        asked = await loop.run_in_executor(
+            self._threads, parse_request, body, model.image_shape, self._params.max_instances
+        )
+        request.state.instances = len(asked.images)
+        probabilities = await self._batcher.predict(asked.images)
+        content = await loop.run_in_executor(self._threads, render_predictions, model, probabilities, asked.top)
+        return Response(content, media_type="application/json")
+
+    async def _read_body(self, request: Request) -> bytes:
+        limit = self._params.max_body_bytes
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
+                _check_size(int(request.headers.get("content-length", 0)), limit)  # Before the first byte is read.
+                async for chunk in request.stream():
+                    body += chunk
+                    _check_size(len(body), limit)
+        except TimeoutError as error:
+            raise HTTPException(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:.0f} s.") from error
+        return bytes(body)
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = error.detail
+        if error.status_code in (404, 405):
+            message = (
+                f"There is no {request.method} {request.scope['path']}. "
+                f"Expected GET {self._params.health_route} or POST {self._params.predict_route}."
+            )
+        return JSONResponse({"error": message}, error.status_code, error.headers)
+
+
+def _check_size(num_bytes: int, limit: int) -> None:
+    if num_bytes > limit:
+        raise HTTPException(
+            413, f"A body may have {limit:,} bytes. Received: {num_bytes:,} or more. Send fewer or smaller images."
+        )
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    """The stack trace goes to stderr, by the server."""
+    return JSONResponse({"error": "The server failed. Its log says why."}, 500)
+
+
+class _AccessLog:
+    """One JSON line on stderr per request. No content: what is in an image is nobody's business."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start, status = time.perf_counter(), _CLIENT_LEFT
+        state = scope.setdefault("state", {})
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            line = {
+                "severity": "ERROR" if status == 500 else "INFO",
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round((time.perf_counter() - start) * 1e3, 2),
+                "instances": state.get("instances", 0),
+            }
+            print(json.dumps(line), file=sys.stderr, flush=True)

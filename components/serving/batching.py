@@ -1,0 +1,73 @@
+"""Requests that arrive together are answered together."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from components.prediction import Predict
+
+_Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
+
+
+class Batcher:
+    """Gathers images while the model is busy, and hands them to it as one batch.
+
+    The model runs in one thread of its own, so the event loop stays free and nothing calls the model twice at a time.
+    """
+
+    def __init__(self, predict: Predict, max_batch_size: int, max_wait_seconds: float = 0.0) -> None:
+        self._predict = predict
+        self._max_batch_size = max_batch_size
+        self._max_wait_seconds = max_wait_seconds
+        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
+
+    async def predict(self, images: np.ndarray) -> np.ndarray:
+        """Answer images, uint8[N, height, width, channels] → float32[N, classes], any N from 1."""
+        answer: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait((images, answer))
+        return await answer
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Answer what `predict` is asked, for as long as the block lasts."""
+        with ThreadPoolExecutor(1, "model") as thread:
+            task = asyncio.create_task(self._run(thread))
+            try:
+                yield
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self, thread: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = await self._gather()
+            images = np.concatenate([images for images, _ in batch])
+            try:
+                answers = await loop.run_in_executor(thread, self._predict_in_parts, images)
+            except Exception as error:  # Whatever it is, it is the requests' to report; the next batch may do better.
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            start = 0
+            for images, answer in batch:
+                if not answer.done():  # It is where the request was cancelled.
+                    answer.set_result(answers[start : start + len(images)])
+                start += len(images)
+
+    async def _gather(self) -> list[_Waiting]:
+        """The next batch: the first request, and those that come until the batch is full or the wait is over."""
+        batch = [await self._waiting.get()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._max_wait_seconds):  # 0 takes what is there already.
+                while sum(len(images) for images, _ in batch) < self._max_batch_size:
+                    batch.append(await self._waiting.get())
+        return batch
+
+    def _predict_in_parts(self, images: np.ndarray) -> np.ndarray:
+        size = self._max_batch_size
+        return np.concatenate([self._predict(images[i : i + size]) for i in range(0, len(images), size)])

@@ -1,0 +1,177 @@
+"""The bodies of requests and answers: JSON to pixels, probabilities to JSON."""
+
+import base64
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from components.errors import InputError, did_you_mean
+from components.images import ImageRule, UnreadableImageError, decode_pixels
+from components.prediction import ExportedModel
+
+ImageShape = tuple[int, int, int]
+
+_INSTANCES, _PARAMETERS, _TOP = "instances", "parameters", "top"
+_ENCODED = "b64"
+# An image may be wrapped as TensorFlow Serving wants it: by the name of the SavedModel's input.
+_INPUT_NAMES = ("image", "encoded")
+_KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+
+
+class TooManyInstancesError(Exception):
+    """A request holds more instances than the server takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictRequest:
+    """What a request asks for.
+
+    Attributes:
+        images: uint8[N, height, width, channels], N from 1.
+        top: How many classes to name; None is all of them.
+    """
+
+    images: np.ndarray
+    top: int | None
+
+
+def parse_request(body: bytes, image_shape: ImageShape, max_instances: int) -> PredictRequest:
+    """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
+
+    An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if need be, or its pixels: nested
+    lists [height][width][channels] of whole numbers in [0, 255], of a grey image also [height][width]. Either may be
+    wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`.
+
+    Raises:
+        InputError: If it is anything else; the message names the instance.
+        TooManyInstancesError: If there are more than `max_instances`.
+    """
+    request = _known_keys(_load_json(body), "The body", (_INSTANCES, _PARAMETERS))
+    instances = request.get(_INSTANCES)
+    if not isinstance(instances, list) or not instances:
+        raise InputError(
+            f'"instances" must be a list of at least one image. Received: '
+            f"{'an empty list' if instances == [] else _describe(instances)}."
+        )
+    if len(instances) > max_instances:
+        raise TooManyInstancesError(
+            f"A request may hold {max_instances} instances. Received: {len(instances)}. Send them in several requests."
+        )
+    top = _parse_top(request.get(_PARAMETERS))
+    images = np.empty((len(instances), *image_shape), np.uint8)
+    for index, instance in enumerate(instances):
+        try:
+            images[index] = _parse_image(instance, image_shape)
+        except InputError as error:
+            raise InputError(f"instances[{index}]: {error}") from error
+    return PredictRequest(images, top)
+
+
+def render_predictions(model: ExportedModel, probabilities: np.ndarray, top: int | None) -> bytes:
+    """`{"predictions": [{"class": …, "confidence": …, "probabilities": {class: probability, best first}}, …]}`.
+
+    Args:
+        model: Names the classes.
+        probabilities: float32[N, classes].
+        top: How many classes to name; None is all of them.
+    """
+    predictions = []
+    for of_image in probabilities:
+        classes = model.rank(of_image, top)
+        name, confidence = classes[0]
+        predictions.append({"class": name, "confidence": confidence, "probabilities": dict(classes)})
+    return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _load_json(body: bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(body, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:  # Lists nested a thousand deep end in a RecursionError.
+        raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received what is not: {error}.') from error
+
+
+def _known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+    """`value`, if it is an object without other keys."""
+    if not isinstance(value, dict):
+        raise InputError(f"{name} must be a JSON object. Received: {_describe(value)}.")
+    for key in value:
+        if key not in known:
+            raise InputError(
+                f"{name} may hold {' and '.join(known)}. Received: {key[:40]!r}.{did_you_mean(key[:40], known)}"
+            )
+    return value
+
+
+def _parse_top(parameters: Any) -> int | None:
+    if parameters is None:
+        return None
+    top = _known_keys(parameters, '"parameters"', (_TOP,)).get(_TOP)
+    if top is None:
+        return None
+    # Protocol buffers, through which Vertex's client libraries pass parameters, know only floating point.
+    is_whole = type(top) is int or (isinstance(top, float) and top.is_integer())  # True is an int as well.
+    if not is_whole or top < 1:
+        raise InputError(f'"top" must be a whole number from 1. Received: {str(top)[:40]}.')
+    return int(top)
+
+
+def _parse_image(instance: Any, image_shape: ImageShape) -> np.ndarray:
+    image = instance
+    if isinstance(instance, dict) and len(instance) == 1:
+        image = next((instance[name] for name in _INPUT_NAMES if name in instance), instance)
+    if isinstance(image, list):
+        return _check_pixels(image, image_shape)
+    if isinstance(image, dict) and image.keys() == {_ENCODED} and isinstance(image[_ENCODED], str):
+        return _decode_file(image[_ENCODED], image_shape)
+    raise InputError(
+        f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(image_shape)}. '
+        f"Received: {_describe(instance)}."
+    )
+
+
+def _decode_file(encoded: str, image_shape: ImageShape) -> np.ndarray:
+    height, width, channels = image_shape
+    try:
+        return decode_pixels(base64.b64decode(encoded, validate=True), ImageRule((height, width), channels))
+    except ValueError as error:
+        raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
+    except UnreadableImageError as error:
+        raise InputError(
+            f'expected a JPEG, PNG, GIF, BMP, WebP, TIFF or PPM file in "b64". Received: {error}.'
+        ) from error
+
+
+def _check_pixels(nested: list[Any], image_shape: ImageShape) -> np.ndarray:
+    expected = f"expected pixels {_lists(image_shape)}, whole numbers in [0, 255]"
+    try:
+        pixels = np.array(nested)
+    except ValueError as error:
+        raise InputError(f"{expected}. Received: lists of different lengths, or nested too deep.") from error
+    if image_shape[2] == 1 and pixels.shape == image_shape[:2]:
+        pixels = pixels[..., None]
+    if pixels.shape != image_shape:
+        raise InputError(f"{expected}. Received: {_lists(pixels.shape)}.")
+    if pixels.dtype.kind not in "iuf":
+        raise InputError(f"{expected}. Received: something else among them.")
+    # Whole numbers may come as 12.0: protocol buffers know no others.
+    odd = pixels[(pixels < 0) | (pixels > 255) | (pixels != np.trunc(pixels))]
+    if odd.size:
+        raise InputError(f"{expected}. Received: {odd.flat[0]}. The model scales pixels itself.")
+    return pixels.astype(np.uint8)
+
+
+def _lists(shape: tuple[int, ...]) -> str:
+    return "".join(f"[{size}]" for size in shape)
+
+
+def _describe(value: Any) -> str:
+    """A value without its content, which has no place in a log."""
+    if isinstance(value, dict):
+        return f"an object with {', '.join(repr(key[:40]) for key in list(value)[:5]) or 'nothing in it'}"
+    return _KINDS.get(type(value), "a number")

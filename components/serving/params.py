@@ -1,0 +1,90 @@
+"""What a server may be told, by flags and by Vertex's variables."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from components.errors import InputError
+
+_LEAST = {
+    "port": 0,
+    "num_threads": 0,
+    "max_batch_size": 1,
+    "max_wait_ms": 0,
+    "max_requests": 1,
+    "max_instances": 1,
+    "max_body_bytes": 1,
+}
+_HIGHEST_PORT = 65535
+# https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements#aip-variables
+_VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_PREDICT_ROUTE": "predict_route"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeParams:
+    """Where the server listens and what it takes on.
+
+    Attributes:
+        host: Address to listen on; 0.0.0.0 is every one of this machine.
+        port: Port to listen on; 0 takes a free one.
+        health_route: Path that answers GET with 200 while the model can answer, else with 503.
+        predict_route: Path that answers POST with predictions.
+        int8: Serve the int8 model.
+        num_threads: Threads for one batch; 0 is one per core.
+        max_batch_size: Images that the model takes at once. Requests that wait for it are answered together.
+        max_wait_ms: How long an idle model waits for company to the first request. On a CPU an image of a batch costs
+            what it costs alone, so waiting gains little.
+        max_requests: Requests held at once; one more gets 503 and Retry-After.
+        max_instances: Instances in a request; more get 413.
+        max_body_bytes: Size of a request's body; more gets 413. The default is Vertex's own limit.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    health_route: str = "/health"
+    predict_route: str = "/predict"
+    int8: bool = False
+    num_threads: int = 0
+    max_batch_size: int = 32
+    max_wait_ms: float = 0.0
+    max_requests: int = 256
+    max_instances: int = 128
+    max_body_bytes: int = 1_572_864
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises:
+            InputError: If one is out of range, or the routes are the same or no paths.
+        """
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not value >= least:  # Written so that NaN fails.
+                raise InputError(f"{name} must be at least {least}. Received: {name}={value}.")
+        if self.port > _HIGHEST_PORT:
+            raise InputError(f"port must be at most {_HIGHEST_PORT}. Received: port={self.port}.")
+        for name in ("health_route", "predict_route"):
+            route = getattr(self, name)
+            if not route.startswith("/") or set(route) & set("{}?#"):
+                raise InputError(f"{name} must be a path that starts with '/'. Received: {name}={route!r}.")
+        if self.health_route == self.predict_route:
+            raise InputError(f"The two routes must differ. Received: health_route=predict_route={self.health_route!r}.")
+
+
+def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of ServeParams as Vertex tells them to a container, which must listen on every address.
+
+    Raises:
+        InputError: If AIP_HTTP_PORT is no number.
+
+    Example:
+        >>> vertex_defaults({"AIP_HTTP_PORT": "8080", "AIP_PREDICT_ROUTE": "/v1/models/m:predict"})
+        {'host': '0.0.0.0', 'port': 8080, 'predict_route': '/v1/models/m:predict'}
+    """
+    given: dict[str, Any] = {field: environ[name] for name, field in _VARIABLES.items() if environ.get(name)}
+    if "port" in given:
+        try:
+            given["port"] = int(given["port"])
+        except ValueError as error:
+            raise InputError(f"AIP_HTTP_PORT must be a number. Received: {given['port']!r}.") from error
+    return {"host": "0.0.0.0", **given}

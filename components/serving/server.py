@@ -1,0 +1,109 @@
+"""The process: listens, loads the model meanwhile, answers, and ends without cutting an answer short."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from components import storage
+from components.errors import InputError
+from components.prediction import ExportedModel, load_model
+from components.serving.application import Application
+from components.serving.params import ServeParams
+
+# Longer than Google's load balancers keep theirs (600 s), which would otherwise meet connections just closed:
+# https://cloud.google.com/load-balancing/docs/https#timeouts_and_retries
+_KEEP_ALIVE_SECONDS = 620
+_SHUTDOWN_SECONDS = 25  # Kubernetes kills what has not ended after 30.
+
+
+def serve(export_uri: str, params: ServeParams) -> None:
+    """Serve an export until SIGTERM or SIGINT (Ctrl-C), then finish what has begun.
+
+    Prints one line once it can answer, and a JSON line on stderr per request.
+
+    Args:
+        export_uri: The folder that export_model wrote, local or on gs://.
+        params: Where to listen and what to take on.
+
+    Raises:
+        InputError: If it cannot listen there, or the export is missing or damaged.
+    """
+    with _listen(params.host, params.port) as listener, tempfile.TemporaryDirectory(prefix="serving-") as work:
+        asyncio.run(_serve(listener, export_uri, params, Path(work)))
+
+
+async def _serve(listener: socket.socket, export_uri: str, params: ServeParams, work: Path) -> None:
+    application = Application(params)
+    server = _Server(
+        uvicorn.Config(
+            application.asgi,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+    )
+    is_loaded = False
+
+    def stop() -> None:
+        if not is_loaded:
+            os._exit(0)  # There is nothing to finish, and a download would go on.
+        application.stop()
+        server.force_exit = server.should_exit  # The second Ctrl-C.
+        server.should_exit = True
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stop)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        model = await asyncio.to_thread(_load, export_uri, params, work)
+        is_loaded = True
+        async with application.ready(model):
+            print(_announce(model, listener, params), flush=True)
+            await serving
+    finally:
+        server.should_exit = True
+        await serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but the signals are ours: its own handlers raise them again at the end, and no exit code is 0 then."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"Cannot listen on {host}:{port}: {reason}. Choose another --port (0 takes a free one) or --host."
+        ) from error
+    # Connections inherit it. asyncio sets it only where a socket names its protocol, and this one does not; without,
+    # the body of every answer waits 40 ms for the acknowledgement of its head.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def _load(export_uri: str, params: ServeParams, work: Path) -> ExportedModel:
+    return load_model(storage.localize(export_uri, work), params.int8, params.num_threads)
+
+
+def _announce(model: ExportedModel, listener: socket.socket, params: ServeParams) -> str:
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{params.predict_route}"
+    body = r"""echo "{\"instances\": [{\"b64\": \"$(base64 < IMAGE | tr -d '\n')\"}]}" """
+    return f"{model.name} answers on {url} now. Try: {body}| curl -d @- {url}"

@@ -1,0 +1,196 @@
+"""The application without a network, so that the moment of everything is the test's to choose."""
+
+import asyncio
+import contextlib
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from components.prediction import ExportedModel
+from components.serving import application
+from components.serving.application import Application
+from components.serving.params import ServeParams
+
+BODY = b'{"instances": [[[7]]]}'
+
+
+class Model:
+    """Is sure of "cat". Answers while `open` is set."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.open.set()
+        self.num_calls = 0
+        self.exported = ExportedModel("pets", ("cat", "dog"), (1, 1, 1), self)
+
+    def __call__(self, images):
+        self.num_calls += 1
+        assert self.open.wait(10)
+        return np.tile(np.array([1, 0], np.float32), (len(images), 1))
+
+
+@pytest.fixture
+def model():
+    return Model()
+
+
+@pytest.fixture
+def app():
+    return Application(ServeParams(max_requests=3, max_instances=2, max_body_bytes=1000))
+
+
+LEAVES, STAYS_SILENT = {"type": "http.disconnect"}, None
+
+
+async def call(app, method, path, *chunks):
+    """Status, headers and JSON body. The last of `chunks` may tell that the client leaves, or stays silent."""
+    events = [
+        chunk if chunk in (LEAVES, STAYS_SILENT) else {"type": "http.request", "body": chunk, "more_body": True}
+        for chunk in chunks
+    ]
+    events.append({"type": "http.request", "body": b"", "more_body": False})
+    sent = []
+
+    async def receive():
+        event = events.pop(0) if events else STAYS_SILENT
+        if event is STAYS_SILENT:
+            await asyncio.sleep(3600)
+        return event
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
+    # A server prints the stack trace of what an application raises; the answer has been sent by then.
+    with contextlib.suppress(MemoryError, ValueError):
+        await app.asgi(scope, receive, send)
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], headers, json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+async def get_health(app):
+    status, _, body = await call(app, "GET", "/health")
+    return status, body["status"]
+
+
+async def predict(app, *chunks):
+    status, headers, body = await call(app, "POST", "/predict", *(chunks or [BODY]))
+    return status, body.get("error") or [one["class"] for one in body["predictions"]], headers
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+def test_health_follows_the_model(app, model):
+    async def scenario():
+        assert await get_health(app) == (503, "loading")
+        status, message, headers = await predict(app)
+        assert (status, message, headers["retry-after"]) == (503, "The server is loading. Try again later.", "1")
+        async with app.ready(model.exported):
+            assert await get_health(app) == (200, "ready")
+            assert (await predict(app))[:2] == (200, ["cat"])
+            app.stop()
+            assert await get_health(app) == (503, "stopping")
+            assert (await predict(app))[:2] == (503, "The server is stopping. Try again later.")
+
+    run(scenario())
+
+
+def test_request_in_flight_is_answered_after_stop(app, model):
+    async def scenario():
+        model.open.clear()
+        async with app.ready(model.exported):
+            task = asyncio.create_task(predict(app))
+            while not model.num_calls:
+                await asyncio.sleep(0.001)
+            app.stop()
+            model.open.set()
+            assert (await task)[:2] == (200, ["cat"])
+
+    run(scenario())
+
+
+def test_one_request_too_many_gets_503_and_when_to_retry(app, model):
+    async def scenario():
+        model.open.clear()
+        async with app.ready(model.exported):
+            tasks = [asyncio.create_task(predict(app)) for _ in range(3)]
+            while not model.num_calls:
+                await asyncio.sleep(0.001)
+            status, message, headers = await predict(app)
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert "busy: it holds 3 requests" in message
+            assert await get_health(app) == (200, "ready")
+            model.open.set()
+            assert [(await task)[0] for task in tasks] == [200] * 3
+            assert (await predict(app))[0] == 200
+
+    run(scenario())
+
+
+def test_body_without_a_stated_length_is_cut_off_at_the_limit(app, model):
+    async def scenario():
+        async with app.ready(model.exported):
+            status, message, _ = await predict(app, b"x" * 600, b"x" * 600, LEAVES)
+            assert status == 413
+            assert "may have 1,000 bytes. Received: 1,200 or more" in message
+
+    run(scenario())
+
+
+def test_body_that_does_not_arrive_gets_408(app, model, monkeypatch):
+    monkeypatch.setattr(application, "_BODY_TIMEOUT_SECONDS", 0.01)
+
+    async def scenario():
+        async with app.ready(model.exported):
+            status, message, _ = await predict(app, BODY[:5], STAYS_SILENT)
+            assert (status, message) == (408, "The body did not arrive within 0 s.")
+
+    run(scenario())
+
+
+def test_client_that_leaves_does_no_harm(app, model, capsys):
+    async def scenario():
+        async with app.ready(model.exported):
+            await predict(app, BODY[:5], LEAVES)
+            for _ in range(5):  # It holds no place.
+                assert (await predict(app))[0] == 200
+
+    run(scenario())
+    assert json.loads(capsys.readouterr().err.splitlines()[0])["status"] == 499
+
+
+@pytest.mark.parametrize("answer", [np.full((1, 2), np.nan, np.float32), MemoryError("4711")])
+def test_failure_of_the_model_gets_500_without_details(app, answer, capsys):
+    def predict_nothing(images):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def scenario():
+        async with app.ready(ExportedModel("pets", ("cat", "dog"), (1, 1, 1), predict_nothing)):
+            assert (await predict(app))[:2] == (500, "The server failed. Its log says why.")
+
+    run(scenario())
+    line = json.loads(capsys.readouterr().err)
+    assert (line["status"], line["severity"]) == (500, "ERROR")
+
+
+def test_log_has_a_line_per_request_and_no_content(app, model, capsys):
+    async def scenario():
+        async with app.ready(model.exported):
+            await call(app, "POST", "/predict", b'{"instances": [[[201]], [[202]]]}')
+            await call(app, "POST", "/predict", b'{"instances": ["secret"]}')
+            await call(app, "GET", '/"x"\n{"status": 200}')
+
+    run(scenario())
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["status"], line["instances"]) for line in lines] == [(200, 2), (400, 0), (404, 0)]
+    assert lines[2]["path"] == '/"x"\n{"status": 200}'
+    assert all(
+        line.keys() == {"severity", "method", "path", "status", "ms", "instances"} and line["ms"] >= 0 for line in lines
+    )
+    assert "secret" not in str(lines)

@@ -1,0 +1,168 @@
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components.errors import InputError
+from components.images import ImageRule, decode_pixels
+from components.prediction import ExportedModel
+from components.serving.instances import TooManyInstancesError, parse_request, render_predictions
+
+GREY, COLOUR = (2, 3, 1), (2, 3, 3)
+PIXELS = np.arange(6, dtype=np.uint8).reshape(GREY) * 40
+MODEL = ExportedModel("pets", ("cat", "dog", "rötel"), GREY, lambda images: images)
+
+
+def parse(*instances, shape=GREY, **rest):
+    body = instances[0] if instances and isinstance(instances[0], bytes) else {"instances": list(instances), **rest}
+    return parse_request(body if isinstance(body, bytes) else json.dumps(body).encode(), shape, max_instances=4)
+
+
+def b64(content):
+    return {"b64": base64.b64encode(content).decode()}
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [PIXELS.tolist(), PIXELS[:, :, 0].tolist(), PIXELS.astype(float).tolist(), {"image": PIXELS.tolist()}],
+    ids=["channels", "grey", "floating point", "named"],
+)
+def test_pixels_arrive_as_they_were_sent(instance):
+    images = parse(instance).images
+    assert images.dtype == np.uint8
+    assert np.array_equal(images, PIXELS[None])
+
+
+def test_colour_pixels_need_their_channels():
+    pixels = np.arange(18, dtype=np.uint8).reshape(COLOUR)
+    assert np.array_equal(parse(pixels.tolist(), shape=COLOUR).images[0], pixels)
+    with pytest.raises(InputError, match=r"expected pixels \[2\]\[3\]\[3\], whole numbers.*Received: \[2\]\[3\]\."):
+        parse(pixels[:, :, 0].tolist(), shape=COLOUR)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("size", [(2, 3), (40, 31)])
+@pytest.mark.parametrize("shape", [GREY, COLOUR])
+def test_image_files_are_decoded_as_everywhere_else(encode, kind, size, shape):
+    content = encode(size=size, kind=kind)
+    expected = decode_pixels(content, ImageRule(shape[:2], shape[2]))
+    for instance in (b64(content), {"image": b64(content)}, {"encoded": b64(content)}):
+        assert np.array_equal(parse(instance, shape=shape).images[0], expected)
+
+
+def test_instances_of_every_kind_keep_their_order(encode):
+    images = parse(PIXELS.tolist(), b64(encode()), {"image": PIXELS.tolist()}).images
+    assert images.shape == (3, *GREY)
+    assert np.array_equal(images[0], images[2])
+    assert not np.array_equal(images[0], images[1])
+
+
+ROW = [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("instance", "message"),
+    [
+        (None, r"expected {\"b64\": \"…\"}.* or pixels \[2\]\[3\]\[1\]\. Received: null\."),
+        (True, "Received: a truth value"),
+        (3, "Received: a number"),
+        ("AAAA", "Received: a string"),
+        ({}, "Received: an object with nothing in it"),
+        ({"b64": 3}, "Received: an object with 'b64'"),
+        ({"pixles": []}, "Received: an object with 'pixles'"),
+        ({"image": None}, "Received: an object with 'image'"),
+        ({"image": {"image": [ROW, ROW]}}, "Received: an object with 'image'"),
+        ({"b64": "AAAA", "top": 1}, "Received: an object with 'b64', 'top'"),
+        ({"b64": "no base64!"}, "expected Base64.*Received what is not"),
+        ({"b64": "ä"}, "expected Base64.*Received what is not"),
+        ({"b64": ""}, "Received: empty file"),
+        (b64(b"no image"), "expected a JPEG, PNG.*Received: not an image"),
+        ([], r"Received: \[0\]"),
+        ([ROW], r"Received: \[1\]\[3\]"),
+        ([ROW, [0, 1]], "Received: lists of different lengths"),
+        ([ROW, [0, 1, [2]]], "Received: lists of different lengths"),
+        ([ROW, [0, 1, 256]], r"Received: 256\. The model scales pixels itself"),
+        ([ROW, [0, 1, -1]], "Received: -1"),
+        ([ROW, [0, 1, 0.5]], r"Received: 0\.5"),
+        ([ROW, [0, 1, 1e300]], r"Received: 1e\+300"),
+        ([ROW, [0, 1, 10**30]], "Received: something else"),
+        ([ROW, [0, 1, "2"]], "Received: something else"),
+        ([ROW, [0, 1, None]], "Received: something else"),
+        ([[True] * 3] * 2, "Received: something else"),
+    ],
+)
+def test_bad_instance_is_named_with_what_was_expected_and_received(instance, message):
+    with pytest.raises(InputError, match=rf"instances\[1\]: .*{message}"):
+        parse(PIXELS.tolist(), instance)
+
+
+def test_truncated_image_is_refused(encode):
+    with pytest.raises(InputError, match=r"instances\[0\]: .*damaged JPEG"):
+        parse(b64(encode(kind="JPEG")[:-20]))
+
+
+def test_image_with_too_many_pixels_is_refused():
+    buffer = io.BytesIO()
+    Image.new("1", (15_000, 10_000)).save(buffer, "PNG")
+    assert len(buffer.getvalue()) < 100_000
+    with pytest.raises(InputError, match="10000×15000 pixels: expected at most"):
+        parse(b64(buffer.getvalue()))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", r"must be JSON, as {\"instances\": \[…\]}"),
+        (b"{", "must be JSON"),
+        (b"\xff\xfe\x00", "must be JSON"),
+        (b'{"instances": [NaN]}', "NaN is not JSON"),
+        (b"[" * 100_000, "must be JSON.*recursion"),
+        (b'{"instances": [%s]}' % (b"9" * 5000), "must be JSON.*digits"),
+        (b"[]", "The body must be a JSON object. Received: a list"),
+        (b"{}", "at least one image. Received: null"),
+        (b'{"instances": []}', "Received: an empty list"),
+        (b'{"instances": {"b64": ""}}', "Received: an object with 'b64'"),
+        (b'{"instance": [1]}', "may hold instances and parameters. Received: 'instance'. Did you mean 'instances'"),
+        (b'{"instances": [1], "parameters": 3}', '"parameters" must be a JSON object. Received: a number'),
+        (b'{"instances": [1], "parameters": {"topp": 3}}', "may hold top. Received: 'topp'. Did you mean 'top'"),
+        *(
+            (b'{"instances": [1], "parameters": {"top": %s}}' % top, '"top" must be a whole number from 1')
+            for top in (b"0", b"-1", b"1.5", b"true", b'"3"', b"1e999", b"[]")
+        ),
+    ],
+)
+def test_bad_body_is_refused(body, message):
+    with pytest.raises(InputError, match=message):
+        parse(body)
+
+
+def test_too_many_instances_are_refused():
+    with pytest.raises(TooManyInstancesError, match=r"may hold 4 instances\. Received: 5"):
+        parse(*[PIXELS.tolist()] * 5)
+
+
+@pytest.mark.parametrize(("parameters", "top"), [(None, None), ({}, None), ({"top": 2}, 2), ({"top": 2.0}, 2)])
+def test_top_may_be_given(parameters, top):
+    assert parse(PIXELS.tolist(), parameters=parameters).top == top
+
+
+def test_messages_hold_no_content():
+    """They are for logs as well."""
+    for instance in ("secret", {"secret" * 20: 1}, [["secret"]], {"b64": "secret"}):
+        with pytest.raises(InputError) as refused:
+            parse(instance)
+        assert len(str(refused.value)) < 200
+        assert str(refused.value).count("secret") <= 6  # Of a key, which tells what is wrong, the first 40 letters.
+
+
+@pytest.mark.parametrize(
+    ("top", "names"), [(None, ["dog", "rötel", "cat"]), (1, ["dog"]), (9, ["dog", "rötel", "cat"])]
+)
+def test_predictions_name_the_class_and_the_likeliest_first(top, names):
+    content = render_predictions(MODEL, np.array([[0, 0.75, 0.25]], np.float32), top)
+    (prediction,) = json.loads(content)["predictions"]
+    assert (prediction["class"], prediction["confidence"]) == ("dog", 0.75)
+    assert list(prediction["probabilities"]) == names

@@ -1,0 +1,83 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components import records
+from components.artifacts import Manifest
+from components.errors import InputError
+from components.export_model import verification
+from components.prediction import load_model
+
+
+@pytest.fixture(scope="module")
+def export_dir(exported_digits):
+    return Path(exported_digits.path)
+
+
+@pytest.fixture(scope="module")
+def digits(digits_records):
+    return records.load_split(digits_records, Manifest.load(digits_records), "test").images
+
+
+@pytest.mark.parametrize(("use_int8", "file"), [(False, "model.tflite"), (True, "model_int8.tflite")])
+def test_model_answers_as_it_was_judged(export_dir, digits, use_int8, file):
+    """The judge reads the same file with code of its own."""
+    received = load_model(export_dir, use_int8).predict(digits)
+    assert np.array_equal(received, verification.lite_predictor(export_dir / file)(digits))
+
+
+@pytest.mark.parametrize("use_int8", [False, True])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_answer_does_not_depend_on_its_company(export_dir, digits, use_int8, num_threads):
+    model = load_model(export_dir, use_int8, num_threads)
+    alone = np.concatenate([model.predict(image[None]) for image in digits[:40]])
+    for size in (2, 7, 40):
+        parts = [model.predict(digits[i : i + size]) for i in range(0, 40, size)]
+        assert np.array_equal(np.concatenate(parts)[:40], alone)
+
+
+def test_model_knows_what_it_is(export_dir):
+    model = load_model(export_dir)
+    assert (model.name, model.image_shape, len(model.class_names)) == ("digits_cnn", (8, 8, 1), 10)
+
+
+def test_rank_puts_the_likeliest_first_and_names_all_by_default(export_dir):
+    model = load_model(export_dir)
+    probabilities = np.array([0, 0.25, 0.5, 0.25, 0, 0, 0, 0, 0, 0], np.float32)
+    assert model.rank(probabilities, 3) == (("2", 0.5), ("1", 0.25), ("3", 0.25))
+    assert len(model.rank(probabilities)) == 10
+
+
+def _damage(export_dir, how):
+    facts = json.loads((export_dir / "export.json").read_text())
+    if how == "json":
+        (export_dir / "export.json").write_text("{")
+    elif how == "no input":
+        (export_dir / "export.json").write_text(json.dumps({**facts, "input": {}}))
+    elif how == "class names":
+        (export_dir / "export.json").write_text(json.dumps({**facts, "class_names": ["cat", "dog"]}))
+    elif how == "cut":
+        file = export_dir / "model.tflite"
+        file.write_bytes(file.read_bytes()[:1000])
+    elif how == "shape":
+        facts["input"]["shape"] = [None, 9, 7, 1]
+        (export_dir / "export.json").write_text(json.dumps(facts))
+    else:
+        (export_dir / "model.tflite").unlink()
+
+
+@pytest.mark.parametrize("how", ["json", "no input", "class names", "cut", "shape", "no model"])
+def test_damaged_export_is_refused_by_path(export_dir, tmp_path, how):
+    copy = tmp_path / "export"
+    shutil.copytree(export_dir, copy, ignore=shutil.ignore_patterns("saved_model"))
+    _damage(copy, how)
+    with pytest.raises(InputError, match=f"{copy}: it is damaged.*Export the model again"):
+        load_model(copy)
+
+
+def test_folder_that_is_no_export_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"there is no export\.json in it"):
+        load_model(tmp_path)
