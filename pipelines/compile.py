@@ -1,0 +1,331 @@
+"""The pipeline as a file for a cloud platform, its training step on the TPU that the configuration names.
+
+Only that step differs from the pipeline that runs on a laptop: on Vertex AI it is wrapped as a custom job, on Kubeflow
+its pod asks the cluster for a TPU.
+"""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from components import storage
+from components.container import IMAGE
+from components.errors import InputError, did_you_mean
+from components.machine_spec import MachineSpec, load_catalogue
+from components.train_model.params import TrainParams
+from pipelines.caching import code_version
+from pipelines.config import Config
+from pipelines.settings import Settings
+
+_HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.
+BUNDLED_SOURCES = ("sklearn", "keras", "tfds")  # Part of a library: the same everywhere.
+# The label of a single host's nodes: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+_GKE_ACCELERATORS = {"v3": "tpu-v3-device", "v5e": "tpu-v5-lite-podslice", "v6e": "tpu-v6e-slice", "7x": "tpu7x"}
+Step = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledPipeline:
+    """What was written.
+
+    Attributes:
+        path: The file.
+        machine: What the training step asks for.
+        image: What every step runs in.
+    """
+
+    path: Path
+    machine: MachineSpec
+    image: str
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the image is named by digest. Behind a tag that moves, a cached step is stale and nobody knows."""
+        return "@sha256:" in self.image
+
+
+def compile_pipeline(config: Config, target: str, output: Path, settings: Settings | None = None) -> CompiledPipeline:
+    """Write the pipeline as a YAML file that a platform takes.
+
+    Args:
+        config: What every step takes, and the machine.
+        target: `vertex` or `kubeflow`.
+        output: The file; only a compiled pipeline is overwritten.
+        settings: Those that are known by now go into the training step.
+
+    Raises:
+        InputError: If the machine cannot be had there, the cloud could not read the data or the model, or the file may
+            not be written.
+    """
+    settings = settings or Settings()
+    if target not in _WRAPPERS:
+        raise InputError(
+            f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
+        )
+    machine = require_machine(config, target)
+    _check_readable(config, target)
+    _check_output(output)
+    training = _train_on(machine, config.training)
+    from kfp import compiler
+
+    from components.train_model.component import train_model
+    from pipelines.training_pipeline import training_pipeline
+
+    step = _WRAPPERS[target](train_model, machine, settings, config.name)
+    pipeline = training_pipeline(dataclasses.replace(config, training=training), train_step=step)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pipeline.yaml"
+        compiler.Compiler().compile(pipeline, str(path))
+        storage.write_bytes(output, path.read_bytes())
+    return CompiledPipeline(output, machine, IMAGE)
+
+
+def require_machine(config: Config, target: str) -> MachineSpec:
+    """The machine of a configuration.
+
+    Raises:
+        InputError: If it names none.
+    """
+    if config.machine is None:
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: expected a machine to train on, received none. Use "
+            "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
+        )
+    return config.machine
+
+
+def custom_job_name(job_id: str) -> str:
+    """What the custom job of a pipeline job is called: whoever knows the one finds the other."""
+    return f"{job_id}-train-model"
+
+
+def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
+    """The same training, told to use the TPU: it must be asked for, and only this step has one."""
+    if training.accelerator == "auto":
+        training = dataclasses.replace(training, accelerator="tpu")
+    devices = machine.slice.devices
+    if training.accelerator == "tpu" and training.num_replicas not in (0, devices):
+        raise InputError(
+            f"A TPU slice is used whole: expected training.num_replicas={devices} or 0 with {machine.name}. "
+            f"Received: {training.num_replicas}."
+        )
+    return training
+
+
+def _check_readable(config: Config, target: str) -> None:
+    """Refuse what lies on this machine: a container elsewhere does not see it."""
+    refused = f"Cannot compile {config.name!r} for {target}:"
+    kind, _, location = config.data.source.partition(":")
+    source = "" if kind in BUNDLED_SOURCES else location
+    for name, place in (("data.source", source), ("gate.champion", config.gate.champion)):
+        if place and not storage.is_remote(place):
+            raise InputError(
+                f"{refused} {name} must be on Cloud Storage, where the steps can read it. Received: {place!r}. Copy it "
+                "to gs://BUCKET/… and name that."
+            )
+    if config.deploy and config.deploy.registry:
+        raise InputError(
+            f"{refused} a registry is a folder on this machine, which no container sees. Received: deploy.registry="
+            f"{config.deploy.registry!r}. Leave it out."
+        )
+    model = config.training.model
+    if model.endswith((".py", ".keras")) and not storage.is_remote(model):
+        raise InputError(
+            f"{refused} the model must be in the image, as a registered name or module:function. Received: the file "
+            f"{model!r}. Install it in the image as a module, and --set model=MODULE:build_model."
+        )
+
+
+def _check_output(output: Path) -> None:
+    if output.suffix not in (".yaml", ".yml"):
+        raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another --output.")
+    storage.require_writable(output.absolute().parent)
+    if output.is_dir() or (output.exists() and not output.read_bytes().startswith(_HEADER.encode())):
+        raise InputError(
+            f"Refused to overwrite {output}: expected a compiled pipeline, received something else. Choose another "
+            "--output."
+        )
+
+
+def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, name: str) -> Step:
+    """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
+
+    Args:
+        component: Keeps its inputs, outputs, code and image; the job's own fields become inputs with defaults.
+        machine: Its fallbacks and how long to wait for it are for whoever submits.
+        settings: Service account, network, labels, environment, bucket, and region where the machine names none.
+        name: Of the run: of the job, and of its folder in the bucket.
+
+    Raises:
+        InputError: If the component has an input or output named like a field of the job, the region does not have the
+            machine, or the bucket is not on Cloud Storage.
+    """
+    try:
+        from google_cloud_pipeline_components.v1.custom_job import (
+            CustomTrainingJobOp,
+            create_custom_training_job_from_component,
+        )
+    except ImportError as error:
+        raise InputError(
+            "Cannot compile for vertex: its components are not installed. Run: pip install 'tpu-pipelines[vertex]'."
+        ) from error
+    from kfp import components, dsl
+
+    _check_names(component, CustomTrainingJobOp)
+    if settings.bucket and not storage.is_remote(settings.bucket):
+        raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
+    machine = dataclasses.replace(machine, region=machine.region or settings.region)
+    root = settings.bucket.rstrip("/") or dsl.PIPELINE_ROOT_PLACEHOLDER
+    reservation: dict[str, Any] = {}
+    if machine.reservation:
+        reservation = {
+            "reservation_affinity_type": "SPECIFIC_RESERVATION",
+            "reservation_affinity_key": "compute.googleapis.com/reservation-name",
+            "reservation_affinity_values": [machine.reservation],
+        }
+    job = create_custom_training_job_from_component(
+        component,
+        display_name=custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER),
+        machine_type=machine.machine_type,
+        accelerator_type=machine.accelerator_type,
+        accelerator_count=machine.accelerator_count,
+        boot_disk_type=machine.boot_disk_type,
+        boot_disk_size_gb=machine.boot_disk_size_gb,
+        strategy="SPOT" if machine.spot else "STANDARD",
+        timeout=f"{machine.timeout_seconds}s",
+        restart_job_on_worker_restart=machine.restart_job_on_worker_restart,
+        service_account=settings.service_account,
+        network=settings.network,
+        labels=dict(settings.labels),
+        env=[{"name": key, "value": value} for key, value in settings.environment.items()],
+        # A folder per run: a job that Vertex restarts continues from its checkpoint, never from another run's.
+        base_output_directory=f"{root}/{name}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}",
+        # Without a default these two would be placeholders that nothing replaces.
+        reserved_ip_ranges=[],
+        psc_interface_config={},
+        **reservation,
+    )
+    step = components.load_component_from_text(json.dumps(_complete(job, machine)))
+    step.component_spec.name = component.component_spec.name  # Else the task is called custom-training-job.
+    return step
+
+
+def _complete(job: Any, machine: MachineSpec) -> dict[str, Any]:
+    """The job's pipeline spec, with what Google's wrapper has no argument for."""
+    from google.protobuf import json_format
+
+    spec = json_format.MessageToDict(job.pipeline_spec)
+    for part in (spec["root"], *spec["components"].values()):
+        parameters = part["inputDefinitions"]["parameters"]
+        if machine.tpu_topology:
+            (pool,) = parameters["worker_pool_specs"]["defaultValue"]
+            pool["machine_spec"]["tpu_topology"] = machine.tpu_topology
+        if machine.region:
+            parameters["location"]["defaultValue"] = machine.region
+    if machine.disable_retries:
+        (executor,) = spec["deploymentSpec"]["executors"].values()
+        arguments = executor["container"]["args"]
+        payload = arguments.index("--payload") + 1
+        # Text, not JSON: its placeholders carry no quotes.
+        arguments[payload] = arguments[payload].replace('"scheduling": {', '"scheduling": {"disable_retries": true, ')
+    return spec
+
+
+def _check_names(component: Any, job: Any) -> None:
+    """Refuse names that the job has too: one of the two would silently overwrite the other."""
+
+    def names(of: Any) -> set[str]:
+        return {*(of.component_spec.inputs or ()), *(of.component_spec.outputs or ())}
+
+    if taken := sorted(names(component) & names(job)):
+        raise InputError(
+            f"Cannot run {component.component_spec.name!r} as a custom job, whose fields have these names too: "
+            f"{', '.join(taken)}. Rename the component's inputs and outputs."
+        )
+
+
+def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, name: str) -> Step:
+    """A step whose pod asks a GKE cluster for a TPU.
+
+    Args:
+        component: Stays as it is.
+        machine: A single host. Its region, boot disk and restarts are the cluster's affair.
+        settings: Labels, environment, secrets and volumes.
+        name: Of the run, and of its folder on the first volume.
+
+    Raises:
+        InputError: If GKE does not have the machine, or it has several hosts.
+    """
+    try:
+        from kfp import kubernetes
+    except ImportError as error:
+        raise InputError(
+            "Cannot compile for kubeflow: kfp-kubernetes is not installed. Run: pip install 'tpu-pipelines[kubeflow]'."
+        ) from error
+    selectors = _node_selectors(machine)
+    environment = dict(settings.environment)
+    for path in list(settings.volumes.values())[:1]:
+        # With the code in it: weights that other code trained to the end are not taken for this one's.
+        folder = f"{path.rstrip('/')}/{name}/{code_version('train_model')[:12]}"
+        environment.setdefault("AIP_CHECKPOINT_DIR", folder)
+
+    def step(**inputs: Any) -> Any:
+        task = component(**inputs)
+        task.set_accelerator_type("google.com/tpu").set_accelerator_limit(machine.slice.chips)
+        for key, value in environment.items():
+            task.set_env_variable(key, value)
+        for key, value in selectors.items():
+            kubernetes.add_node_selector(task, key, value)
+        kubernetes.add_toleration(task, key="google.com/tpu", operator="Exists", effect="NoSchedule")
+        if machine.spot:
+            kubernetes.add_toleration(
+                task, key="cloud.google.com/gke-spot", operator="Equal", value="true", effect="NoSchedule"
+            )
+        for key, value in settings.labels.items():
+            kubernetes.add_pod_label(task, key, value)
+        for secret, path in settings.secrets.items():
+            kubernetes.use_secret_as_volume(task, secret, path)
+        for claim, path in settings.volumes.items():
+            kubernetes.mount_pvc(task, claim, path)
+        return kubernetes.set_timeout(task, machine.timeout_seconds)
+
+    return step
+
+
+def _node_selectors(machine: MachineSpec) -> dict[str, str]:
+    one = machine.slice
+    generation = one.generation.name
+    singles = [other for other in load_catalogue().slices if other.hosts == 1]
+    if generation not in _GKE_ACCELERATORS:
+        able = ", ".join(other.name for other in singles if other.generation.name in _GKE_ACCELERATORS)
+        raise InputError(
+            f"GKE has no TPU {generation}. Received: {one.name}. Expected one of {able}, or --target vertex."
+        )
+    if one.hosts > 1:
+        able = ", ".join(other.name for other in singles if other.generation.name == generation)
+        raise InputError(
+            f"On Kubeflow the training step is one pod, on one host, and {one.name} has {one.hosts}. Expected one of "
+            f"{able}, or --target vertex."
+        )
+    selectors = {
+        "cloud.google.com/gke-tpu-accelerator": _GKE_ACCELERATORS[generation],
+        "cloud.google.com/gke-tpu-topology": one.libtpu_topology.partition(":")[2],
+    }
+    if machine.spot:
+        selectors["cloud.google.com/gke-spot"] = "true"
+    if machine.reservation:
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/consuming-reservations
+        _, project, _, _, _, reservation = machine.reservation.split("/")
+        selectors["cloud.google.com/reservation-affinity"] = "specific"
+        selectors["cloud.google.com/reservation-name"] = reservation
+        selectors["cloud.google.com/reservation-project"] = project
+    return selectors
+
+
+_WRAPPERS: dict[str, Callable[[Any, MachineSpec, Settings, str], Step]] = {
+    "vertex": as_custom_job,
+    "kubeflow": as_tpu_pod,
+}

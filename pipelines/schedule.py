@@ -1,0 +1,179 @@
+"""Runs that a platform starts by itself, on time: one schedule for each name."""
+
+import dataclasses
+import difflib
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import yaml
+
+from components.errors import InputError
+from pipelines.submission import Backoff, Job
+
+_TIME_ZONE = re.compile(r"(CRON_)?TZ=\S+\s+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A schedule on a platform.
+
+    Attributes:
+        schedule_id: The platform's name of it.
+        name: Of the runs.
+        cron: When they start.
+        is_paused: Whether they do not, for now.
+        content: What decides what happens when, in plain values; equal contents do the same.
+        next_run: When the next one starts, in UTC, if the platform says so.
+        url: Where to look at it.
+    """
+
+    schedule_id: str
+    name: str
+    cron: str
+    is_paused: bool
+    content: Mapping[str, Any]
+    next_run: str = ""
+    url: str = ""
+
+
+class Scheduler(Protocol):
+    """A platform. Its methods raise `OutageError` where the same call may succeed later, `InputError` for a refusal."""
+
+    def schedules(self, name: str) -> list[Schedule]:
+        """All schedules of a name, the oldest first."""
+
+    def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
+        """The content of a schedule of this job. Asks the platform nothing."""
+
+    def create_schedule(self, job: Job, cron: str) -> Schedule:
+        """A new schedule."""
+
+    def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
+        """The same schedule of another job, or at another time; a new one in its place where it cannot be changed."""
+
+    def pause_schedule(self, schedule_id: str) -> None:
+        """Start no more runs."""
+
+    def resume_schedule(self, schedule_id: str) -> None:
+        """Start runs again; those that were missed stay so."""
+
+    def delete_schedule(self, schedule_id: str) -> None:
+        """Forget a schedule; nothing happens to one that is not there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What became of a schedule.
+
+    Attributes:
+        action: `created`, `updated` or `unchanged`.
+        schedule: As it is now.
+        difference: Lines of what is no more (`-`) and what is new (`+`).
+        duplicates: Other schedules of the same name, which somebody else has made.
+    """
+
+    action: str
+    schedule: Schedule
+    difference: str
+    duplicates: tuple[str, ...] = ()
+
+
+def check_cron(cron: str) -> str:
+    """The cron expression, if it looks like one.
+
+    Raises:
+        InputError: If it does not have five fields.
+
+    Example:
+        >>> check_cron("TZ=Europe/Berlin 0 3 * * 1-5")
+        'TZ=Europe/Berlin 0 3 * * 1-5'
+    """
+    fields = _TIME_ZONE.sub("", cron, count=1).split()
+    if len(fields) != 5 or not all(re.fullmatch(r"[\w*/,-]+", field) for field in fields):
+        raise InputError(
+            "Cannot use --cron: expected minute, hour, day, month and weekday, as in '0 3 * * *', or with a time zone, "
+            f"'TZ=Europe/Berlin 0 3 * * *'. Received: {cron!r}."
+        )
+    return cron
+
+
+def upsert(scheduler: Scheduler, job: Job, cron: str, backoff: Backoff | None = None, dry_run: bool = False) -> Change:
+    """Make the schedule of a run what it is to be: create it, change it, or leave it.
+
+    A schedule that is paused stays paused. There is never a second one: two who create one at the same time keep the
+    older, and one that was created without our hearing of it is found.
+
+    Args:
+        scheduler: The platform.
+        job: What it starts.
+        cron: When.
+        backoff: How to wait out an outage.
+        dry_run: Only say what would happen.
+
+    Raises:
+        PlatformError: If the platform does not answer in the end.
+    """
+    # As a whole: to create a schedule twice makes two, so each try first looks what is there.
+    return (backoff or Backoff())(lambda: _upsert(scheduler, job, cron, dry_run))
+
+
+def _upsert(scheduler: Scheduler, job: Job, cron: str, dry_run: bool) -> Change:
+    found = scheduler.schedules(job.name)
+    wanted = scheduler.schedule_content(job, cron)
+    if not found:
+        difference = _difference({}, wanted)
+        if dry_run:
+            return Change("created", Schedule("", job.name, cron, False, wanted), difference)
+        created = scheduler.create_schedule(job, cron)
+        # Whoever looks last sees all that were created at the same time, and all agree on the oldest.
+        oldest, *younger = scheduler.schedules(job.name)
+        for other in younger:
+            scheduler.delete_schedule(other.schedule_id)
+        if oldest.schedule_id == created.schedule_id:
+            return Change("created", created, difference)
+        return _upsert(scheduler, job, cron, dry_run)
+    current, *others = found
+    difference = _difference(current.content, wanted)
+    if difference and not dry_run:
+        current = scheduler.update_schedule(current.schedule_id, job, cron)
+    duplicates = tuple(other.schedule_id for other in others if other.schedule_id != current.schedule_id)
+    return Change("updated" if difference else "unchanged", current, difference, duplicates)
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What changes, line by line; empty if nothing does."""
+    old, new = (yaml.safe_dump(dict(content)).splitlines() if content else [] for content in (before, after))
+    lines = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
+    return "\n".join(line for line in lines if not line.startswith("@@"))
+
+
+def change_state(scheduler: Scheduler, name: str, action: str, backoff: Backoff | None = None) -> list[Schedule]:
+    """Pause, resume or delete every schedule of a name.
+
+    Args:
+        scheduler: The platform.
+        name: Of the runs.
+        action: `pause`, `resume` or `delete`.
+        backoff: How to wait out an outage.
+
+    Returns:
+        The schedules as they were.
+
+    Raises:
+        InputError: If there is none.
+    """
+    backoff = backoff or Backoff()
+    found = backoff(lambda: scheduler.schedules(name))
+    if not found:
+        raise InputError(f"Cannot {action} the schedule of {name!r}: there is none. Check the name and the settings.")
+    act = {
+        "pause": scheduler.pause_schedule,
+        "resume": scheduler.resume_schedule,
+        "delete": scheduler.delete_schedule,
+    }[action]
+    for schedule in found:
+        if action == "delete" or schedule.is_paused == (action == "resume"):
+            backoff(functools.partial(act, schedule.schedule_id))
+    return found

@@ -1,0 +1,158 @@
+"""Where pipelines run: project, region, bucket, accounts. Importing and compiling need none of it."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.errors import InputError, did_you_mean
+
+_PREFIX = "TPU_PIPELINES_"
+# Without these nothing can be sent to a platform.
+TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_host",)}
+_LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # What both Google Cloud and Kubernetes take.
+
+
+def _text(example: str, pattern: str) -> Any:
+    return dataclasses.field(default="", metadata={"example": example, "pattern": pattern})
+
+
+def _pairs(example: str, pattern: str) -> Any:
+    return dataclasses.field(default_factory=dict, metadata={"example": example, "pattern": pattern})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One field per variable: `project` is TPU_PIPELINES_PROJECT. Empty is not set.
+
+    Attributes:
+        project: Google Cloud project.
+        region: Where pipelines run, and jobs whose machine names no region.
+        bucket: Under which pipelines write; `gs://BUCKET`, or a folder in it.
+        vertex_endpoint: Address of Vertex AI, where it is not the region's own, as behind Private Service Connect.
+        service_account: As which a job runs.
+        network: VPC network that a job is peered with.
+        labels: Of every job and pod.
+        environment: Variables of the training step. They stand in the compiled file: no place for a secret.
+        kfp_host: URL of a Kubeflow Pipelines server.
+        kfp_namespace: Kubernetes namespace of the runs, on a server that has several users.
+        secrets: Kubernetes secrets that the training step mounts, and their paths there.
+        volumes: Persistent volume claims that the training step mounts, and their paths there. Checkpoints go onto the
+            first: without one, a pod that starts again trains from the start.
+
+    Raises:
+        InputError: If a value does not look like what it is to be.
+    """
+
+    project: str = _text("my-project", r"([a-z0-9.-]+:)?[a-z][a-z0-9-]*[a-z0-9]")
+    region: str = _text("us-west1", r"[a-z]+-[a-z]+\d+")
+    bucket: str = _text("gs://my-bucket", r"[a-z0-9]+://[^/\s]\S*")
+    vertex_endpoint: str = _text("https://us-west1-my-endpoint.p.googleapis.com", r"https?://[^/\s]+")
+    service_account: str = _text("trainer@my-project.iam.gserviceaccount.com", r"[^@\s]+@[^@\s]+")
+    network: str = _text("projects/12345/global/networks/my-network", r"projects/[^/\s]+/global/networks/[^/\s]+")
+    labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?")
+    environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_]\w*=.*")
+    kfp_host: str = _text("https://kubeflow.example.com/pipeline", r"https?://[^/\s]\S*")
+    kfp_namespace: str = _text("team-vision", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+    secrets: Mapping[str, str] = _pairs("storage-key=/secrets/storage", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
+    volumes: Mapping[str, str] = _pairs("checkpoints=/mnt/checkpoints", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            found = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
+            for text in found:
+                if text and not re.fullmatch(field.metadata["pattern"], text):
+                    raise InputError(
+                        f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
+                        f"{field.metadata['example']}. Received: {text!r}."
+                    )
+
+    def require(self, *names: str) -> None:
+        """Check that these settings are there.
+
+        Raises:
+            InputError: If some are missing; names them all, and how to set them.
+        """
+        if missing := [
+            field for field in dataclasses.fields(self) if field.name in names and not getattr(self, field.name)
+        ]:
+            exports = " ".join(f"{variable(field.name)}={field.metadata['example']}" for field in missing)
+            raise InputError(
+                f"Missing settings: {', '.join(field.name for field in missing)}. Set them in the environment, as in "
+                f"`export {exports}`, or in the YAML file that --settings names."
+            )
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting.
+
+    Example:
+        >>> variable("kfp_host")
+        'TPU_PIPELINES_KFP_HOST'
+    """
+    return _PREFIX + name.upper()
+
+
+def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:
+    """The settings of a YAML file, if one is given, and over them those of the environment.
+
+    Args:
+        environment: Holds `TPU_PIPELINES_…`; several labels and such are `key=value,key=value`. Others are ignored.
+        file: Holds settings by their names in lower case; labels and such are mappings.
+
+    Raises:
+        InputError: If the file cannot be read, or a name or value is wrong.
+
+    Example:
+        >>> load_settings({"TPU_PIPELINES_LABELS": "team=vision,stage=test"}).labels
+        {'team': 'vision', 'stage': 'test'}
+    """
+    values = _read(file) if file else {}
+    for field in dataclasses.fields(Settings):
+        if text := environment.get(variable(field.name), ""):
+            values[field.name] = _split(field.name, text) if _is_mapping(field) else text
+    return Settings(**values)
+
+
+def _is_mapping(field: dataclasses.Field[Any]) -> bool:
+    return field.default_factory is dict
+
+
+def _split(name: str, text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(separator for _, separator, _ in pairs):
+        raise InputError(
+            f"Cannot use {variable(name)}: expected key=value,key=value. Received: {text!r}. A value with a comma goes "
+            "into the file that --settings names."
+        )
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    import yaml  # Not by the command line, which asks here for the targets.
+
+    try:
+        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"Cannot read the settings {file}: {error.strerror}. Check the path.") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(
+            f"Cannot read the settings {file}: it is not YAML ({' '.join(str(error).split())})."
+        ) from error
+    if not isinstance(raw, dict):
+        raise InputError(f"Cannot read the settings {file}: expected names and values, received {type(raw).__name__}.")
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name not in fields:
+            raise InputError(
+                f"Unknown setting {name!r} in {file}: expected one of {', '.join(fields)}."
+                f"{did_you_mean(str(name), fields)} The image is set by TPU_PIPELINES_IMAGE alone."
+            )
+        if isinstance(value, dict) != _is_mapping(fields[name]) or value is None:
+            kind = "a mapping" if _is_mapping(fields[name]) else "text"
+            raise InputError(f"The setting {name} in {file} must be {kind}. Received: {value!r}.")
+        values[name] = {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else str(value)
+    return values

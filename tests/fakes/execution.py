@@ -1,0 +1,386 @@
+"""What happens to the jobs of the fake Vertex AI: `RunOnCpu` runs them, `Simulate` goes through their states."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from google.cloud import aiplatform_v1 as v1
+from google.protobuf import json_format
+
+RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.
+_TASK = v1.PipelineTaskDetail.State
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Execution(Protocol):
+    """Runs the jobs of a fake, `vertex`, under whose lock each of these is called."""
+
+    def start_pipeline_job(self, vertex: Any, name: str) -> None:
+        """A pipeline job was created."""
+
+    def start_custom_job(self, vertex: Any, name: str) -> None:
+        """A custom job has got its machine."""
+
+    def stop(self, name: str) -> None:
+        """A job was cancelled, or the fake ends; nothing may be left of the job when this returns."""
+
+
+def specification(job: v1.PipelineJob) -> dict[str, Any]:
+    """The pipeline specification of a job."""
+    return json_format.MessageToDict(v1.PipelineJob.pb(job))["pipelineSpec"]
+
+
+def is_custom_job(spec: Mapping[str, Any], component: str) -> bool:
+    """Whether a component is a custom job that Google's launcher starts."""
+    executor = spec["components"][component].get("executorLabel", "")
+    arguments = spec["deploymentSpec"]["executors"].get(executor, {}).get("container", {}).get("args", [])
+    return arguments[:2] == ["--type", "CustomJob"]
+
+
+def launcher_arguments(
+    spec: Mapping[str, Any], component: str, executor_input: Mapping[str, Any], pipeline: Mapping[str, str]
+) -> dict[str, str]:
+    """What the service passes to Google's launcher: the arguments of a custom job's component, filled in.
+
+    Args:
+        spec: The pipeline specification.
+        component: The component's name in it.
+        executor_input: The task's inputs and outputs.
+        pipeline: Values of the placeholders that concern the whole pipeline, as `pipeline_root`.
+    """
+    container = spec["deploymentSpec"]["executors"][spec["components"][component]["executorLabel"]]["container"]
+    known = executor_input["inputs"].get("parameterValues", {})
+    for name, declared in spec["components"][component]["inputDefinitions"]["parameters"].items():
+        known = {name: declared.get("defaultValue", ""), **known}
+
+    def fill(text: str) -> str:
+        text = re.sub(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}", lambda found: as_text(known[found[1]]), text)
+        text = re.sub(
+            r"\{\{\$\.outputs\.parameters\['(\w+)'\]\.output_file\}\}",
+            lambda found: executor_input["outputs"]["parameters"][found[1]]["outputFile"],
+            text,
+        )
+        for key, value in pipeline.items():
+            text = text.replace("{{$." + key + "}}", value)
+        return text
+
+    def as_text(value: Any) -> str:
+        return fill(value if isinstance(value, str) else json.dumps(whole_numbers(value)))
+
+    arguments = [fill(argument) for argument in container["args"]]
+    values = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    # The container's own arguments stand in a text that stands in JSON: its placeholder asks for one escape.
+    quoted = json.dumps(json.dumps(executor_input))[1:-1]
+    values["--payload"] = values["--payload"].replace("{{$.json_escape[1]}}", quoted)
+    return {key.removeprefix("--"): value for key, value in values.items()}
+
+
+def whole_numbers(value: Any) -> Any:
+    """The same value with 4.0 as 4: the service writes whole numbers as such, and they arrive as doubles."""
+    if isinstance(value, dict):
+        return {key: whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def create_custom_job(client: Any, arguments: Mapping[str, str]) -> v1.CustomJob:
+    """Create a custom job as Google's launcher does, with its own functions.
+
+    Args:
+        client: Has `create_custom_job(parent, custom_job)`. The launcher itself would make one for the real service.
+        arguments: From `launcher_arguments`.
+    """
+    from google_cloud_pipeline_components.container.v1.custom_job import remote_runner
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
+
+    payload = remote_runner.insert_system_labels_into_payload(arguments["payload"])
+    job = json_util.recursive_remove_empty(json.loads(payload))
+    parent = f"projects/{arguments['project']}/locations/{arguments['location']}"
+    return remote_runner.create_custom_job_with_client(client, parent, job)
+
+
+def pipeline_placeholders(job: v1.PipelineJob, root: str) -> dict[str, str]:
+    """The values of the placeholders that concern the whole pipeline, whose root lies at `root`."""
+    _, project, _, location, _, job_id = job.name.split("/")
+    return {
+        "pipeline_root": root,
+        "pipeline_job_name": job_id,
+        "pipeline_job_resource_name": job.name,
+        "pipeline_google_cloud_project_id": project,
+        "pipeline_google_cloud_location": location,
+        "pipeline_persistent_resource_id": "",
+    }
+
+
+def _detail(job: v1.PipelineJob, task: str, vertex: Any) -> v1.PipelineTaskDetail:
+    """What a job says of one of its tasks; begins to say it."""
+    for detail in job.job_detail.task_details:
+        if detail.task_name == task:
+            return detail
+    detail = v1.PipelineTaskDetail(task_name=task, task_id=len(job.job_detail.task_details) + 1)
+    detail.create_time = detail.start_time = vertex.clock()
+    detail.state = _TASK.RUNNING
+    job.job_detail.task_details.append(detail)
+    return job.job_detail.task_details[-1]
+
+
+def _fail(vertex: Any, job: v1.PipelineJob, task: str, code: int, message: str) -> None:
+    """Let a task fail, and with it its job, in the words of the service."""
+    detail = _detail(job, task, vertex)
+    detail.state, detail.end_time = _TASK.FAILED, vertex.clock()
+    detail.error.code, detail.error.message = code, message
+    summary = f"The DAG failed because some tasks failed. The failed tasks are: [{task}]."
+    vertex.end_pipeline_job(job.name, v1.PipelineState.PIPELINE_STATE_FAILED, 9, summary)
+
+
+class Simulate:
+    """Lets every task succeed at once, without running it; custom jobs are created and met by their machine's capacity.
+
+    A job whose custom job has no end yet is left running; `start_pipeline_job` again goes on from where it is.
+
+    Args:
+        promote: What the gate decides.
+        hold: Whether custom jobs run until a test ends them with `end_custom_job`.
+        failures: Errors by task.
+    """
+
+    def __init__(self, promote: bool = True, hold: bool = False, failures: Mapping[str, str] | None = None) -> None:
+        self.promote, self.hold, self.failures = promote, hold, dict(failures or {})
+
+    def start_pipeline_job(self, vertex: Any, name: str) -> None:
+        job = vertex.pipeline_jobs[name]
+        job.state = v1.PipelineState.PIPELINE_STATE_RUNNING
+        job.start_time = job.start_time or vertex.clock()
+        spec = specification(job)
+        if self._run(vertex, job, spec, spec["root"]["dag"]["tasks"]):
+            vertex.end_pipeline_job(name, v1.PipelineState.PIPELINE_STATE_SUCCEEDED)
+
+    def _run(self, vertex: Any, job: v1.PipelineJob, spec: dict[str, Any], tasks: dict[str, Any]) -> bool:
+        """Go through the tasks; whether all are done."""
+        for name in in_order(tasks):
+            detail = _detail(job, name, vertex)
+            if detail.state in (_TASK.SUCCEEDED, _TASK.NOT_TRIGGERED):
+                continue
+            if name in self.failures:
+                _fail(vertex, job, name, 9, self.failures[name])
+                return False
+            component = tasks[name]["componentRef"]["name"]
+            if is_custom_job(spec, component) and not self._has_trained(vertex, job, spec, name, tasks[name]):
+                return False
+            state = _TASK.SUCCEEDED
+            if "triggerPolicy" in tasks[name] and not self.promote:
+                state = _TASK.NOT_TRIGGERED
+            elif inner := spec["components"][component].get("dag"):
+                self._run(vertex, job, spec, inner["tasks"])
+            detail = _detail(job, name, vertex)
+            detail.state, detail.end_time = state, vertex.clock()
+        return True
+
+    def _has_trained(
+        self, vertex: Any, job: v1.PipelineJob, spec: dict[str, Any], name: str, task: dict[str, Any]
+    ) -> bool:
+        """Whether the task's custom job, created by now, has succeeded."""
+        detail = _detail(job, name, vertex)
+        if not detail.executor_detail.custom_job_detail.job:
+            given = task["inputs"].get("parameters", {})
+            values = {key: one["runtimeValue"]["constant"] for key, one in given.items() if "runtimeValue" in one}
+            executor_input = {
+                "inputs": {"parameterValues": values},
+                "outputs": {"parameters": {"gcp_resources": {"outputFile": "/gcs/none/gcp_resources"}}},
+            }
+            placeholders = pipeline_placeholders(job, job.runtime_config.gcs_output_directory)
+            component = task["componentRef"]["name"]
+            created = create_custom_job(
+                _Here(vertex), launcher_arguments(spec, component, executor_input, placeholders)
+            )
+            detail.executor_detail.custom_job_detail.job = created.name
+        custom_job = vertex.custom_jobs[detail.executor_detail.custom_job_detail.job]
+        if custom_job.state == v1.JobState.JOB_STATE_FAILED:
+            _fail(vertex, job, name, custom_job.error.code, job_failed(custom_job))
+        return custom_job.state == v1.JobState.JOB_STATE_SUCCEEDED
+
+    def start_custom_job(self, vertex: Any, name: str) -> None:
+        if not self.hold:
+            vertex.end_custom_job(name, v1.JobState.JOB_STATE_SUCCEEDED)
+
+    def stop(self, name: str) -> None:
+        """Nothing runs."""
+
+
+def job_failed(job: v1.CustomJob) -> str:
+    """What the service says of a task whose custom job failed."""
+    return f"Job failed with code {job.error.code} and error: {job.error.message} Job: {job.name}"
+
+
+class _Here:
+    """The fake as a client of itself."""
+
+    def __init__(self, vertex: Any) -> None:
+        self._vertex = vertex
+
+    def create_custom_job(self, parent: str, custom_job: dict[str, Any]) -> v1.CustomJob:
+        return self._vertex.create_custom_job(v1.CreateCustomJobRequest(parent=parent, custom_job=custom_job))
+
+
+def in_order(tasks: Mapping[str, Any]) -> Iterator[str]:
+    """The tasks' names, each after those that it depends on."""
+    done: set[str] = set()
+    while ready := [name for name in tasks.keys() - done if done.issuperset(tasks[name].get("dependentTasks", ()))]:
+        yield from sorted(ready)
+        done.update(ready)
+
+
+class RunOnCpu:
+    """Runs pipeline jobs with kfp.local, and custom jobs as processes of this machine.
+
+    The step that was wrapped as a custom job cannot run in kfp.local: its container is Google's launcher. In its place
+    runs `tests.fakes.pipeline_process launch`, which does with the launcher's functions what the launcher does: create
+    the custom job at the fake, over HTTP, and wait for it. The custom job runs the container's command, as it was sent,
+    but for the accelerator, which is told to be the CPU.
+
+    Attributes:
+        root: Folder in which jobs leave their artifacts and logs, one folder each.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._temporary = None if root else tempfile.TemporaryDirectory(prefix="fake-vertex-")
+        self.root = root or Path(self._temporary.name)  # type: ignore[union-attr]
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start_pipeline_job(self, vertex: Any, name: str) -> None:
+        job = vertex.pipeline_jobs[name]
+        job.state, job.start_time = v1.PipelineState.PIPELINE_STATE_RUNNING, vertex.clock()
+        folder = self.root / name.rpartition("/")[2]
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        request = {
+            "endpoint": vertex.url,
+            "spec": specification(job),
+            "parameters": json_format.MessageToDict(v1.PipelineJob.RuntimeConfig.pb(job.runtime_config)).get(
+                "parameterValues", {}
+            ),
+            "placeholders": pipeline_placeholders(job, str(folder)),
+            "root": str(folder),
+        }
+        path = folder / "request.json"
+        path.write_text(json.dumps(request))
+        labels = json.dumps({RUN_LABEL: folder.name})
+        self._start(
+            name,
+            [sys.executable, "-m", "tests.fakes.pipeline_process", "run", str(path)],
+            {"VERTEX_AI_PIPELINES_RUN_LABELS": labels},
+            lambda line: self._follow(vertex, job, line),
+            lambda code: self._end_pipeline_job(vertex, job, code),
+        )
+
+    def _follow(self, vertex: Any, job: v1.PipelineJob, line: str) -> None:
+        """Keep the job's tasks as kfp.local tells of them."""
+        if started := re.search(r"Executing task '([\w-]+)'", line):
+            with vertex.lock:
+                _detail(job, started[1], vertex)
+        if ended := re.search(r"Task '([\w-]+)' finished with status (\w+)", line):
+            with vertex.lock:
+                self._link(vertex, job)
+                detail = _detail(job, ended[1], vertex)
+                detail.state = _TASK.SUCCEEDED if ended[2] == "SUCCESS" else _TASK.FAILED
+                detail.end_time = vertex.clock()
+
+    def _link(self, vertex: Any, job: v1.PipelineJob) -> None:
+        """Say which custom job is whose: the training step's."""
+        spec = specification(job)
+        for name, task in spec["root"]["dag"]["tasks"].items():
+            for custom_job in vertex.custom_jobs.values():
+                ours = custom_job.labels.get(RUN_LABEL) == job.name.rpartition("/")[2]
+                if ours and is_custom_job(spec, task["componentRef"]["name"]):
+                    _detail(job, name, vertex).executor_detail.custom_job_detail.job = custom_job.name
+
+    def _end_pipeline_job(self, vertex: Any, job: v1.PipelineJob, code: int) -> None:
+        with vertex.lock:
+            self._link(vertex, job)
+            for detail in list(job.job_detail.task_details):
+                if detail.state in (_TASK.FAILED, _TASK.RUNNING) and code:
+                    custom_job = vertex.custom_jobs.get(detail.executor_detail.custom_job_detail.job)
+                    if custom_job:
+                        _fail(vertex, job, detail.task_name, custom_job.error.code, job_failed(custom_job))
+                    else:
+                        _fail(vertex, job, detail.task_name, 9, "The task's container exited with a non-zero status.")
+            if code:
+                vertex.end_pipeline_job(job.name, v1.PipelineState.PIPELINE_STATE_FAILED, 9, "The DAG failed.")
+                return
+            for name, task in specification(job)["root"]["dag"]["tasks"].items():
+                if "triggerPolicy" in task:
+                    inner = specification(job)["components"][task["componentRef"]["name"]]["dag"]["tasks"]
+                    ran = {detail.task_name for detail in job.job_detail.task_details}
+                    detail = _detail(job, name, vertex)
+                    detail.state = _TASK.SUCCEEDED if ran.issuperset(inner) else _TASK.NOT_TRIGGERED
+                    detail.end_time = vertex.clock()
+            vertex.end_pipeline_job(job.name, v1.PipelineState.PIPELINE_STATE_SUCCEEDED)
+
+    def start_custom_job(self, vertex: Any, name: str) -> None:
+        job = vertex.custom_jobs[name]
+        container = job.job_spec.worker_pool_specs[0].container_spec
+        words = [*container.command, *container.args]
+        place = words.index("--executor_input") + 1
+        executor_input = json.loads(words[place])
+        executor_input["inputs"]["parameterValues"]["accelerator"] = "cpu"
+        words[place] = json.dumps(executor_input)
+        base = job.job_spec.base_output_directory.output_uri_prefix
+        environment = {
+            **{one.name: one.value for one in container.env},
+            "AIP_MODEL_DIR": f"{base}/model/",
+            "AIP_CHECKPOINT_DIR": f"{base}/checkpoints/",
+            "AIP_TENSORBOARD_LOG_DIR": f"{base}/logs/",
+        }
+        self._start(
+            name,
+            [word.replace("python3", sys.executable) for word in words],
+            environment,
+            lambda line: None,
+            lambda code: self._end_custom_job(vertex, name, code),
+        )
+
+    def _end_custom_job(self, vertex: Any, name: str, code: int) -> None:
+        if code:
+            message = f"The replica workerpool0-0 exited with a non-zero status of {code}."
+            vertex.end_custom_job(name, v1.JobState.JOB_STATE_FAILED, 3, message)  # INVALID_ARGUMENT
+        else:
+            vertex.end_custom_job(name, v1.JobState.JOB_STATE_SUCCEEDED)
+
+    def _start(self, name: str, words: list[str], environment: Mapping[str, str], follow: Any, end: Any) -> None:
+        """Run a process; tell of its lines and its end from a thread."""
+        log = self.root / f"{name.rpartition('/')[2]}.log"
+        process = subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._processes[name] = process
+
+        def watch() -> None:
+            with process, open(log, "w") as file:
+                for line in process.stdout or ():
+                    file.write(line)
+                    file.flush()
+                    follow(_ANSI.sub("", line))
+            end(process.returncode)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def stop(self, name: str) -> None:
+        if (process := self._processes.get(name)) and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

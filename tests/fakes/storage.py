@@ -1,0 +1,32 @@
+"""A Cloud Storage server in this process, for the real client."""
+
+import socket
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from components import storage
+
+
+@pytest.fixture(scope="module")
+def storage_emulator() -> Iterator[Any]:
+    """The bucket `gs://bucket`, empty, through the real client."""
+    with warnings.catch_warnings(action="ignore"):  # They miss optional parts, and use what Python deprecates.
+        import gcp_storage_emulator.server as emulator
+        import google.cloud.storage  # noqa: F401
+    with pytest.MonkeyPatch.context() as patch:
+        read = emulator._read_data
+        # It crashes on an empty upload.
+        patch.setattr(emulator, "_read_data", lambda *a: b"" if (data := read(*a)) is None else data)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+        server.start()
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        storage._client.cache_clear()
+        yield storage._bucket_and_name("gs://bucket/x")[0]
+        storage._client.cache_clear()
+        server.stop()

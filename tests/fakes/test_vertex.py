@@ -1,0 +1,156 @@
+"""Claims about the fake Vertex AI that the tests of what uses it stand on."""
+
+import http.server
+import json
+import threading
+
+import pytest
+from google.api_core import exceptions
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1 as v1
+from google.protobuf import json_format
+
+from tests.fakes.execution import Simulate
+from tests.fakes.vertex import FakeVertex
+
+PARENT = "projects/my-project/locations/us-west1"
+CONTAINER = {"image_uri": "europe-docker.pkg.dev/my-project/images/serving@sha256:0"}
+
+
+@pytest.fixture
+def fake():
+    with FakeVertex(Simulate(), serve=lambda model: lambda instances, _: [model.artifact_uri] * len(instances)) as fake:
+        yield fake
+
+
+def client(fake, service):
+    kind = getattr(v1, f"{service}ServiceClient")
+    return kind(client_options={"api_endpoint": fake.url}, transport="rest", credentials=AnonymousCredentials())
+
+
+def upload(fake, artifact_uri, **request):
+    model = {"display_name": "digits", "artifact_uri": artifact_uri, "container_spec": CONTAINER}
+    aliases = request.pop("version_aliases", [])
+    request = {"parent": PARENT, "model": {**model, "version_aliases": aliases}, **request}
+    return client(fake, "Model").upload_model(request).result()
+
+
+def test_models_have_versions_and_an_alias_names_one(fake):
+    models = client(fake, "Model")
+    first = upload(fake, "gs://b/1", model_id="digits", version_aliases=["champion"])
+    second = upload(fake, "gs://b/2", parent_model=first.model)
+    assert (first.model_version_id, second.model_version_id) == ("1", "2")
+    assert models.get_model(name=f"{PARENT}/models/digits@champion").version_id == "1"
+    models.merge_version_aliases(name=f"{PARENT}/models/digits@2", version_aliases=["champion"])
+    assert models.get_model(name=f"{PARENT}/models/digits@champion").version_id == "2"
+    assert models.get_model(name=f"{PARENT}/models/digits").version_id == "1"
+    versions = {one.version_id: [*one.version_aliases] for one in models.list_model_versions(name=first.model)}
+    assert versions == {"1": ["default"], "2": ["champion"]}
+    models.merge_version_aliases(name=f"{PARENT}/models/digits@2", version_aliases=["-champion"])
+    with pytest.raises(exceptions.NotFound, match=r"has no version 'champion'"):
+        models.get_model(name=f"{PARENT}/models/digits@champion")
+    with pytest.raises(exceptions.Conflict, match=r"already exists"):
+        upload(fake, "gs://b/3", model_id="digits")
+
+
+def test_an_endpoint_splits_its_traffic_as_it_is_told(fake):
+    endpoints, predictions = client(fake, "Endpoint"), client(fake, "Prediction")
+    names = [upload(fake, f"gs://b/{number}", model_id=f"m{number}").model for number in (1, 2)]
+    endpoint = endpoints.create_endpoint(parent=PARENT, endpoint={"display_name": "digits"}).result().name
+
+    def deploy(model, split):
+        request = {"endpoint": endpoint, "deployed_model": {"model": model}, "traffic_split": split}
+        return endpoints.deploy_model(request).result().deployed_model.id
+
+    first = deploy(names[0], {"0": 100})
+    second = deploy(names[1], {"0": 30, first: 70})
+    answers = [predictions.predict(endpoint=endpoint, instances=[[1]]).deployed_model_id for _ in range(20)]
+    assert (answers.count(first), answers.count(second)) == (14, 6)
+    with pytest.raises(exceptions.BadRequest, match=r"Traffic must be 100 in all"):
+        deploy(names[1], {"0": 30})
+    with pytest.raises(exceptions.BadRequest, match=r"is deployed to"):
+        client(fake, "Model").delete_model(name=names[0])
+    update = {"endpoint": {"name": endpoint, "traffic_split": {first: 100}}, "update_mask": "trafficSplit"}
+    endpoints.update_endpoint(update)
+    endpoints.undeploy_model(endpoint=endpoint, deployed_model_id=second).result()
+    assert {predictions.predict(endpoint=endpoint, instances=[1]).model for _ in range(3)} == {names[0]}
+
+
+def test_predictions_are_those_of_the_server_that_the_model_has(fake):
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            good = all(isinstance(one, float) for one in body["instances"])
+            answer = {"predictions": [{"class": one * 2} for one in body["instances"]]} if good else {"error": "No."}
+            self.send_response(200 if good else 400)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        fake.serve = lambda model: f"http://127.0.0.1:{server.server_port}"
+        model = upload(fake, "gs://b/1").model
+        endpoint = client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e"}).result().name
+        client(fake, "Endpoint").deploy_model(endpoint=endpoint, deployed_model={"model": model}).result()
+        response = client(fake, "Prediction").predict(endpoint=endpoint, instances=[2.0])
+        assert json_format.MessageToDict(v1.PredictResponse.pb(response))["predictions"] == [{"class": 4.0}]
+        with pytest.raises(exceptions.BadRequest, match=r"No\."):
+            client(fake, "Prediction").predict(endpoint=endpoint, instances=["x"])
+        server.shutdown()
+
+
+def test_a_model_that_cannot_be_served_fails_its_deployment_and_changes_nothing(fake):
+    def refuse(_):
+        raise ValueError("no such file")
+
+    fake.serve = refuse
+    endpoint = client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e"}).result().name
+    operation = client(fake, "Endpoint").deploy_model(
+        endpoint=endpoint, deployed_model={"model": upload(fake, "gs://b/1").model}
+    )
+    with pytest.raises(exceptions.FailedPrecondition, match=r"Model server never became ready: no such file"):
+        operation.result()
+    assert not client(fake, "Endpoint").get_endpoint(name=endpoint).deployed_models
+
+
+def test_a_long_running_operation_need_not_be_done_at_once(fake):
+    fake.operation_polls = 2
+    operation = client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e"})
+    assert not operation.done()
+    assert operation.done()
+    assert operation.result().display_name == "e"
+
+
+@pytest.mark.parametrize("condition", ['display_name:"x"', "display_name=x OR state=y", "()"])
+def test_a_filter_that_is_not_understood_is_refused(fake, condition):
+    with pytest.raises(exceptions.BadRequest, match=r"Invalid filter"):
+        client(fake, "Pipeline").list_pipeline_jobs({"parent": PARENT, "filter": condition})
+
+
+def test_listings_have_pages(fake):
+    for number in range(5):
+        upload(fake, f"gs://b/{number}")
+    found = list(client(fake, "Model").list_models({"parent": PARENT, "page_size": 2}))
+    assert len({model.name for model in found}) == 5
+    assert len(fake.called("list_models")) == 3
+
+
+def test_what_the_service_would_refuse_is_refused(fake):
+    jobs = client(fake, "Pipeline")
+    job = v1.PipelineJob(pipeline_spec={"root": {}}, runtime_config={"gcs_output_directory": "gs://b"})
+    for change, job_id, message in (
+        ({}, "Upper", r"Invalid pipeline job id"),
+        ({"labels": {"Team": "x"}}, "job", r"Invalid label"),
+        ({"runtime_config": {}}, "job", r"must be a gs:// path"),
+        ({"pipeline_spec": {}}, "job", r"pipeline_spec is required"),
+    ):
+        changed = v1.PipelineJob(job)
+        for field, value in change.items():
+            setattr(changed, field, value)
+        with pytest.raises(exceptions.BadRequest, match=message):
+            jobs.create_pipeline_job(parent=PARENT, pipeline_job=changed, pipeline_job_id=job_id)
+    with pytest.raises(exceptions.MethodNotImplemented, match=r"This fake has no list_training_pipelines"):
+        jobs.list_training_pipelines(parent=PARENT)

@@ -1,0 +1,601 @@
+"""A Vertex AI that lives in this process: stateful, over HTTP, for the real clients.
+
+    with FakeVertex() as vertex:
+        client = aiplatform_v1.PipelineServiceClient(
+            client_options={"api_endpoint": vertex.url}, transport="rest", credentials=AnonymousCredentials()
+        )
+
+or `aiplatform.init(api_endpoint=vertex.url, api_transport="rest", credentials=AnonymousCredentials(), …)`.
+
+State, by full resource name, as the service's own types: `pipeline_jobs`, `custom_jobs`, `schedules`, `models` (a list
+of versions each), `endpoints`, `evaluations`, `operations`. As in the service, names carry the project's number, and a
+project may be named by its id or number.
+
+What happens to a job is up to `execution`: `tests.fakes.execution.RunOnCpu`, the default, runs the submitted
+specification for real; `Simulate` only goes through the states. Custom jobs first meet the capacity of their machine:
+`stock_out`, `scarce`.
+
+Models are served by `serve`, called with the `Model` that is deployed: it returns the URL to which predictions are
+posted, or a function `(instances, parameters) -> predictions`; raising makes the deployment fail.
+
+Faults, from `GoogleApiServer`: `fail_next`, `drop_next`, `go_down` and `come_back`, `require_tokens`, `expire_tokens`.
+What arrived is in `calls`. `environment` is for the command line.
+"""
+
+import datetime
+import itertools
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from google.cloud import aiplatform_v1 as v1
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2, empty_pb2, field_mask_pb2, json_format
+
+from tests.fakes.execution import Execution, RunOnCpu
+from tests.fakes.google_api import GoogleApiServer, ServiceError, select
+
+PROJECT_NUMBER = "123456789012"
+_SERVICES = (
+    "pipeline_service",
+    "job_service",
+    "schedule_service",
+    "model_service",
+    "endpoint_service",
+    "prediction_service",
+)
+PIPELINE_DONE = (
+    v1.PipelineState.PIPELINE_STATE_SUCCEEDED,
+    v1.PipelineState.PIPELINE_STATE_FAILED,
+    v1.PipelineState.PIPELINE_STATE_CANCELLED,
+)
+JOB_DONE = (v1.JobState.JOB_STATE_SUCCEEDED, v1.JobState.JOB_STATE_FAILED, v1.JobState.JOB_STATE_CANCELLED)
+_PIPELINE_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
+_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
+_LABEL = re.compile(r"[a-z0-9_-]{0,63}")
+Predict = Callable[[list[Any], Any], list[Any]]
+
+
+def _copy(item: Any) -> Any:
+    return type(item)(item)
+
+
+class FakeVertex(GoogleApiServer):
+    """See the module.
+
+    Args:
+        execution: Runs pipeline jobs, and custom jobs that have their machine; called in the request that creates them.
+        serve: Makes a deployed model answer.
+        clock: The service's time; the system's, in UTC, if not given.
+
+    Attributes:
+        stock_out: Machine types that cannot be had, as `ct5lp-hightpu-4t` or `us-west1/ct5lp-hightpu-4t`: jobs fail.
+        scarce: Machine types for which jobs wait for ever.
+        operation_polls: How often a long-running operation says that it is not done yet.
+    """
+
+    def __init__(
+        self,
+        execution: Execution | None = None,
+        serve: Callable[[v1.Model], Predict | str] | None = None,
+        clock: Callable[[], datetime.datetime] | None = None,
+    ) -> None:
+        super().__init__(*(f"google.cloud.aiplatform_v1.{service}" for service in _SERVICES))
+        self.execution = execution or RunOnCpu()
+        self.serve = serve
+        self.clock = clock or (lambda: datetime.datetime.now(datetime.UTC))
+        self.pipeline_jobs: dict[str, v1.PipelineJob] = {}
+        self.custom_jobs: dict[str, v1.CustomJob] = {}
+        self.schedules: dict[str, v1.Schedule] = {}
+        self.models: dict[str, list[v1.Model]] = {}
+        self.evaluations: dict[str, v1.ModelEvaluation] = {}
+        self.endpoints: dict[str, v1.Endpoint] = {}
+        self.operations: dict[str, operations_pb2.Operation] = {}
+        self.stock_out: set[str] = set()
+        self.scarce: set[str] = set()
+        self.operation_polls = 0
+        self._pending: dict[str, int] = {}
+        self._predictors: dict[str, Predict] = {}
+        self._served: dict[str, int] = {}
+        self._numbers = itertools.count(1_000_000_000)
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Variables that make the command line sign in and talk to this fake, as a CI system does.
+
+        A token of the system's own, in a file below `folder`, is exchanged for tokens of the service.
+        """
+        (folder / "subject").write_text("a CI system's own token")
+        credentials = {
+            "type": "external_account",
+            "audience": "ci",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": f"{self.url}/token",
+            "credential_source": {"file": str(folder / "subject")},
+        }
+        (folder / "credentials.json").write_text(json.dumps(credentials))
+        return {
+            "GOOGLE_APPLICATION_CREDENTIALS": str(folder / "credentials.json"),
+            "NO_GCE_CHECK": "true",
+            "TPU_PIPELINES_PROJECT": "my-project",
+            "TPU_PIPELINES_REGION": "us-central1",
+            "TPU_PIPELINES_BUCKET": "gs://my-bucket/pipelines",
+            "TPU_PIPELINES_VERTEX_ENDPOINT": self.url,
+            "TPU_PIPELINES_IMAGE": f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}",
+        }
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            for job in (*self.pipeline_jobs, *self.custom_jobs):
+                self.execution.stop(job)
+        super().__exit__(*error)
+
+    def answer(self, verb: str, target: str, body: bytes, token: str) -> tuple[int, dict[str, Any], str]:
+        """As the base class; long-running operations, which no service's annotations list, come first."""
+        target = re.sub(r"^/(v1|ui)/projects/[^/]+", f"/v1/projects/{PROJECT_NUMBER}", target)
+        path = target.partition("?")[0].removeprefix("/v1/")
+        if verb == "GET" and "/operations/" in path:
+            with self.lock:
+                if path not in self.operations:
+                    message = f"Operation not found: {path}"
+                    return 404, {"error": {"code": 404, "message": message, "status": "NOT_FOUND"}}, ""
+                self._pending[path] -= 1
+                return 200, json_format.MessageToDict(self._operation(path)), ""
+        return super().answer(verb, target, body, token)
+
+    def _new_name(self, parent: str, kind: str, id_: str = "") -> str:
+        return f"{canonical(parent)}/{kind}/{id_ or next(self._numbers)}"
+
+    def _done(self, parent: str, response: Any, metadata: Any = None) -> operations_pb2.Operation:
+        """A long-running operation whose work is done, though it may not say so at once."""
+        name = self._new_name("/".join(canonical(parent).split("/")[:4]), "operations")
+        operation = operations_pb2.Operation(name=name, done=True)
+        if isinstance(response, ServiceError):
+            operation.error.code, operation.error.message = response.code, str(response)
+        else:
+            operation.response.Pack(_pb(response))
+        operation.metadata.Pack(_pb(metadata)) if metadata is not None else None
+        self.operations[name], self._pending[name] = operation, self.operation_polls
+        return self._operation(name)
+
+    def _operation(self, name: str) -> operations_pb2.Operation:
+        operation = self.operations[name]
+        if self._pending[name] <= 0:
+            return operation
+        return operations_pb2.Operation(
+            name=name, metadata=any_pb2.Any.FromString(operation.metadata.SerializeToString())
+        )
+
+    # Pipeline jobs
+
+    def create_pipeline_job(self, request: v1.CreatePipelineJobRequest) -> v1.PipelineJob:
+        job = _copy(request.pipeline_job)
+        job_id = request.pipeline_job_id or f"job-{next(self._numbers)}"
+        if not _PIPELINE_JOB_ID.fullmatch(job_id):
+            raise ServiceError("INVALID_ARGUMENT", f"Invalid pipeline job id: {job_id!r}.")
+        name = self._new_name(request.parent, "pipelineJobs", job_id)
+        if name in self.pipeline_jobs:
+            raise ServiceError("ALREADY_EXISTS", f"Pipeline job {name} already exists.")
+        if not job.pipeline_spec or "root" not in job.pipeline_spec:
+            raise ServiceError("INVALID_ARGUMENT", "pipeline_job.pipeline_spec is required.")
+        if not job.runtime_config.gcs_output_directory.startswith("gs://"):
+            raise ServiceError("INVALID_ARGUMENT", "runtime_config.gcs_output_directory must be a gs:// path.")
+        _check_labels(job.labels)
+        job.name, job.state = name, v1.PipelineState.PIPELINE_STATE_PENDING
+        job.create_time = job.update_time = self.clock()
+        self.pipeline_jobs[name] = job
+        created = _copy(job)
+        self.execution.start_pipeline_job(self, name)
+        return created
+
+    def get_pipeline_job(self, request: v1.GetPipelineJobRequest) -> v1.PipelineJob:
+        return _find(self.pipeline_jobs, request.name)
+
+    def list_pipeline_jobs(self, request: v1.ListPipelineJobsRequest) -> v1.ListPipelineJobsResponse:
+        jobs, token = select(self.pipeline_jobs.values(), request)
+        return v1.ListPipelineJobsResponse(pipeline_jobs=jobs, next_page_token=token)
+
+    def cancel_pipeline_job(self, request: v1.CancelPipelineJobRequest) -> empty_pb2.Empty:
+        job = _find(self.pipeline_jobs, request.name)
+        if job.state in PIPELINE_DONE:
+            raise ServiceError("FAILED_PRECONDITION", f"Pipeline job {job.name} is in the state {job.state.name}.")
+        for task in job.job_detail.task_details:
+            custom_job = self.custom_jobs.get(task.executor_detail.custom_job_detail.job)
+            if custom_job and custom_job.state not in JOB_DONE:
+                self.cancel_custom_job(v1.CancelCustomJobRequest(name=custom_job.name))
+            if not task.end_time:
+                task.state, task.end_time = v1.PipelineTaskDetail.State.CANCELLED, self.clock()
+        self.end_pipeline_job(job.name, v1.PipelineState.PIPELINE_STATE_CANCELLED)
+        self.execution.stop(job.name)
+        return empty_pb2.Empty()
+
+    def delete_pipeline_job(self, request: v1.DeletePipelineJobRequest) -> operations_pb2.Operation:
+        job = _find(self.pipeline_jobs, request.name)
+        if job.state not in PIPELINE_DONE:
+            raise ServiceError("FAILED_PRECONDITION", f"Pipeline job {job.name} is in the state {job.state.name}.")
+        del self.pipeline_jobs[job.name]
+        return self._done(job.name, empty_pb2.Empty())
+
+    def end_pipeline_job(self, name: str, state: v1.PipelineState, code: int = 0, message: str = "") -> None:
+        """Let a pipeline job end, unless it has."""
+        with self.lock:
+            job = self.pipeline_jobs.get(name)
+            if job is None or job.state in PIPELINE_DONE:
+                return
+            job.state, job.end_time, job.update_time = state, self.clock(), self.clock()
+            job.error.code, job.error.message = code, message
+
+    # Custom jobs
+
+    def create_custom_job(self, request: v1.CreateCustomJobRequest) -> v1.CustomJob:
+        job = _copy(request.custom_job)
+        pools = job.job_spec.worker_pool_specs
+        if len(pools) != 1 or pools[0].replica_count != 1:
+            raise ServiceError("INVALID_ARGUMENT", "A TPU job has one worker pool of one replica.")
+        _check_labels(job.labels)
+        job.name = self._new_name(request.parent, "customJobs")
+        job.state, job.create_time = v1.JobState.JOB_STATE_PENDING, self.clock()
+        self.custom_jobs[job.name] = job
+        created = _copy(job)
+        machine_type, location = pools[0].machine_spec.machine_type, request.parent.split("/")[3]
+        names = {machine_type, f"{location}/{machine_type}"}
+        if names & self.stock_out:
+            self.end_custom_job(
+                job.name,
+                v1.JobState.JOB_STATE_FAILED,
+                8,  # RESOURCE_EXHAUSTED
+                f"Resources are insufficient in region: {location}. Please try a different region or use a different "
+                "accelerator.",
+            )
+        elif not names & self.scarce:
+            job.state, job.start_time = v1.JobState.JOB_STATE_RUNNING, self.clock()
+            self.execution.start_custom_job(self, job.name)
+        return created
+
+    def get_custom_job(self, request: v1.GetCustomJobRequest) -> v1.CustomJob:
+        return _find(self.custom_jobs, request.name)
+
+    def list_custom_jobs(self, request: v1.ListCustomJobsRequest) -> v1.ListCustomJobsResponse:
+        jobs, token = select(self.custom_jobs.values(), request)
+        return v1.ListCustomJobsResponse(custom_jobs=jobs, next_page_token=token)
+
+    def cancel_custom_job(self, request: v1.CancelCustomJobRequest) -> empty_pb2.Empty:
+        job = _find(self.custom_jobs, request.name)
+        self.end_custom_job(job.name, v1.JobState.JOB_STATE_CANCELLED)
+        self.execution.stop(job.name)
+        return empty_pb2.Empty()
+
+    def end_custom_job(self, name: str, state: v1.JobState, code: int = 0, message: str = "") -> None:
+        """Let a custom job end, unless it has."""
+        with self.lock:
+            job = self.custom_jobs[name]
+            if job.state not in JOB_DONE:
+                job.state, job.end_time = state, self.clock()
+                job.error.code, job.error.message = code, message
+
+    # Schedules
+
+    def create_schedule(self, request: v1.CreateScheduleRequest) -> v1.Schedule:
+        schedule = _copy(request.schedule)
+        _check_schedule(schedule)
+        schedule.name = self._new_name(request.parent, "schedules")
+        schedule.state = v1.Schedule.State.ACTIVE
+        schedule.create_time = schedule.update_time = schedule.start_time = self.clock()
+        self.schedules[schedule.name] = schedule
+        return schedule
+
+    def get_schedule(self, request: v1.GetScheduleRequest) -> v1.Schedule:
+        return _find(self.schedules, request.name)
+
+    def list_schedules(self, request: v1.ListSchedulesRequest) -> v1.ListSchedulesResponse:
+        schedules, token = select(self.schedules.values(), request)
+        return v1.ListSchedulesResponse(schedules=schedules, next_page_token=token)
+
+    def update_schedule(self, request: v1.UpdateScheduleRequest) -> v1.Schedule:
+        schedule = _copy(_find(self.schedules, request.schedule.name))
+        _merge(schedule, request.schedule, request.update_mask)
+        _check_schedule(schedule)
+        schedule.update_time = self.clock()
+        self.schedules[schedule.name] = schedule
+        return schedule
+
+    def pause_schedule(self, request: v1.PauseScheduleRequest) -> empty_pb2.Empty:
+        schedule = _find(self.schedules, request.name)
+        schedule.state, schedule.last_pause_time = v1.Schedule.State.PAUSED, self.clock()
+        return empty_pb2.Empty()
+
+    def resume_schedule(self, request: v1.ResumeScheduleRequest) -> empty_pb2.Empty:
+        schedule = _find(self.schedules, request.name)
+        schedule.state, schedule.catch_up = v1.Schedule.State.ACTIVE, request.catch_up
+        schedule.last_resume_time = self.clock()
+        return empty_pb2.Empty()
+
+    def delete_schedule(self, request: v1.DeleteScheduleRequest) -> operations_pb2.Operation:
+        del self.schedules[_find(self.schedules, request.name).name]
+        return self._done(request.name, empty_pb2.Empty())
+
+    def fire(self, name: str) -> v1.PipelineJob | None:
+        """Let a schedule's time come; the job that it creates, if it is active."""
+        with self.lock:
+            schedule = self.schedules[name]
+            if schedule.state != v1.Schedule.State.ACTIVE:
+                return None
+            schedule.started_run_count += 1
+            return self.create_pipeline_job(_copy(schedule.create_pipeline_job_request))
+
+    # Models
+
+    def upload_model(self, request: v1.UploadModelRequest) -> operations_pb2.Operation:
+        model = _copy(request.model)
+        if not model.container_spec.image_uri:
+            raise ServiceError("INVALID_ARGUMENT", "model.container_spec.image_uri is required.")
+        _check_labels(model.labels)
+        _check_aliases(model.version_aliases)
+        if request.parent_model:
+            model.name = canonical(request.parent_model)
+            versions = _find(self.models, model.name)
+            model.version_id = str(int(versions[-1].version_id) + 1)
+        else:
+            model.name = self._new_name(request.parent, "models", request.model_id)
+            if model.name in self.models:
+                raise ServiceError("ALREADY_EXISTS", f"Model {model.name} already exists.")
+            model.version_id, versions = "1", self.models.setdefault(model.name, [])
+        model.create_time = model.update_time = model.version_create_time = model.version_update_time = self.clock()
+        model.supported_deployment_resources_types = [v1.Model.DeploymentResourcesType.DEDICATED_RESOURCES]
+        aliases = [*model.version_aliases, *(() if versions else ("default",))]
+        model.version_aliases = []
+        versions.append(model)
+        _move_aliases(versions, model, aliases)
+        response = v1.UploadModelResponse(model=model.name, model_version_id=model.version_id)
+        return self._done(model.name, response, v1.UploadModelOperationMetadata())
+
+    def get_model(self, request: v1.GetModelRequest) -> v1.Model:
+        return self.find_model(request.name)
+
+    def list_models(self, request: v1.ListModelsRequest) -> v1.ListModelsResponse:
+        models, token = select([self.find_model(name) for name in self.models], request)
+        return v1.ListModelsResponse(models=models, next_page_token=token)
+
+    def list_model_versions(self, request: v1.ListModelVersionsRequest) -> v1.ListModelVersionsResponse:
+        return v1.ListModelVersionsResponse(models=_find(self.models, request.name.partition("@")[0]))
+
+    def merge_version_aliases(self, request: v1.MergeVersionAliasesRequest) -> v1.Model:
+        model = self.find_model(request.name)
+        _check_aliases([alias.removeprefix("-") for alias in request.version_aliases])
+        if "-default" in request.version_aliases:
+            raise ServiceError("INVALID_ARGUMENT", "The alias 'default' can be moved, not removed.")
+        _move_aliases(self.models[model.name], model, request.version_aliases)
+        model.version_update_time = self.clock()
+        return model
+
+    def update_model(self, request: v1.UpdateModelRequest) -> v1.Model:
+        model = self.find_model(request.model.name)
+        _merge(model, request.model, request.update_mask)
+        model.update_time = self.clock()
+        return model
+
+    def delete_model(self, request: v1.DeleteModelRequest) -> operations_pb2.Operation:
+        name = canonical(request.name)
+        _find(self.models, name)
+        self._check_not_deployed(name)
+        del self.models[name]
+        return self._done(name, empty_pb2.Empty())
+
+    def delete_model_version(self, request: v1.DeleteModelVersionRequest) -> operations_pb2.Operation:
+        model = self.find_model(request.name)
+        if "default" in model.version_aliases:
+            raise ServiceError("FAILED_PRECONDITION", "The default version cannot be deleted.")
+        self._check_not_deployed(f"{model.name}@{model.version_id}")
+        self.models[model.name].remove(model)
+        return self._done(model.name, empty_pb2.Empty())
+
+    def import_model_evaluation(self, request: v1.ImportModelEvaluationRequest) -> v1.ModelEvaluation:
+        model = self.find_model(request.parent)
+        evaluation = _copy(request.model_evaluation)
+        evaluation.name = f"{model.name}@{model.version_id}/evaluations/{next(self._numbers)}"
+        evaluation.create_time = self.clock()
+        self.evaluations[evaluation.name] = evaluation
+        return evaluation
+
+    def list_model_evaluations(self, request: v1.ListModelEvaluationsRequest) -> v1.ListModelEvaluationsResponse:
+        model = self.find_model(request.parent)
+        request.parent = f"{model.name}@{model.version_id}"
+        evaluations, token = select(self.evaluations.values(), request)
+        return v1.ListModelEvaluationsResponse(model_evaluations=evaluations, next_page_token=token)
+
+    def find_model(self, name: str) -> v1.Model:
+        """A version of a model: `…/models/ID@VERSION`, `@ALIAS`, or the default one."""
+        name, _, version = canonical(name).partition("@")
+        for model in _find(self.models, name):
+            if (version or "default") in (model.version_id, *model.version_aliases):
+                return model
+        raise ServiceError("NOT_FOUND", f"Model {name} has no version {version!r}.")
+
+    def _check_not_deployed(self, name: str) -> None:
+        for endpoint in self.endpoints.values():
+            if any(deployed.model.startswith(name) for deployed in endpoint.deployed_models):
+                raise ServiceError("FAILED_PRECONDITION", f"Model {name} is deployed to {endpoint.name}.")
+
+    # Endpoints
+
+    def create_endpoint(self, request: v1.CreateEndpointRequest) -> operations_pb2.Operation:
+        endpoint = _copy(request.endpoint)
+        _check_labels(endpoint.labels)
+        endpoint.name = self._new_name(request.parent, "endpoints", request.endpoint_id)
+        if endpoint.name in self.endpoints:
+            raise ServiceError("ALREADY_EXISTS", f"Endpoint {endpoint.name} already exists.")
+        endpoint.create_time = endpoint.update_time = self.clock()
+        self.endpoints[endpoint.name] = endpoint
+        return self._done(endpoint.name, endpoint, v1.CreateEndpointOperationMetadata())
+
+    def get_endpoint(self, request: v1.GetEndpointRequest) -> v1.Endpoint:
+        return _find(self.endpoints, request.name)
+
+    def list_endpoints(self, request: v1.ListEndpointsRequest) -> v1.ListEndpointsResponse:
+        endpoints, token = select(self.endpoints.values(), request)
+        return v1.ListEndpointsResponse(endpoints=endpoints, next_page_token=token)
+
+    def update_endpoint(self, request: v1.UpdateEndpointRequest) -> v1.Endpoint:
+        endpoint = _copy(_find(self.endpoints, request.endpoint.name))
+        _merge(endpoint, request.endpoint, request.update_mask)
+        _check_traffic(endpoint)
+        endpoint.update_time = self.clock()
+        self.endpoints[endpoint.name] = endpoint
+        return endpoint
+
+    def delete_endpoint(self, request: v1.DeleteEndpointRequest) -> operations_pb2.Operation:
+        endpoint = _find(self.endpoints, request.name)
+        if endpoint.deployed_models:
+            raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} has deployed models.")
+        del self.endpoints[endpoint.name]
+        return self._done(endpoint.name, empty_pb2.Empty())
+
+    def deploy_model(self, request: v1.DeployModelRequest) -> operations_pb2.Operation:
+        endpoint = _copy(_find(self.endpoints, request.endpoint))
+        model = self.find_model(request.deployed_model.model)
+        deployed = _copy(request.deployed_model)
+        deployed.id = deployed.id or str(next(self._numbers))
+        deployed.model, deployed.model_version_id = f"{model.name}@{model.version_id}", model.version_id
+        deployed.create_time = self.clock()
+        if any(other.id == deployed.id for other in endpoint.deployed_models):
+            raise ServiceError("ALREADY_EXISTS", f"Deployed model {deployed.id} already exists.")
+        endpoint.deployed_models.append(deployed)
+        if request.traffic_split:  # "0" is the model that this request deploys.
+            split = {deployed.id if key == "0" else key: value for key, value in request.traffic_split.items()}
+            endpoint.traffic_split = split
+        elif len(endpoint.deployed_models) == 1:
+            endpoint.traffic_split = {deployed.id: 100}
+        _check_traffic(endpoint)
+        try:
+            self._predictors[deployed.id] = self._start_serving(model)
+        except Exception as error:  # Whatever the container died of.
+            return self._done(
+                endpoint.name, ServiceError("FAILED_PRECONDITION", f"Model server never became ready: {error}")
+            )
+        self.endpoints[endpoint.name] = endpoint
+        return self._done(
+            endpoint.name, v1.DeployModelResponse(deployed_model=deployed), v1.DeployModelOperationMetadata()
+        )
+
+    def _start_serving(self, model: v1.Model) -> Predict:
+        if self.serve is None:
+            raise RuntimeError("this fake was given nothing that serves: FakeVertex(serve=…)")
+        served = self.serve(model)
+        if not isinstance(served, str):
+            return served
+
+        def post(instances: list[Any], parameters: Any) -> list[Any]:
+            body = json.dumps({"instances": instances, "parameters": parameters}).encode()
+            request = urllib.request.Request(served, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return json.load(response)["predictions"]
+
+        return post
+
+    def undeploy_model(self, request: v1.UndeployModelRequest) -> operations_pb2.Operation:
+        endpoint = _copy(_find(self.endpoints, request.endpoint))
+        kept = [deployed for deployed in endpoint.deployed_models if deployed.id != request.deployed_model_id]
+        if len(kept) == len(endpoint.deployed_models):
+            raise ServiceError("NOT_FOUND", f"Deployed model {request.deployed_model_id} not found.")
+        endpoint.deployed_models = kept
+        split = dict(request.traffic_split or endpoint.traffic_split)
+        if not split.pop(request.deployed_model_id, 0) or not kept:
+            endpoint.traffic_split = split
+        _check_traffic(endpoint)
+        self.endpoints[endpoint.name] = endpoint
+        self._predictors.pop(request.deployed_model_id, None)
+        return self._done(endpoint.name, v1.UndeployModelResponse(), v1.UndeployModelOperationMetadata())
+
+    def predict(self, request: v1.PredictRequest) -> v1.PredictResponse:
+        endpoint = _find(self.endpoints, request.endpoint)
+        # Whoever is furthest behind its share is next: a split of 90 and 10 is kept over every ten requests.
+        shares = {key: share for key, share in endpoint.traffic_split.items() if share}
+        if not shares:
+            raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} has no deployed model with traffic.")
+        chosen = min(shares, key=lambda key: (self._served.get(key, 0) + 1) / shares[key])
+        self._served[chosen] = self._served.get(chosen, 0) + 1
+        (deployed,) = (one for one in endpoint.deployed_models if one.id == chosen)
+        body = json_format.MessageToDict(v1.PredictRequest.pb(request))
+        try:
+            predictions = self._predictors[chosen](body.get("instances", []), body.get("parameters"))
+        except urllib.error.HTTPError as error:
+            status = "INVALID_ARGUMENT" if error.code < 500 else "INTERNAL"
+            raise ServiceError(status, error.read().decode(errors="replace")) from error
+        except OSError as error:
+            raise ServiceError("UNAVAILABLE", f"The model server does not answer: {error}") from error
+        response = v1.PredictResponse(
+            deployed_model_id=chosen,
+            model=deployed.model.partition("@")[0],
+            model_version_id=deployed.model_version_id,
+        )
+        for prediction in predictions:
+            json_format.ParseDict(prediction, v1.PredictResponse.pb(response).predictions.add())
+        return response
+
+
+def canonical(name: str) -> str:
+    """A resource name with the project's number, whichever way the project was named."""
+    return re.sub(r"^projects/[^/]+", f"projects/{PROJECT_NUMBER}", name)
+
+
+def _pb(item: Any) -> Any:
+    return type(item).pb(item) if hasattr(type(item), "pb") else item
+
+
+def _find(items: Mapping[str, Any], name: str) -> Any:
+    if canonical(name) not in items:
+        raise ServiceError("NOT_FOUND", f"{canonical(name)} is not found.")
+    return items[canonical(name)]
+
+
+def _merge(item: Any, change: Any, mask: field_mask_pb2.FieldMask) -> None:
+    """Take the fields that the mask names from `change`; wholly, also where they are maps or messages."""
+    if not mask.paths:
+        raise ServiceError("INVALID_ARGUMENT", "update_mask is required.")
+    for path in mask.paths:
+        if path not in type(item).meta.fields:
+            raise ServiceError("INVALID_ARGUMENT", f"update_mask has an unknown field: {path!r}.")
+        _pb(item).ClearField(path)
+        setattr(item, path, getattr(change, path))
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    for text in (*labels.keys(), *labels.values()):
+        if not _LABEL.fullmatch(text):
+            raise ServiceError("INVALID_ARGUMENT", f"Invalid label: {text!r}.")
+
+
+def _check_aliases(aliases: Any) -> None:
+    for alias in aliases:
+        if not _ALIAS.fullmatch(alias):
+            raise ServiceError("INVALID_ARGUMENT", f"Invalid version alias: {alias!r}.")
+
+
+def _move_aliases(versions: list[v1.Model], model: v1.Model, aliases: Any) -> None:
+    """Give the model these aliases, and take them from the other versions; `-alias` takes it from the model."""
+    for alias in aliases:
+        plain = alias.removeprefix("-")
+        for other in versions:
+            if plain in other.version_aliases and (other is model or plain == alias):
+                other.version_aliases.remove(plain)
+        if plain == alias:
+            model.version_aliases.append(alias)
+
+
+def _check_traffic(endpoint: v1.Endpoint) -> None:
+    split, known = dict(endpoint.traffic_split), {deployed.id for deployed in endpoint.deployed_models}
+    if not set(split) <= known or (known and split and sum(split.values()) != 100):
+        raise ServiceError("INVALID_ARGUMENT", f"Traffic must be 100 in all, on deployed models. Received: {split}.")
+
+
+def _check_schedule(schedule: v1.Schedule) -> None:
+    cron = schedule.cron.rpartition("TZ=")[2].split(" ", "TZ=" in schedule.cron)[-1]
+    if len(cron.split()) != 5 or not re.fullmatch(r"[\d*/,\- A-Za-z]+", cron):
+        raise ServiceError("INVALID_ARGUMENT", f"Invalid cron: {schedule.cron!r}.")
+    if not schedule.display_name or schedule.max_concurrent_run_count < 1:
+        raise ServiceError("INVALID_ARGUMENT", "display_name and a positive max_concurrent_run_count are required.")
+    if not schedule.create_pipeline_job_request.parent:
+        raise ServiceError("INVALID_ARGUMENT", "create_pipeline_job_request.parent is required.")

@@ -1,0 +1,450 @@
+import copy
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from google.protobuf import json_format
+from kfp import compiler, dsl
+from kfp import components as kfp_components
+
+from components.errors import InputError
+from components.machine_spec import MachineSpec, load_catalogue, parse_machine
+from components.train_model.component import train_model
+from pipelines.compile import CompiledPipeline, as_custom_job, as_tpu_pod, compile_pipeline
+from pipelines.config import load_config
+from pipelines.settings import Settings
+from pipelines.training_pipeline import training_pipeline
+from tests.cli import assert_user_error, tpu_pipelines
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+TARGETS = ("vertex", "kubeflow")
+SINGLE_HOSTS = [one.name for one in load_catalogue().slices if one.hosts == 1 and one.generation.name != "v2"]
+SETTINGS = Settings(
+    project="my-project",
+    region="us-west1",
+    bucket="gs://my-bucket/pipelines/",
+    service_account="trainer@my-project.iam.gserviceaccount.com",
+    network="projects/12345/global/networks/my-network",
+    labels={"team": "vision"},
+    environment={"XLA_FLAGS": "--xla_dump_to=/tmp/a,b"},
+    secrets={"storage-key": "/secrets/storage"},
+    volumes={"checkpoints": "/mnt/checkpoints/", "cache": "/mnt/cache"},
+)
+
+
+def compile_digits(target, path, *overrides, settings=None):
+    config = load_config("digits", ("machine=v5e-4", *overrides))
+    return compile_pipeline(config, target, path, settings)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Per target, `local` included: the pipeline, and what is said of the platform beside it."""
+    root = tmp_path_factory.mktemp("compiled")
+    compiler.Compiler().compile(training_pipeline(load_config("digits", ["machine=v5e-4"])), str(root / "local.yaml"))
+    for target in TARGETS:
+        compile_digits(target, root / f"{target}.yaml")
+    return {target: list(yaml.safe_load_all((root / f"{target}.yaml").read_text())) for target in ("local", *TARGETS)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiled_pipeline_matches_the_golden_file(compiled, target):
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/pipelines/test_compile.py."""
+    documents = copy.deepcopy(compiled[target])
+    del documents[0]["sdkVersion"]
+    golden = GOLDEN / f"digits-{target}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(yaml.safe_dump_all(documents, sort_keys=True, width=120))
+    assert documents == list(yaml.safe_load_all(golden.read_text()))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_everything_but_the_training_step_is_identical_on_every_target(compiled, target):
+    def without_training(spec):
+        rest = copy.deepcopy(spec)
+        del rest["components"]["comp-train-model"]
+        del rest["deploymentSpec"]["executors"]["exec-train-model"]
+        del rest["root"]["dag"]["tasks"]["train-model"]
+        return yaml.safe_dump(rest)
+
+    assert without_training(compiled[target][0]) == without_training(compiled["local"][0])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_of_the_training_tasks_inputs_only_the_accelerator_differs(compiled, target):
+    ours, local = (copy.deepcopy(compiled[one][0]["root"]["dag"]["tasks"]["train-model"]) for one in (target, "local"))
+    assert local["inputs"]["parameters"]["accelerator"] == {"runtimeValue": {"constant": "auto"}}
+    local["inputs"]["parameters"]["accelerator"] = {"runtimeValue": {"constant": "tpu"}}
+    assert ours == local
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_compiled_pipeline_loads_back(tmp_path, target):
+    compile_digits(target, tmp_path / "pipeline.yaml")
+    loaded = kfp_components.load_component_from_file(str(tmp_path / "pipeline.yaml"))
+    assert loaded.name == "training-pipeline"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_accelerator_that_is_asked_for_is_kept(tmp_path, target):
+    path = tmp_path / "pipeline.yaml"
+    compile_digits(target, path, "training.accelerator=cpu", "training.num_replicas=8")
+    spec = next(yaml.safe_load_all(path.read_text()))
+    parameters = spec["root"]["dag"]["tasks"]["train-model"]["inputs"]["parameters"]
+    assert parameters["accelerator"]["runtimeValue"]["constant"] == "cpu"
+
+
+def submitted_job(step):
+    """The custom job that GCPC's own launcher sends for a step, as the service's types read it."""
+    from google.cloud import aiplatform_v1
+    from google_cloud_pipeline_components.container.v1.custom_job import remote_runner
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
+
+    spec = json_format.MessageToDict(step.pipeline_spec)
+    (component,) = spec["components"].values()
+    assert spec["root"]["inputDefinitions"] == component["inputDefinitions"]
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    arguments = dict(zip(executor["container"]["args"][::2], executor["container"]["args"][1::2], strict=True))
+
+    def fill_in(match):
+        value = component["inputDefinitions"]["parameters"][match[1]]["defaultValue"]
+        # The service writes whole numbers as such; they travel as doubles.
+        return value if isinstance(value, str) else re.sub(r"(\d)\.0\b", r"\1", json.dumps(value))
+
+    class Client:
+        def create_custom_job(self, parent, custom_job):
+            return aiplatform_v1.CustomJob(custom_job)
+
+    payload = re.sub(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}", fill_in, arguments["--payload"])
+    job = json_util.recursive_remove_empty(json.loads(payload))
+    location = component["inputDefinitions"]["parameters"]["location"]["defaultValue"]
+    return location, remote_runner.create_custom_job_with_client(Client(), "parent", job)
+
+
+def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fields():
+    from google.cloud import aiplatform_v1
+
+    for one in load_catalogue().slices:
+        _, job = submitted_job(as_custom_job(train_model, parse_machine(one.name), Settings(), "digits"))
+        (pool,) = job.job_spec.worker_pool_specs
+        fields = {key: value for key, value in one.vertex_fields.items() if value}
+        assert pool.machine_spec == aiplatform_v1.MachineSpec(fields), one.name
+        assert pool.replica_count == 1
+        assert pool.disk_spec == aiplatform_v1.DiskSpec(boot_disk_type="pd-ssd", boot_disk_size_gb=100)
+        assert pool.container_spec.args[-1] == "train_model"
+
+
+def test_a_custom_job_has_everything_that_machine_and_settings_say():
+    from google.cloud import aiplatform_v1
+
+    reservation = "projects/my-project/zones/us-west4-a/reservations/tpus"
+    machine = MachineSpec(
+        machine_type="ct5lp-hightpu-4t",
+        tpu_topology="2x2",
+        region="us-west4",
+        boot_disk_type="pd-standard",
+        boot_disk_size_gb=250,
+        reservation=reservation,
+        timeout_seconds=3600,
+        disable_retries=True,
+    )
+    location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
+    assert location == "us-west4"
+    assert job.display_name == "{{$.pipeline_job_name}}-train-model"
+    assert dict(job.labels) == {"team": "vision"}
+    container = job.job_spec.worker_pool_specs[0].container_spec
+    assert job.job_spec == aiplatform_v1.CustomJobSpec(
+        worker_pool_specs=[
+            {
+                "machine_spec": {
+                    "machine_type": "ct5lp-hightpu-4t",
+                    "tpu_topology": "2x2",
+                    "reservation_affinity": {
+                        "reservation_affinity_type": "SPECIFIC_RESERVATION",
+                        "key": "compute.googleapis.com/reservation-name",
+                        "values": [reservation],
+                    },
+                },
+                "replica_count": 1,
+                "disk_spec": {"boot_disk_type": "pd-standard", "boot_disk_size_gb": 250},
+                "container_spec": {
+                    "image_uri": "tpu-pipelines/python:latest",
+                    "command": container.command,
+                    "args": ["--executor_input", "{{$.json_escape[1]}}", "--function_to_execute", "train_model"],
+                    "env": [{"name": "XLA_FLAGS", "value": "--xla_dump_to=/tmp/a,b"}],
+                },
+            }
+        ],
+        scheduling={"timeout": "3600s", "strategy": "STANDARD", "disable_retries": True},
+        service_account="trainer@my-project.iam.gserviceaccount.com",
+        network="projects/12345/global/networks/my-network",
+        base_output_directory={"output_uri_prefix": "gs://my-bucket/pipelines/digits/{{$.pipeline_job_name}}"},
+        persistent_resource_id="{{$.pipeline_persistent_resource_id}}",
+    )
+
+
+def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
+    from google.cloud import aiplatform_v1
+
+    machine = parse_machine({"name": "v5e-8", "spot": True, "restart_job_on_worker_restart": True})
+    location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
+    assert location == "us-west1"
+    assert job.job_spec.scheduling == aiplatform_v1.Scheduling(
+        timeout="604800s", strategy="SPOT", restart_job_on_worker_restart=True
+    )
+
+
+def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
+    location, job = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), Settings(), "digits"))
+    assert location == "{{$.pipeline_google_cloud_location}}"
+    assert job.job_spec.base_output_directory.output_uri_prefix == (
+        "{{$.pipeline_root}}/digits/{{$.pipeline_job_name}}"
+    )
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def named_like_a_job(labels: str, timeout: float, network: str, learning_rate: float) -> None:
+    """Its first three inputs would overwrite the job's own."""
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def writes_what_a_job_writes(gcp_resources: dsl.OutputPath(str)) -> None:
+    """Its output is the job's own."""
+
+
+@pytest.mark.parametrize(
+    ("component", "names"),
+    [(named_like_a_job, "labels, network, timeout"), (writes_what_a_job_writes, "gcp_resources")],
+)
+def test_a_component_with_names_of_a_jobs_fields_is_refused(component, names):
+    with pytest.raises(InputError, match=rf"as a custom job, whose fields have these names too: {names}\. Rename"):
+        as_custom_job(component, parse_machine("v5e-4"), Settings(), "digits")
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "message"),
+    [
+        ("v6e-8", SETTINGS, r"us-west1 does not train on v6e\. Received: v6e-8"),
+        ("v5e-8", Settings(bucket="minio://here"), r"expected bucket=gs://…\. Received: 'minio://here'"),
+    ],
+)
+def test_settings_that_do_not_fit_a_custom_job_are_refused(machine, settings, message):
+    with pytest.raises(InputError, match=message):
+        as_custom_job(train_model, parse_machine(machine), settings, "digits")
+
+
+def pod(machine, settings=None):
+    """The training step's executor and its platform configuration, on a cluster."""
+    step = as_tpu_pod(train_model, parse_machine(machine), settings or Settings(), "digits")
+
+    @dsl.pipeline(name="one-step")
+    def pipeline() -> None:
+        records = dsl.importer(artifact_uri="gs://b/r", artifact_class=dsl.Dataset)
+        step(records=records.output, model="digits_cnn")
+
+    platforms = json_format.MessageToDict(pipeline.platform_spec)["platforms"]
+    executors = json_format.MessageToDict(pipeline.pipeline_spec)["deploymentSpec"]["executors"]
+    return (
+        executors["exec-train-model"]["container"],
+        platforms["kubernetes"]["deploymentSpec"]["executors"]["exec-train-model"],
+    )
+
+
+# Accelerator and topology labels, and chips, as GKE's tables have them.
+GKE = {
+    "v3-8": ("tpu-v3-device", "2x2", 4),
+    "v5e-1": ("tpu-v5-lite-podslice", "1x1", 1),
+    "v5e-4": ("tpu-v5-lite-podslice", "2x2", 4),
+    "v5e-8": ("tpu-v5-lite-podslice", "2x4", 8),
+    "v6e-1": ("tpu-v6e-slice", "1x1", 1),
+    "v6e-4": ("tpu-v6e-slice", "2x2", 4),
+    "v6e-8": ("tpu-v6e-slice", "2x4", 8),
+    "7x-4": ("tpu7x", "2x2x1", 4),
+}
+
+
+def test_every_single_host_that_gke_has_asks_for_its_chips_by_accelerator_and_topology():
+    assert list(GKE) == SINGLE_HOSTS
+    for name, (accelerator, topology, chips) in GKE.items():
+        container, config = pod(name)
+        assert container["resources"]["accelerator"]["resourceType"] == "google.com/tpu"
+        assert container["resources"]["accelerator"]["resourceCount"] == str(chips)
+        assert config == {
+            "nodeSelector": {
+                "labels": {
+                    "cloud.google.com/gke-tpu-accelerator": accelerator,
+                    "cloud.google.com/gke-tpu-topology": topology,
+                }
+            },
+            "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "activeDeadlineSeconds": "604800",
+        }
+
+
+def test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first():
+    container, config = pod("v5e-4", SETTINGS)
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    assert environment.pop("XLA_FLAGS") == "--xla_dump_to=/tmp/a,b"
+    assert re.fullmatch(r"/mnt/checkpoints/digits/[0-9a-f]{12}", environment.pop("AIP_CHECKPOINT_DIR"))
+    assert environment == {}
+    (secret,) = config["secretAsVolume"]
+    assert (secret["secretName"], secret["mountPath"]) == ("storage-key", "/secrets/storage")
+    mounted = [(one["constant"], one["mountPath"]) for one in config["pvcMount"]]
+    assert mounted == [("checkpoints", "/mnt/checkpoints/"), ("cache", "/mnt/cache")]
+    assert config["podMetadata"]["labels"] == {"team": "vision"}
+
+
+def test_a_pod_can_be_spot_or_reserved():
+    spot = pod({"name": "v5e-4", "spot": True, "timeout_seconds": 60})[1]
+    assert spot["nodeSelector"]["labels"]["cloud.google.com/gke-spot"] == "true"
+    toleration = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+    assert toleration in spot["tolerations"]
+    assert spot["activeDeadlineSeconds"] == "60"
+    name = "projects/my-project/zones/us-west4-a/reservations/tpus"
+    labels = pod({"name": "v5e-4", "reservation": name})[1]["nodeSelector"]["labels"]
+    assert labels["cloud.google.com/reservation-affinity"] == "specific"
+    assert labels["cloud.google.com/reservation-name"] == "tpus"
+    assert labels["cloud.google.com/reservation-project"] == "my-project"
+
+
+def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
+    for one in load_catalogue().slices:
+        if one.name in GKE:
+            continue
+        message = (
+            rf"On Kubeflow the training step is one pod, on one host, and {one.name} has {one.hosts}\. Expected one of "
+            r".*, or --target vertex\."
+        )
+        if one.generation.name == "v2":
+            message = rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of {', '.join(GKE)}, or"
+        with pytest.raises(InputError, match=message):
+            as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("machine=null", r"expected a machine to train on, received none\. Use --set machine=v5e-4"),
+        ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
+        ("deploy.registry=/registry", r"a registry is a folder on this machine.* deploy\.registry='/registry'"),
+        ("gate.champion=/runs/model", r"gate\.champion must be on Cloud Storage.* Received: '/runs/model'"),
+        ("training.num_replicas=2", r"expected training\.num_replicas=4 or 0 with v5e-4\. Received: 2\."),
+    ],
+)
+def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, message):
+    with pytest.raises(InputError, match=message):
+        compile_digits(target, tmp_path / "pipeline.yaml", override)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_the_users_must_be_in_the_image(tmp_path):
+    file = tmp_path / "my_model.py"
+    file.write_text("def build_model(image_shape, num_classes): ...\n")
+    with pytest.raises(InputError, match=rf"the model must be in the image.* Received: the file '{file}'\..*MODULE:"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", f"model={file}")
+    compile_digits("vertex", tmp_path / "pipeline.yaml", "model=components.models.digits_cnn:build_model")
+
+
+def test_data_on_cloud_storage_is_taken(tmp_path):
+    compile_digits("vertex", tmp_path / "pipeline.yaml", "data.source=images:gs://bucket/photos")
+    assert "images:gs://bucket/photos" in (tmp_path / "pipeline.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "package"),
+    [
+        ("vertex", "google_cloud_pipeline_components.v1.custom_job", r"its components are not installed"),
+        ("kubeflow", "kfp.kubernetes", r"kfp-kubernetes is not installed"),
+    ],
+)
+def test_a_missing_extra_is_named(tmp_path, monkeypatch, target, module, package):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delattr("kfp.kubernetes", raising=False)
+    with pytest.raises(InputError, match=rf"{package}\. Run: pip install 'tpu-pipelines\[{target}\]'\."):
+        compile_digits(target, tmp_path / "pipeline.yaml")
+
+
+def test_an_unknown_target_is_refused(tmp_path):
+    with pytest.raises(
+        InputError, match=r"Unknown target 'vertx': expected vertex or kubeflow\. Did you mean 'vertex'"
+    ):
+        compile_digits("vertx", tmp_path / "pipeline.yaml")
+
+
+def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
+    notes = tmp_path / "notes.yaml"
+    notes.write_text("dear: diary\n")
+    for path, message in (
+        (notes, rf"Refused to overwrite {notes}: expected a compiled pipeline"),
+        (tmp_path / "notes.txt", r"expected a name that ends in \.yaml"),
+        (notes / "pipeline.yaml", rf"{notes} is a file, not a folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compile_digits("vertex", path)
+    assert notes.read_text() == "dear: diary\n"
+    compile_digits("vertex", tmp_path / "new" / "pipeline.yaml")
+    compile_digits("kubeflow", tmp_path / "new" / "pipeline.yaml")
+    assert "kubernetes" in (tmp_path / "new" / "pipeline.yaml").read_text()
+
+
+def test_an_image_is_pinned_by_a_digest_alone():
+    compiled = CompiledPipeline(Path("pipeline.yaml"), parse_machine("v5e-4"), "europe-docker.pkg.dev/p/r/i:v1")
+    assert not compiled.is_pinned
+    assert dataclasses.replace(compiled, image=f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}").is_pinned
+
+
+def run_command(path, *arguments, **environment):
+    code = (
+        "import sys\n"
+        "from pipelines.cli import main\n"
+        f"code = main(['compile', 'digits', '--output', {str(path)!r}, '--set', 'machine=v5e-4', *sys.argv[1:]])\n"
+        "print(code, [m for m in ('tensorflow', 'keras', 'jax', 'google.cloud.aiplatform') if m in sys.modules])"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path, target):
+    done = run_command(tmp_path / "pipeline.yaml", "--target", target, TPU_PIPELINES_LABELS="team=vision")
+    assert done.stdout.splitlines() == [
+        f"{tmp_path / 'pipeline.yaml'}: digits for {target}, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
+        "0 []",
+    ]
+    assert "hint: the image 'tpu-pipelines/python:latest' is named by a tag." in done.stderr
+    assert "team: vision" in (tmp_path / "pipeline.yaml").read_text()
+
+
+def test_an_image_named_by_digest_is_used_everywhere_without_a_hint(tmp_path):
+    image = f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}"
+    done = run_command(tmp_path / "pipeline.yaml", "--target", "vertex", TPU_PIPELINES_IMAGE=image)
+    assert done.stderr == ""
+    text = (tmp_path / "pipeline.yaml").read_text()
+    images = set(re.findall(r"image(?:_uri)?: (\S+)", text))
+    assert images == {image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
+
+
+def test_the_command_reads_settings_from_a_file(tmp_path):
+    (tmp_path / "settings.yaml").write_text("labels: {stage: test}\n")
+    run_command(tmp_path / "p.yaml", "--target", "vertex", "--settings", str(tmp_path / "settings.yaml"))
+    assert "stage: test" in (tmp_path / "p.yaml").read_text()
+
+
+def test_the_commands_mistakes_are_the_users(tmp_path):
+    wanted = ("compile", "digits", "--output", str(tmp_path / "p.yaml"))
+    assert_user_error(tpu_pipelines(*wanted, "--target", "vertex"), "tpu-pipelines machines")
+    settings = str(tmp_path / "none.yaml")
+    done = tpu_pipelines(*wanted, "--target", "vertex", "--set", "machine=v5e-4", "--settings", settings)
+    assert_user_error(done, f"Cannot read the settings {settings}")

@@ -1,0 +1,92 @@
+import dataclasses
+import re
+
+import pytest
+
+from components.errors import InputError
+from pipelines.settings import Settings, load_settings, variable
+
+
+def test_nothing_is_required_until_it_is_asked_for():
+    assert load_settings({}) == Settings()
+    assert load_settings({"TPU_PIPELINES_PROJECT": "", "HOME": "/"}) == Settings()
+
+
+def test_all_that_is_missing_is_reported_at_once():
+    message = (
+        r"Missing settings: project, bucket\. Set them in the environment, as in `export "
+        r"TPU_PIPELINES_PROJECT=my-project TPU_PIPELINES_BUCKET=gs://my-bucket`, or in the YAML file"
+    )
+    with pytest.raises(InputError, match=message):
+        Settings(region="us-west1").require("bucket", "region", "project")
+    Settings(region="us-west1").require("region")
+
+
+def test_every_example_is_what_its_setting_takes():
+    examples = {field.name: field.metadata["example"] for field in dataclasses.fields(Settings)}
+    settings = load_settings({variable(name): example for name, example in examples.items()})
+    assert settings.kfp_host == examples["kfp_host"]
+    assert settings.environment == {"XLA_FLAGS": "--xla_dump_to=/tmp/xla"}
+    assert settings.volumes == {"checkpoints": "/mnt/checkpoints"}
+    settings.require(*examples)
+
+
+def test_the_environment_goes_before_the_file(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("project: from-file\nregion: us-west1\nlabels: {year: 2026}\n")
+    settings = load_settings({"TPU_PIPELINES_PROJECT": "from-environment"}, file)
+    assert (settings.project, settings.region) == ("from-environment", "us-west1")
+    assert settings.labels == {"year": "2026"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "received"),
+    [
+        ("project", "My Project", "'My Project'"),
+        ("region", "us-west1-a", "'us-west1-a'"),
+        ("bucket", "my-bucket", "'my-bucket'"),
+        ("service_account", "trainer", "'trainer'"),
+        ("network", "default", "'default'"),
+        ("labels", "Team=vision", "'Team=vision'"),
+        ("labels", "team=Vision", "'team=Vision'"),
+        ("environment", "9LIVES=1", "'9LIVES=1'"),
+        ("kfp_host", "kubeflow", "'kubeflow'"),
+        ("secrets", "key=secrets", "'key=secrets'"),
+        ("volumes", "Claim=/mnt", "'Claim=/mnt'"),
+    ],
+)
+def test_a_value_of_the_wrong_form_is_refused_with_an_example(name, text, received):
+    message = rf"Cannot use the setting {name} \({variable(name)}\): expected something like .*\. Received: {received}"
+    with pytest.raises(InputError, match=message):
+        load_settings({variable(name): text})
+
+
+@pytest.mark.parametrize("text", ["team", "team=vision,stage", ","])
+def test_pairs_without_a_value_are_refused(text):
+    with pytest.raises(InputError, match=rf"TPU_PIPELINES_LABELS: expected key=value,key=value\. Received: '{text}'"):
+        load_settings({"TPU_PIPELINES_LABELS": text})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("projekt: x", r"Unknown setting 'projekt' in .*settings\.yaml: .* Did you mean 'project'\?"),
+        ("image: x", r"The image is set by TPU_PIPELINES_IMAGE alone\."),
+        ("labels: vision", r"The setting labels in .* must be a mapping\. Received: 'vision'\."),
+        ("project: {a: b}", r"The setting project in .* must be text\. Received: \{'a': 'b'\}\."),
+        ("project:", r"The setting project in .* must be text\. Received: None\."),
+        ("region: no", r"Cannot use the setting region .* Received: 'False'"),
+        ("- a", r"expected names and values, received list\."),
+        ("a: [", r"it is not YAML"),
+    ],
+)
+def test_a_file_with_mistakes_is_refused(tmp_path, content, message):
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError, match=message):
+        load_settings({}, file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=re.escape(f"Cannot read the settings {tmp_path / 'none.yaml'}: No such file")):
+        load_settings({}, tmp_path / "none.yaml")
