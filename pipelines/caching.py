@@ -12,14 +12,15 @@ from typing import Any
 from components import artifacts, storage
 from components.create_tfrecords.sources import Listing
 from components.models import source_files
+from components.preflight_training.compiler import versions as compiler_versions
 from pipelines.config import Config
 
-STEPS = ("create_tfrecords", "train_model", "evaluate_model", "export_model")
+STEPS = ("create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model")
 _COMPONENTS_DIR = Path(artifacts.__file__).parent
 # Libraries that decide what a step computes.
 _LIBRARIES = ("tensorflow", "keras", "numpy", "ai-edge-litert", "simplejpeg", "pillow", "scikit-learn", "jax")
 # What changes how fast a step runs, never what it gives.
-_WITHOUT_EFFECT = ("num_workers", "checkpoint_seconds")
+_WITHOUT_EFFECT = ("num_workers", "checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib")
 
 
 def _digest(*parts: Any) -> str:
@@ -61,27 +62,36 @@ def _params(params: Any) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(params).items() if name not in _WITHOUT_EFFECT}
 
 
-def step_keys(config: Config, data: str) -> dict[str, str]:
+def step_keys(config: Config, data: str, opponent: str = "") -> dict[str, str]:
     """A key per step.
 
     Args:
         config: The run's configuration.
         data: The `data_version` of its source.
+        opponent: Digest of the model that the registry sets against this one; empty for none.
 
     Returns:
         Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
+        Where an alias stands is no output: whoever takes deploy_model from a cache looks whether it still stands there.
     """
     model_files = _hash_files(source_files(config.training.model))
-    champion = config.gate.champion
+    champion, champion_files = config.gate.champion, opponent
     if storage.is_remote(champion):
         champion_files = _digest([dataclasses.astuple(file) for file in storage.list_files(champion)])
-    else:
-        champion_files = _hash_files(Path(champion).rglob("*.*")) if champion else ""
+    elif champion and Path(champion).is_dir():
+        champion_files = _hash_files(Path(champion).rglob("*.*"))
     records = _digest(code_version("create_tfrecords"), _params(config.data), data)
     trained = _digest(code_version("train_model"), _params(config.training), model_files, records)
+    preflight, deploy = (_params(params) if params else None for params in (config.preflight, config.deploy))
+    evaluated = _digest(code_version("evaluate_model"), _params(config.gate), champion_files, trained)
+    exported = _digest(code_version("export_model"), _params(config.export), trained)
     return {
         "create_tfrecords": records,
+        "preflight_training": _digest(
+            code_version("preflight_training"), preflight, compiler_versions(), model_files, records
+        ),
         "train_model": trained,
-        "evaluate_model": _digest(code_version("evaluate_model"), _params(config.gate), champion_files, trained),
-        "export_model": _digest(code_version("export_model"), _params(config.export), trained),
+        "evaluate_model": evaluated,
+        "export_model": exported,
+        "deploy_model": _digest(code_version("deploy_model"), deploy, evaluated, exported),
     }

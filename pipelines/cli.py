@@ -1,6 +1,8 @@
 """`tpu-pipelines`: the command line. Imports what a command needs only when that command runs."""
 
 import argparse
+import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -49,7 +51,9 @@ def _describe(summary: dict[str, Any]) -> str:
     lines = [f"{summary['config']['name']}: {summary['status']} in {summary['seconds']:.1f} s", ""]
     for name, step in summary["steps"].items():
         time = "cached" if step["cached"] else f"{step['seconds']:.1f} s" if step["seconds"] else ""
-        lines.append(f"  {name:<18}{step['state']:<11}{time:>8}")
+        lines.append(f"  {name:<20}{step['state']:<11}{time:>8}")
+    if preflight := summary["preflight"]:
+        lines += ["", f"  preflight: {preflight['summary']}"]
     metrics = summary["metrics"]
     if metrics:
         shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in ("accuracy", "loss", "macro_f1") if name in metrics)
@@ -61,8 +65,11 @@ def _describe(summary: dict[str, Any]) -> str:
             f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  accuracy {facts['accuracy']:.4f}  "
             f"{facts['latency_ms']:.2f} ms an image  {facts['images_per_second']:,.0f} images/s"
         )
+    if deployment := summary["deployment"]:
+        line = f"  {deployment['model_name']} version {deployment['version']} is the {deployment['alias']}"
+        lines += ["", line + (f", after {deployment['previous']}" if deployment["previous"] else "")]
     if summary["artifacts"]:
-        lines += [""] + [f"  {name:<12}{os.path.relpath(path)}" for name, path in summary["artifacts"].items()]
+        lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary["artifacts"].items()]
     return "\n".join(lines)
 
 
@@ -81,7 +88,7 @@ def _add_predict(commands: Any) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from components.export_model.prediction import predict_inputs
+    from components.prediction import predict_inputs
 
     for one in predict_inputs(arguments.export_dir, arguments.inputs, arguments.top, arguments.int8):
         if arguments.json:
@@ -91,7 +98,367 @@ def _predict(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-_COMMANDS: tuple[Callable[[Any], None], ...] = (_add_run, _add_predict)
+def _add_serve(commands: Any) -> None:
+    from components.command_line import add_params
+    from components.serving.params import ServeParams
+
+    serve = commands.add_parser(
+        "serve",
+        help="answer predictions over HTTP with an exported model",
+        description="Answer predictions over HTTP on CPU with an exported model, by Vertex AI's contract for custom "
+        "containers. Needs no TensorFlow and no training code. Ctrl-C ends it.",
+    )
+    serve.add_argument("export_dir", metavar="EXPORT_DIR", help="the export folder of a run, local or on gs://")
+    add_params(serve, ServeParams)
+    serve.set_defaults(command=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from components.command_line import params_from
+    from components.serving.params import ServeParams
+    from components.serving.server import serve
+
+    serve(arguments.export_dir, params_from(arguments, ServeParams))
+    return DONE
+
+
+def _add_preflight(commands: Any) -> None:
+    preflight = commands.add_parser(
+        "preflight",
+        help="compile the training step for a TPU, without one: fit, time, price",
+        description="Compile the training step with the real TPU compiler on this machine, which needs no TPU, and say "
+        "whether it fits, how long a step and an epoch take, what a run costs and how long the device waits for data.",
+    )
+    preflight.add_argument("config", help="a ready example or a YAML file")
+    machines = preflight.add_mutually_exclusive_group()
+    machines.add_argument("--machine", metavar="NAME", help="a TPU slice, as v5e-4 (default: the configuration's)")
+    machines.add_argument("--compare", metavar="NAME,NAME…", help="several slices, side by side")
+    preflight.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    preflight.add_argument(
+        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for reports (default: runs)"
+    )
+    preflight.add_argument("--json", action="store_true", help="print the report, and nothing else, on stdout")
+    preflight.set_defaults(command=_preflight)
+
+
+def _preflight(arguments: argparse.Namespace) -> int:
+    from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+    from components.preflight_training.report import as_text
+    from pipelines.config import load_config
+    from pipelines.preflight import preflight
+
+    names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
+    config = load_config(arguments.config, arguments.overrides)
+    directory = arguments.workspace / f"{config.name}-preflight"
+    report = preflight(config, names, directory)
+    if arguments.json:
+        print((directory / PREFLIGHT_FILE).read_text())
+    else:
+        print(as_text(report))
+        print(f"\n{os.path.relpath(directory / PREFLIGHT_REPORT_FILE)}")
+    return DONE if any(machine.passed for machine in report.machines) else REJECTED
+
+
+def _add_machines(commands: Any) -> None:
+    machines = commands.add_parser(
+        "machines",
+        help="list the TPU machines that a configuration can name",
+        description="List every TPU slice that Vertex trains on: its fields, its chips, its list price, its regions.",
+    )
+    machines.add_argument("--generation", default="", metavar="NAME", help="only of this one, as v5e")
+    machines.add_argument("--region", default="", metavar="NAME", help="only what trains there, as us-west1")
+    machines.add_argument("--json", action="store_true", help="print a JSON list, with the source of every value")
+    machines.set_defaults(command=_machines)
+
+
+def _machines(arguments: argparse.Namespace) -> int:
+    from pipelines.machines import as_rows, as_table, select_slices
+
+    slices = select_slices(arguments.generation, arguments.region)
+    if arguments.json:
+        print(json.dumps(as_rows(slices, arguments.region)))
+    else:
+        print(as_table(slices, arguments.region))
+    return DONE
+
+
+def _add_compile(commands: Any) -> None:
+    compile_ = commands.add_parser(
+        "compile",
+        help="write the pipeline as a file for a cloud platform",
+        description="Write the pipeline as a file for a cloud platform, training on the machine of the configuration. "
+        "Needs no account; settings that are known by now go into the file.",
+    )
+    compile_.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
+    compile_.add_argument("--target", choices=("vertex", "kubeflow"), required=True)
+    compile_.add_argument("--output", type=Path, required=True, metavar="FILE", help="as pipeline.yaml")
+    compile_.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    compile_.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
+    compile_.set_defaults(command=_compile)
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    from pipelines.compile import compile_pipeline
+    from pipelines.config import load_config
+    from pipelines.settings import load_settings
+
+    config = load_config(arguments.config, arguments.overrides)
+    settings = load_settings(os.environ, arguments.settings)
+    compiled = compile_pipeline(config, arguments.target, arguments.output, settings)
+    _hint_at_tag(compiled.image)
+    print(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
+    return DONE
+
+
+def _hint_at_tag(image: str) -> None:
+    if "@sha256:" not in image:
+        print(
+            f"hint: the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
+            "TPU_PIPELINES_IMAGE=…@sha256:…",
+            file=sys.stderr,
+        )
+
+
+def _add_target(command: Any) -> None:
+    from pipelines.settings import TARGET_SETTINGS
+
+    command.add_argument("--target", choices=tuple(TARGET_SETTINGS), default="vertex", help="(default: vertex)")
+    command.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
+
+
+def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
+    from pipelines.settings import TARGET_SETTINGS, load_settings
+
+    settings = load_settings(os.environ, arguments.settings)
+    settings.require(*TARGET_SETTINGS[arguments.target])
+    from pipelines.submission import Backoff
+
+    backoff = Backoff(report=lambda text: print(f"hint: {text}", file=sys.stderr))
+    return settings, importlib.import_module(f"pipelines.{arguments.target}").connect(settings), backoff
+
+
+def _add_submit(commands: Any) -> None:
+    submit = commands.add_parser(
+        "submit",
+        help="run the pipeline on a cloud platform",
+        description="Compile the pipeline and start it on a cloud platform. The same configuration, data and code are "
+        "the same run: it is started once, and found when it is submitted again. Where its machine cannot be had, the "
+        "fallbacks are tried.",
+    )
+    submit.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
+    _add_target(submit)
+    submit.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    submit.add_argument("--wait", action="store_true", help="until it ends; may be killed and started again at will")
+    submit.add_argument("--poll-seconds", type=float, default=20.0, metavar="N", help="between two looks (default: 20)")
+    submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
+    submit.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
+    submit.add_argument("--json", action="store_true", help="print the run as JSON, and nothing else, on stdout")
+    submit.set_defaults(command=_submit)
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    settings, platform, backoff = _connect(arguments)
+    from pipelines.config import load_config
+    from pipelines.submission import Retrying, plan_submission, submit, wait
+
+    plan = plan_submission(load_config(arguments.config, arguments.overrides), arguments.target, settings)
+    _hint_at_tag(plan.image)
+    if arguments.dry_run:
+        print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
+        return DONE
+    submitter = Retrying(platform, backoff)
+    submission = submit(plan, submitter, arguments.again)
+    if arguments.wait:
+        submission = wait(plan, submission, submitter, _Progress(), arguments.poll_seconds)
+    return _tell(submission, arguments.json)
+
+
+class _Progress:
+    """Prints what is new of a run."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def __call__(self, submission: Any) -> None:
+        lines = [f"{submission.job_id}: {submission.state} on {submission.machine}, {submission.url}"]
+        lines += [f"[{step}] {state}" for step, state in submission.steps.items()]
+        for line in lines:
+            if (key := f"{submission.job_id} {line}") not in self._known:
+                self._known.add(key)
+                print(line, file=sys.stderr, flush=True)
+
+
+def _tell(submission: Any, as_json: bool) -> int:
+    """Print what is known of a run; the exit code that goes with it."""
+    from pipelines.submission import State
+
+    if as_json:
+        print(json.dumps(dataclasses.asdict(submission) | {"promoted": submission.promoted}))
+    else:
+        print(f"{submission.job_id}: {submission.state}, to train on {submission.machine}\n")
+        for step, state in submission.steps.items():
+            print(f"  {step:<20}{state}")
+        print(f"\n  run   {submission.url}\n  logs  {submission.logs_url}")
+    if submission.state in (State.FAILED, State.CANCELLED):
+        print(f"error: {submission.error or submission.state}", file=sys.stderr)
+        print("hint: `tpu-pipelines submit … --again` starts it once more", file=sys.stderr)
+        return FAILED
+    return REJECTED if submission.state is State.SUCCEEDED and not submission.promoted else DONE
+
+
+def _add_status(commands: Any) -> None:
+    status = commands.add_parser(
+        "status",
+        help="what became of a run on a cloud platform",
+        description="Say what became of the newest run of a name; exits as `submit --wait` does.",
+    )
+    status.add_argument("name", metavar="NAME", help="of the configuration, or the id of a job")
+    _add_target(status)
+    status.add_argument("--json", action="store_true", help="print the run as JSON, and nothing else, on stdout")
+    status.set_defaults(command=lambda arguments: _tell(_latest(arguments)[1], arguments.json))
+
+
+def _add_cancel(commands: Any) -> None:
+    cancel = commands.add_parser("cancel", help="stop a run on a cloud platform", description="Stop the newest run.")
+    cancel.add_argument("name", metavar="NAME", help="of the configuration, or the id of a job")
+    _add_target(cancel)
+    cancel.set_defaults(command=_cancel)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    submitter, submission = _latest(arguments)
+    if submission.state.is_final:
+        print(f"{submission.job_id}: {submission.state} already")
+        return DONE
+    submitter.cancel(submission.job_id)
+    print(f"{submission.job_id}: being cancelled")
+    return DONE
+
+
+def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The platform, and the newest run of a name."""
+    settings, platform, backoff = _connect(arguments)
+    from components.errors import InputError
+    from pipelines.submission import Retrying
+
+    submitter = Retrying(platform, backoff)
+    if (submission := submitter.latest(arguments.name)) is None:
+        where = f"in {settings.project}, {settings.region}"
+        if arguments.target == "kubeflow":
+            where = f"at {settings.kfp_host}"
+        raise InputError(
+            f"There is no run {arguments.name!r} {where}: expected the name of a configuration that was submitted, or "
+            "the id of a job. Check the name and the settings."
+        )
+    return submitter, submission
+
+
+def _add_schedule(commands: Any) -> None:
+    schedule = commands.add_parser(
+        "schedule",
+        help="run the pipeline on a cloud platform at certain times",
+        description="Create the schedule of a configuration or change it, and print what changes; there is one for "
+        "each name. The platform starts its runs on the configuration's machine; it knows no fallbacks.",
+    )
+    schedule.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
+    actions = schedule.add_mutually_exclusive_group(required=True)
+    actions.add_argument("--cron", metavar="EXPRESSION", help="as '0 3 * * *' or 'TZ=Europe/Berlin 0 3 * * 1-5'")
+    for action, text in (("pause", "start no more runs"), ("resume", "start runs again"), ("delete", "forget it")):
+        actions.add_argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
+    _add_target(schedule)
+    schedule.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    schedule.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
+    schedule.set_defaults(command=_schedule)
+
+
+def _schedule(arguments: argparse.Namespace) -> int:
+    settings, platform, backoff = _connect(arguments)
+    from pipelines.config import load_config
+    from pipelines.schedule import change_state, check_cron, upsert
+    from pipelines.submission import plan_submission
+
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.action:
+        done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action]
+        for one in change_state(platform, config.name, arguments.action, backoff):
+            print(f"{config.name}: {done}, schedule {one.schedule_id} at {one.cron!r}")
+        return DONE
+    check_cron(arguments.cron)
+    plan = plan_submission(config, arguments.target, settings)
+    _hint_at_tag(plan.image)
+    change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
+    if change.difference:
+        print(change.difference)
+    state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
+    print(f"{config.name}: {change.action}{' (dry run)' if arguments.dry_run else ''}, {state}\n{change.schedule.url}")
+    if change.duplicates:
+        print(
+            f"hint: other schedules have this name and run beside it: {', '.join(change.duplicates)}. `--delete` "
+            "deletes all of them",
+            file=sys.stderr,
+        )
+    return DONE
+
+
+def _add_registry(commands: Any) -> None:
+    registry = commands.add_parser(
+        "registry",
+        help="list registered models, show one, promote one by hand or roll back",
+        description="list [NAME]: the versions of every model, or of one. show NAME [VERSION]: all that is recorded of "
+        "the champion, or of a version. promote NAME VERSION: make it the champion, whatever the gate says. "
+        "rollback NAME: return to the champion before; runs do not undo that.",
+    )
+    registry.add_argument("action", choices=("list", "show", "promote", "rollback"))
+    registry.add_argument("name", nargs="?", default="", metavar="NAME", help="the model, as the run that made it")
+    registry.add_argument("version", nargs="?", default="", metavar="VERSION", help="as 0001")
+    registry.add_argument(
+        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
+    )
+    registry.add_argument("--registry", type=Path, metavar="DIR", help="a registry elsewhere than in the workspace")
+    registry.add_argument("--reason", default="", metavar="TEXT", help="goes into the history")
+    registry.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    registry.set_defaults(command=_registry)
+
+
+def _registry(arguments: argparse.Namespace) -> int:
+    from components.errors import InputError
+    from pipelines import registry
+
+    root, action = arguments.registry or arguments.workspace / "registry", arguments.action
+    name, version = arguments.name, arguments.version
+    least, most = {"list": (0, 1), "show": (1, 2), "promote": (2, 2), "rollback": (1, 1)}[action]
+    if not least <= bool(name) + bool(version) <= most:
+        words = {"list": "[NAME]", "show": "NAME [VERSION]", "promote": "NAME VERSION", "rollback": "NAME"}[action]
+        raise InputError(f"Expected registry {action} {words}. Received: registry {action} {name} {version}".rstrip())
+    answer: Any
+    if action == "list":
+        answer = registry.as_rows(root, name)
+        text = registry.as_table(answer)
+    elif action == "show":
+        answer = registry.describe(root, name, version)
+        text = registry.as_text(answer)
+    else:
+        move = registry.promote(root, name, version, arguments.reason) if action == "promote" else None
+        answer = dataclasses.asdict(move or registry.roll_back(root, name, arguments.reason))
+        text = f"{name} version {answer['version']} is the champion, after {answer['previous'] or 'none'}"
+    print(json.dumps(answer) if arguments.json else text)
+    return DONE
+
+
+_COMMANDS: tuple[Callable[[Any], None], ...] = (
+    _add_run,
+    _add_predict,
+    _add_serve,
+    _add_registry,
+    _add_preflight,
+    _add_machines,
+    _add_compile,
+    _add_submit,
+    _add_status,
+    _add_cancel,
+    _add_schedule,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,6 +486,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED
+    except _platform_error() as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _platform_error() -> type[Exception]:
+    """Asked for only when something was raised: its import takes half a second."""
+    from pipelines.submission import PlatformError
+
+    return PlatformError
 
 
 if __name__ == "__main__":

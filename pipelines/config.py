@@ -10,13 +10,25 @@ from typing import Any, TypeVar
 import yaml
 
 from components.create_tfrecords.params import WriteParams
+from components.deploy_model.params import DeployParams
 from components.errors import InputError, did_you_mean
 from components.evaluate_model.params import EvaluateParams
 from components.export_model.params import ExportParams
 from components.machine_spec import MachineSpec, parse_machine
 from components.models import check_model
+from components.preflight_training.params import CHEAPEST_MACHINE, PreflightParams
+from components.registry import reference
 from components.train_model.params import TrainParams
 
+PREFLIGHT_KEYS = (
+    "find_largest_batch",
+    "max_step_ms",
+    "max_price_usd",
+    "max_host_wait",
+    "compile_timeout_seconds",
+    "compile_memory_mib",
+)
+DEPLOY_KEYS = ("registry", "model_name", "alias", "health_check_examples", "health_check_tolerance")
 CONFIGS_DIR = Path(__file__).parent / "configs"
 _NAME_LENGTH = 64
 T = TypeVar("T")
@@ -33,6 +45,9 @@ class Config:
         gate: What evaluate_model takes.
         export: What export_model takes.
         machine: The TPU slice to train on in the cloud, if one is named.
+        preflight: What preflight_training takes, most of it from the training and the machine; None leaves it out.
+        deploy: What deploy_model takes; None leaves it out. Without a registry of its own, a local run has one in its
+            workspace.
     """
 
     name: str
@@ -41,15 +56,27 @@ class Config:
     gate: EvaluateParams
     export: ExportParams
     machine: MachineSpec | None = None
+    preflight: PreflightParams | None = None
+    deploy: DeployParams | None = None
+
+    @property
+    def champion(self) -> str:
+        """The model to beat, as evaluate_model takes it: the one that the gate names, else the registry's."""
+        if self.gate.champion or not self.deploy or not self.deploy.registry:
+            return self.gate.champion
+        return reference(self.deploy.registry, self.deploy.model_name, self.deploy.alias)
 
     def as_dict(self) -> dict[str, Any]:
         """The sections as they stand in a YAML file, defaults filled in."""
         training = dataclasses.asdict(self.training)
         model = {"name": training.pop("model"), "parameters": training.pop("model_parameters")}
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in ("data", "gate", "export")}
-        plain = {"name": self.name, "model": model, "training": training, **sections}
+        plain: dict[str, Any] = {"name": self.name, "model": model, "training": training, **sections}
         if self.machine:
             plain["machine"] = self.machine.as_dict()
+        for section, keys in (("preflight", PREFLIGHT_KEYS), ("deploy", DEPLOY_KEYS)):
+            params = getattr(self, section)
+            plain[section] = {name: getattr(params, name) for name in keys} if params else False
         return typing.cast(dict[str, Any], _without_tuples(plain))
 
 
@@ -137,7 +164,7 @@ _SECTIONS: dict[str, type] = {
     "gate": EvaluateParams,
     "export": ExportParams,
 }
-_KEYS = ("name", "data", "model", "training", "machine", "gate", "export")
+_KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "export", "deploy")
 
 
 def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -178,7 +205,50 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     machine = raw.get("machine")
     if machine is not None:
         machine = parse_machine(machine, sections["training"].backend)
-    return Config(name=name, machine=machine, **sections)
+    preflight = _build_preflight(raw.get("preflight"), sections["training"], machine)
+    deploy = _build_deploy(raw.get("deploy"), name)
+    return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, **sections)
+
+
+def _build_preflight(
+    values: Any, training: TrainParams, machine: MachineSpec | None, section: str = "preflight"
+) -> PreflightParams | None:
+    """The training as it stands, on the machine that is named or the cheapest, and what the section itself sets."""
+    values = _optional_section(values, section)
+    if values is None:
+        return None
+    given = {field.name for field in dataclasses.fields(PreflightParams)} - set(PREFLIGHT_KEYS)
+    fixed = {name: getattr(training, name) for name in given if hasattr(training, name)}
+    fixed |= {"machine": CHEAPEST_MACHINE, "region": "", "spot": False}
+    if machine is not None:
+        fixed |= {"machine": machine.name, "region": machine.region, "spot": machine.spot}
+    return _build(PreflightParams, values, fixed, section)
+
+
+def _build_deploy(values: Any, name: str) -> DeployParams | None:
+    values = _optional_section(values, "deploy")
+    if values is None:
+        return None
+    return _build(DeployParams, {"registry": "", "model_name": name, **values}, {"lineage": {}}, "deploy")
+
+
+def _optional_section(values: Any, section: str) -> dict[str, Any] | None:
+    """What a section sets that may be `false`, which leaves its step out; nothing said is all defaults."""
+    if values is False:
+        return None
+    if values not in (None, True) and not isinstance(values, dict):
+        raise InputError(f"Cannot use {section}: expected a mapping, or false to leave it out, received {values!r}.")
+    return values if isinstance(values, dict) else {}
+
+
+def on_machine(config: Config, machine: MachineSpec | None) -> Config:
+    """The same training on another machine, or the cheapest, with preflight whatever the configuration says of it.
+
+    Raises:
+        InputError: If the machine does not run the training's backend.
+    """
+    values = {name: getattr(config.preflight, name) for name in PREFLIGHT_KEYS} if config.preflight else {}
+    return dataclasses.replace(config, machine=machine, preflight=_build_preflight(values, config.training, machine))
 
 
 def _check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str) -> None:

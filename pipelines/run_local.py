@@ -11,17 +11,28 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from components import storage
-from components.artifacts import EVALUATION_FILE, EXPORT_FILE, REPORT_FILE, Manifest, ModelInfo
+from components.artifacts import (
+    DEPLOYMENT_FILE,
+    EVALUATION_FILE,
+    EXPORT_FILE,
+    PREFLIGHT_FILE,
+    PREFLIGHT_REPORT_FILE,
+    REPORT_FILE,
+    Manifest,
+    ModelInfo,
+)
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.errors import InputError
+from components.preflight_training import sandbox
 from components.progress import TERMINAL_VARIABLE
+from components.registry import ModelRegistry, model_digest, parse_reference, reference
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
-from pipelines.caching import STEPS, data_version, step_keys
+from pipelines.caching import STEPS, code_version, data_version, step_keys
 from pipelines.config import Config
 
 SUMMARY_FILE = "summary.json"
@@ -31,10 +42,13 @@ RUNNERS = ("subprocess", "docker")
 # The artifact that a step leaves, and the folder of the run in which it is published.
 _ARTIFACTS = {
     "create_tfrecords": ("records", "records"),
+    "preflight_training": ("preflight", "preflight"),
     "train_model": ("trained", "model"),
     "evaluate_model": ("evaluation", "evaluation"),
     "export_model": ("exported", "export"),
+    "deploy_model": ("deployment", "deployment"),
 }
+_IF_PROMOTED = ("export_model", "deploy_model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +71,37 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
         InputError: If the data or the configuration cannot be used; checked before any work.
     """
     workspace = workspace.absolute()
+    config = _with_registry(config, workspace)
     plan = check_run(config, workspace)
+    config = _without_missing_compiler(config)
     start = time.time()
     run_dir = workspace / config.name
     cache_dir = workspace / ".cache" / config.name
     with _only_run(run_dir, cache_dir):
         (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
         (run_dir / LOG_FILE).touch()
-        keys = step_keys(config, data_version(plan.listing, workspace / ".cache" / "sources"))
-        session = _Session(config, keys, run_dir, cache_dir)
+        session = _Session(config, data_version(plan.listing, workspace / ".cache" / "sources"), run_dir, cache_dir)
         session.run(runner)
         return session.finish(start)
+
+
+def _with_registry(config: Config, workspace: Path) -> Config:
+    """The configuration with its registry, the workspace's where it names none."""
+    if not config.deploy or storage.is_remote(config.deploy.registry):
+        return config
+    registry = Path(config.deploy.registry or workspace / "registry").absolute()
+    return dataclasses.replace(config, deploy=dataclasses.replace(config.deploy, registry=str(registry)))
+
+
+def _without_missing_compiler(config: Config) -> Config:
+    """The configuration without preflight where its compiler is not installed: all else runs without it."""
+    if config.preflight:
+        try:
+            sandbox.require_compiler()
+        except InputError as error:
+            print(f"[preflight_training] left out. {error}", file=sys.stderr)
+            return dataclasses.replace(config, preflight=None)
+    return config
 
 
 def check_run(config: Config, workspace: Path) -> DatasetPlan:
@@ -92,9 +126,25 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
                 f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "
                 f"data.{split}_fraction or name another split."
             )
-    if config.gate.champion and not storage.is_remote(config.gate.champion):
-        ModelInfo.load(Path(config.gate.champion))
+    if config.deploy:
+        ModelRegistry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
+    _check_champion(config, plan.listing.class_names)
     return plan
+
+
+def _check_champion(config: Config, class_names: Sequence[str]) -> None:
+    champion = config.champion
+    if not champion or storage.is_remote(champion):
+        return
+    if (named := parse_reference(champion)) is None:
+        ModelInfo.load(Path(champion))
+    elif version := named[0].find(named[1]):
+        known = ModelInfo.load(version.model_dir).class_names
+        if known != class_names:
+            raise InputError(
+                f"Cannot compare with the champion, {champion}: it knows the classes {list(known)}, and the data set "
+                f"has {list(class_names)}. Let other classes be another model: --set deploy.model_name=…"
+            )
 
 
 def _check_run_dir(config: Config, run_dir: Path) -> None:
@@ -105,11 +155,18 @@ def _check_run_dir(config: Config, run_dir: Path) -> None:
             f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
             "Use another --workspace or --set name=…"
         )
+    ours = run_dir.resolve()
+    registry = Path(config.deploy.registry).resolve() if config.deploy else None
+    if registry and (ours.is_relative_to(registry) or registry.is_relative_to(ours)):
+        raise InputError(
+            f"Refused to write into {run_dir}: the registry, {registry}, lies there, or around it. Use another "
+            "--workspace, --set name=… or --set deploy.registry=…"
+        )
     location = config.data.source.partition(":")[2]
     for what, read in (("data.source", location), ("gate.champion", config.gate.champion)):
         if not read or storage.is_remote(read) or not os.path.exists(read):
             continue
-        ours, theirs = run_dir.resolve(), Path(read).resolve()
+        theirs = Path(read).resolve()
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise InputError(
                 f"Refused to write into {run_dir}: {what} {read!r} lies there, or around it, and a run replaces what "
@@ -154,13 +211,19 @@ class _StepOutput(io.TextIOBase):
 class _Session:
     """One local run: what was there before it, the run itself, and what is there after it."""
 
-    def __init__(self, config: Config, keys: Mapping[str, str], run_dir: Path, cache_dir: Path) -> None:
+    def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path) -> None:
         from kfp.local.cache import LocalCache
 
-        self._config, self._keys, self._run_dir, self._cache_dir = config, keys, run_dir, cache_dir
+        self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
         self._cache = LocalCache(str(cache_dir / "steps"))
+        self._keys = step_keys(config, data)
         self._drop_leftovers()
-        self._cached = {step for step in STEPS if self._outputs(step) is not None}
+        self._champion, opponent = self._pin_champion()
+        self._keys = step_keys(config, data, opponent)
+        self._drop_undone_deployment()
+        left_out = {"preflight_training": config.preflight is None, "deploy_model": config.deploy is None}
+        self._steps = [step for step in STEPS if not left_out.get(step)]
+        self._cached = {step for step in self._steps if self._outputs(step) is not None}
         # kfp.local names a run's folder by the time. What an interrupted run's last process still leaves is not ours.
         self._first_folder = f"training-pipeline-{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"
 
@@ -201,9 +264,36 @@ class _Session:
             if not any(pipeline_dir.iterdir()):
                 pipeline_dir.rmdir()
 
+    def _pin_champion(self) -> tuple[str, str]:
+        """The champion as it is now, and the digest by which the cache knows it.
+
+        A run keeps the opponent that it had when it began: deploy_model sees whether the alias has moved since. If this
+        run's model is the champion itself, its opponent is the one that it beat, so that a run can be found again.
+        """
+        if (named := parse_reference(self._config.champion)) is None:
+            return self._config.champion, ""
+        (registry, version), trained = named, self._outputs("train_model")
+        opponent = registry.opponent(version, model_digest(trained) if trained else "")
+        if opponent is None:
+            return self._config.champion, ""
+        return reference(registry.root, registry.model_name, opponent.number), opponent.model_digest
+
+    def _drop_undone_deployment(self) -> None:
+        """Forget that a version was made the champion where it no longer is: the step has to run, and may refuse."""
+        deployment, deploy = self._outputs("deploy_model"), self._config.deploy
+        if deployment is not None and deploy is not None:
+            current = ModelRegistry(deploy.registry, deploy.model_name).find(deploy.alias)
+            if not current or current.number != _read(deployment / DEPLOYMENT_FILE).get("version"):
+                shutil.rmtree(deployment)
+
+    def _lineage(self) -> dict[str, Any]:
+        """What the registry records of this run."""
+        code = {step: code_version(step) for step in self._steps}
+        return {"run": self._config.name, "config": self._config.as_dict(), "code": code}
+
     def run(self, runner: str) -> None:
         """Run the pipeline; how it went is read from what the steps left."""
-        known = STEPS if self._promoted() else STEPS[:3]
+        known = self._expected()
         for step in known:
             if step in self._cached:
                 print(f"[{step}] unchanged, taken from the cache", file=sys.stderr)
@@ -228,7 +318,8 @@ class _Session:
                 cache_root=str(self._cache_dir / "steps"),
                 raise_on_error=False,
             )
-            training_pipeline(self._config, cache_keys=self._keys)()
+            pipeline = training_pipeline(self._config, cache_keys=self._keys, lineage=self._lineage())
+            pipeline(champion=self._champion)
 
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:
@@ -248,10 +339,14 @@ class _Session:
         evaluation = self._outputs("evaluate_model")
         return evaluation is not None and bool(_read(evaluation / EVALUATION_FILE)["gate"]["promote"])
 
+    def _expected(self) -> list[str]:
+        """The steps that have to run: export and deployment only where the gate says so."""
+        return self._steps if self._promoted() else [step for step in self._steps if step not in _IF_PROMOTED]
+
     def finish(self, start: float) -> RunOutcome:
         """Publish the artifacts of the steps that are done, and write the summary."""
         promoted = self._promoted()
-        expected = STEPS if promoted else STEPS[:3]
+        expected = self._expected()
         done = {step: path for step in expected if (path := self._outputs(step)) is not None}
         failure = self._failure()
         if failure is None and (missing := [step for step in expected if step not in done]):
@@ -260,6 +355,8 @@ class _Session:
                 "error": f"it did not run; see {self._run_dir / LOG_FILE}",
                 "is_input_error": False,
             }
+        if failure and (report := failure.get("preflight")):  # It says why the run stopped there.
+            done["preflight_training"] = report
         for step, (_, folder) in _ARTIFACTS.items():
             if step in done:
                 storage.link_tree(done[step], self._run_dir / folder)
@@ -277,8 +374,9 @@ class _Session:
             "steps": {step: self._step_summary(step, done.get(step), failure) for step in STEPS},
             "metrics": {name: value for name, value in challenger.items() if isinstance(value, int | float)},
             "gate": evaluation.get("gate", {"promote": False, "reasons": []}),
-            "preflight": {},
+            "preflight": _summarize_preflight(_read(self._run_dir / "preflight" / PREFLIGHT_FILE)),
             "export": export,
+            "deployment": (deployment := _read(self._run_dir / "deployment" / DEPLOYMENT_FILE)),
             "artifacts": {
                 folder: str(self._run_dir / folder)
                 for _, folder in _ARTIFACTS.values()
@@ -286,24 +384,42 @@ class _Session:
             },
             "error": f"{failure['step']}: {failure['error']}" if failure else "",
         }
-        if "evaluation" in summary["artifacts"]:
-            summary["artifacts"]["report"] = str(self._run_dir / "evaluation" / REPORT_FILE)
+        for folder, name, file in (
+            ("preflight", "preflight_report", PREFLIGHT_REPORT_FILE),
+            ("evaluation", "report", REPORT_FILE),
+        ):
+            if folder in summary["artifacts"]:
+                summary["artifacts"][name] = str(self._run_dir / folder / file)
+        if deployment:
+            summary["artifacts"]["version"] = deployment["version_dir"]
         storage.write_json(self._run_dir / SUMMARY_FILE, summary)
         return RunOutcome(summary, bool(failure and failure["is_input_error"]))
 
     def _failure(self) -> dict[str, Any] | None:
         """The record of the step that failed in this run, if one did."""
         folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path.name >= self._first_folder)
-        records = [_read(path) for folder in folders for path in folder.glob(f"*/{STEP_RECORD_FILE}")]
-        return next((record for record in records if record["state"] == "failed"), None)
+        for path in (path for folder in folders for path in folder.glob(f"*/{STEP_RECORD_FILE}")):
+            record = _read(path)
+            if record["state"] == "failed":
+                report = path.parent / _ARTIFACTS["preflight_training"][0]
+                return record | {"preflight": report if (report / PREFLIGHT_FILE).is_file() else None}
+        return None
 
     def _step_summary(self, step: str, artifact: Path | None, failure: Mapping[str, Any] | None) -> dict[str, Any]:
         cached = step in self._cached
+        if failure and failure["step"] == step:
+            return {"seconds": failure.get("seconds", 0.0), "state": "failed", "cached": False}
         if artifact is None:
-            state = "failed" if failure and failure["step"] == step else "skipped"
-            return {"seconds": 0.0, "state": state, "cached": False}
+            return {"seconds": 0.0, "state": "skipped", "cached": False}
         seconds = 0.0 if cached else _read(artifact.parent / STEP_RECORD_FILE).get("seconds", 0.0)
         return {"seconds": seconds, "state": "succeeded", "cached": cached}
+
+
+def _summarize_preflight(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine that the run is for, without the layers."""
+    if not report:
+        return {}
+    return {name: value for name, value in report["machines"][0].items() if name != "layers"}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -331,6 +447,10 @@ def _make_runner(runner: str, config: Config) -> Any:
         if not os.path.isabs(path):
             raise InputError(f"The docker runner needs absolute paths. Received: {path!r}.")
         mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
+    if config.deploy:
+        registry = config.deploy.registry
+        Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts what is there.
+        mounts.append(docker.types.Mount(registry, registry, "bind"))
     return local.DockerRunner(
         mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
     )

@@ -7,8 +7,10 @@ from typing import Any
 from kfp import dsl
 
 from components.create_tfrecords.component import create_tfrecords
+from components.deploy_model.component import deploy_model
 from components.evaluate_model.component import evaluate_model
 from components.export_model.component import export_model
+from components.preflight_training.component import preflight_training
 from components.train_model.component import train_model
 from pipelines.config import Config
 
@@ -25,6 +27,7 @@ def training_pipeline(
     config: Config,
     train_step: Callable[..., dsl.PipelineTask] = train_model,
     cache_keys: Mapping[str, str] | None = None,
+    lineage: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build the pipeline of a configuration.
 
@@ -33,6 +36,7 @@ def training_pipeline(
         train_step: The training component: the plain one, or one that a target has wrapped with a machine.
         cache_keys: A key per step, under which a local run finds its outputs again. Without it the platform makes its
             own keys.
+        lineage: What the registry is to record of the run beside what its artifacts say.
 
     Returns:
         A KFP pipeline, to be compiled or, inside a kfp.local session, called.
@@ -46,12 +50,12 @@ def training_pipeline(
         source: str = config.data.source,
         epochs: int = config.training.epochs,
         learning_rate: float = config.training.learning_rate,
-        champion: str = config.gate.champion,
+        champion: str = config.champion,
     ) -> None:
         records = cached(
             "create_tfrecords", create_tfrecords(source=source, **_constants(config.data, "source"))
         ).outputs["records"]
-        trained = cached(
+        training = cached(
             "train_model",
             train_step(
                 records=records,
@@ -59,12 +63,33 @@ def training_pipeline(
                 learning_rate=learning_rate,
                 **_constants(config.training, "epochs", "learning_rate"),
             ),
-        ).outputs["trained"]
+        )
+        trained = training.outputs["trained"]
+        if config.preflight:
+            preflight = preflight_training(
+                records=records,
+                epochs=epochs,
+                learning_rate=learning_rate,
+                **_constants(config.preflight, "epochs", "learning_rate"),
+            )
+            training.after(cached("preflight_training", preflight))
         evaluated = cached(
             "evaluate_model",
             evaluate_model(records=records, model=trained, champion=champion, **_constants(config.gate, "champion")),
         )
         with dsl.If(evaluated.outputs["Output"] == True, name="promoted"):  # noqa: E712 (KFP overloads ==)
-            cached("export_model", export_model(records=records, model=trained, **_constants(config.export)))
+            exported = cached(
+                "export_model", export_model(records=records, model=trained, **_constants(config.export))
+            ).outputs["exported"]
+            if config.deploy and config.deploy.registry:
+                deployment = deploy_model(
+                    records=records,
+                    model=trained,
+                    exported=exported,
+                    evaluation=evaluated.outputs["evaluation"],
+                    lineage=dict(lineage or {"run": config.name}),
+                    **_constants(config.deploy, "lineage"),
+                )
+                cached("deploy_model", deployment)
 
     return pipeline

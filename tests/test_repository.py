@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 
 from components.create_tfrecords import WriteParams
+from components.deploy_model import DeployParams
 from components.evaluate_model import EvaluateParams
 from components.export_model import ExportParams
+from components.preflight_training import PreflightParams
 from components.train_model import TrainParams
 from pipelines.cli import main
 
 ROOT = Path(__file__).parent.parent
 STEPS = {
     "create_tfrecords": WriteParams,
+    "preflight_training": PreflightParams,
     "train_model": TrainParams,
     "evaluate_model": EvaluateParams,
     "export_model": ExportParams,
+    "deploy_model": DeployParams,
 }
 ALLOWED_TOP_LEVEL = {"components", "pipelines", "docker", "tests", "pyproject.toml", "README.md", "Makefile"}
 ALLOWED_TOP_LEVEL |= {"requirements.lock", "LICENSE", "CHANGELOG.md"}

@@ -17,20 +17,22 @@ from components.artifacts import (
     IMAGE_FEATURE,
     KEY_FEATURE,
     LABEL_FEATURE,
+    PREDICTIONS_FILE,
     REPORT_FILE,
     Manifest,
     ModelInfo,
 )
 from components.errors import InputError
+from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
 from components.evaluate_model.metrics import Metrics, compute_metrics, scalar_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.report import Prediction, ReportContent, render_report
+from components.registry import model_digest
 
 _STEP = "evaluate_model"
 _CHUNK_BYTES = 256 << 20  # Decoded images held in memory at a time.
 _RIGHT_PICTURES = 20
-PREDICTIONS_FILE = "predictions.npz"
 
 
 def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, output: Path) -> EvaluateResult:
@@ -51,18 +53,20 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     manifest = Manifest.load(records_dir)
     manifest.split(params.split)
     info = _matching_info(model_dir, manifest, "model")
+    digest = model_digest(model_dir)
     with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
+        found = find_champion(params.champion, digest, Path(scratch))
         models = [model_dir]
-        if params.champion:
-            models.append(storage.localize(params.champion, Path(scratch)))
-            _matching_info(models[1], manifest, "champion")
+        if found.directory:
+            models.append(found.directory)
+            _matching_info(found.directory, manifest, "champion")
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
         scored = _score(params, device, records_dir, manifest, models)
     bad = ~np.isfinite(scored.probabilities).all(axis=2)
     # A row that is not finite is no answer: every class alike. The gate refuses the model all the same.
     probabilities = np.where(bad[:, :, None], 1 / len(manifest.class_names), scored.probabilities)
     metrics = [compute_metrics(scored.labels, of_one, manifest.class_names, params.top_k) for of_one in probabilities]
-    challenger, champion = metrics[0], metrics[1] if params.champion else None
+    challenger, champion = metrics[0], metrics[1] if found.directory else None
     decision = decide(
         params,
         scalar_metrics(challenger),
@@ -82,11 +86,12 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             {
                 "split": params.split,
                 "dataset_fingerprint": manifest.fingerprint,
-                "model": {"name": info.name, "parameters": info.parameters, "weights": "best"},
+                "model": {"name": info.name, "parameters": info.parameters, "weights": "best", "digest": digest},
                 "class_names": manifest.class_names,
                 "gate": {"promote": decision.promote, "reasons": decision.reasons},
                 "challenger": dataclasses.asdict(challenger),
                 "champion": dataclasses.asdict(champion) if champion else None,
+                "registered_champion": found.registered,
             },
         )
         np.savez_compressed(staged / PREDICTIONS_FILE, labels=scored.labels, probabilities=probabilities[0])
@@ -105,7 +110,7 @@ def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
             f"The {role} in {model_dir} does not fit the data set: expected classes {list(manifest.class_names)} "
             f"and images {manifest.image_shape}, received {list(info.class_names)} and {info.image_shape}. Evaluate it "
             "on the data set it was made for, or train a new one"
-            + (" with gate.champion left empty." if role == "champion" else ".")
+            + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
         )
     return info
 

@@ -18,7 +18,9 @@ class EvaluateParams:
     """What to score and what to ask of it; one field per component input.
 
     Attributes:
-        champion: Folder of the model to beat, as train_model wrote it, here or on gs://; empty for none.
+        champion: Model to beat: a folder as train_model wrote it, here or on gs://, or `REGISTRY/MODEL@champion` (or
+            `@0001`) for one from a registry; empty for none. In a configuration, empty is the champion of the registry
+            that the deploy section names, and none without one.
         minimum: Least value of a metric, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric, such as {"loss": 0.5}.
         max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted.

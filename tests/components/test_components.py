@@ -12,12 +12,16 @@ from kfp import dsl
 
 from components import command_line
 from components.errors import InputError
+from components.evaluate_model import EvaluateParams, evaluate_model
+from components.registry import ModelRegistry
 
 _STEPS = {
     "create_tfrecords": "WriteParams",
+    "preflight_training": "PreflightParams",
     "train_model": "TrainParams",
     "evaluate_model": "EvaluateParams",
     "export_model": "ExportParams",
+    "deploy_model": "DeployParams",
 }
 
 
@@ -170,6 +174,25 @@ def test_export_model_component_exports(exported_digits):
     assert _record(exported_digits)["state"] == "succeeded"
 
 
+def test_deploy_model_component_registers_and_promotes(digits_records, trained_digits, exported_digits, tmp_path):
+    evaluation, deployment = (_artifact(dsl.Artifact, tmp_path, name) for name in ("evaluation", "deployment"))
+    evaluate_model(EvaluateParams(accelerator="cpu"), digits_records, trained_digits, Path(evaluation.path))
+    _component("deploy_model").python_func(
+        records=dsl.Dataset(name="records", uri=str(digits_records)),
+        model=dsl.Model(name="trained", uri=str(trained_digits)),
+        exported=exported_digits,
+        evaluation=evaluation,
+        deployment=deployment,
+        registry=str(tmp_path / "registry"),
+        model_name="digits",
+        lineage={"config": {"training": {"epochs": 4.0, "learning_rate": 0.5}}},
+    )
+    assert (deployment.metadata["version"], deployment.metadata["alias"]) == ("0001", "champion")
+    version = ModelRegistry(tmp_path / "registry", "digits").find("champion")
+    assert str(version.lineage["config"]) == "{'training': {'epochs': 4, 'learning_rate': 0.5}}", "whole numbers again"
+    assert _record(deployment)["state"] == "succeeded"
+
+
 @pytest.mark.parametrize("step", _STEPS)
 def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     """Every step is told to read what is not there."""
@@ -183,9 +206,11 @@ def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     hints = typing.get_type_hints(component.python_func)
     outputs = [name for name in component.component_spec.outputs if name != "Output"]
     artifacts |= {name: _artifact(dsl.Artifact, tmp_path, name) for name in outputs if name in hints}
-    values = {"create_tfrecords": {"source": f"images:{gone}"}, "train_model": {"model": "digits_cnn"}}.get(step, {})
+    values = {"create_tfrecords": {"source": f"images:{gone}"}, "train_model": {"model": "digits_cnn"}}
+    values["preflight_training"] = values["train_model"]
+    values["deploy_model"] = {"registry": str(tmp_path / "registry"), "model_name": "digits"}
     with pytest.raises(InputError, match="gone"):
-        component.python_func(**artifacts, **values)
+        component.python_func(**artifacts, **values.get(step, {}))
     record = _record(artifacts[outputs[0]])
     assert (record["step"], record["state"], record["is_input_error"]) == (step, "failed", True)
     assert "gone" in record["error"]

@@ -10,9 +10,11 @@ from pipelines.config import load_config
 
 DOWNSTREAM = {
     "data": caching.STEPS,
-    "training": ("train_model", "evaluate_model", "export_model"),
-    "gate": ("evaluate_model",),
-    "export": ("export_model",),
+    "preflight": ("preflight_training",),
+    "training": ("train_model", "evaluate_model", "export_model", "deploy_model"),
+    "gate": ("evaluate_model", "deploy_model"),
+    "export": ("export_model", "deploy_model"),
+    "deploy": ("deploy_model",),
 }
 
 
@@ -20,9 +22,12 @@ DOWNSTREAM = {
     ("section", "change"),
     [
         ("data", {"seed": 1}),
+        ("preflight", {"max_step_ms": 5.0}),
+        ("preflight", {"machine": "v5e-4"}),
         ("training", {"epochs": 99}),
         ("gate", {"top_k": 2}),
         ("export", {"calibration_examples": 7}),
+        ("deploy", {"alias": "best"}),
     ],
 )
 def test_a_parameter_changes_the_keys_of_its_step_and_those_that_read_it(section, change):
@@ -46,6 +51,12 @@ def test_other_data_changes_every_key():
     config = load_config("digits")
     before, after = caching.step_keys(config, "v"), caching.step_keys(config, "w")
     assert all(before[step] != after[step] for step in caching.STEPS)
+
+
+def test_another_opponent_changes_the_keys_of_the_gate_and_what_follows():
+    config = load_config("digits")
+    before, after = caching.step_keys(config, "v"), caching.step_keys(config, "v", "digest of another model")
+    assert tuple(step for step in caching.STEPS if before[step] != after[step]) == DOWNSTREAM["gate"]
 
 
 def test_a_model_files_content_counts(tmp_path):

@@ -3,7 +3,8 @@ import re
 import pytest
 
 from components.errors import InputError
-from pipelines.config import load_config, parse_config, ready_examples
+from components.machine_spec import parse_machine
+from pipelines.config import load_config, on_machine, parse_config, ready_examples
 
 MINIMAL = {"name": "mine", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
 
@@ -43,6 +44,14 @@ def test_as_dict_is_a_config_again():
         ({"data": {"source": "sklearn:digits", "image_size": 32}}, r"data.image_size must be a list. Received: 32"),
         ({"machine": "v5e-12"}, r"Cannot use machine: .*Received: 'v5e-12'. Nearest: v5e-8, v5e-16"),
         ({"machine": {"name": "v5e-8", "regoin": "us-west1"}}, r"'regoin' in machine.* Did you mean 'region'\?"),
+        ({"preflight": {"max_step": 3}}, r"Unknown key 'max_step' in section preflight.* Did you mean 'max_step_ms'\?"),
+        ({"preflight": {"machine": "v5e-1"}}, r"Unknown key 'machine' in section preflight"),
+        ({"preflight": {"max_host_wait": 2.0}}, r"max_host_wait is a share of the time, below 1. Received: .*=2.0"),
+        ({"preflight": "on"}, r"Cannot use preflight: expected a mapping, or false to leave it out, received 'on'"),
+        ({"deploy": {"registri": "r"}}, r"Unknown key 'registri' in section deploy.* Did you mean 'registry'\?"),
+        ({"deploy": {"lineage": {}}}, r"Unknown key 'lineage' in section deploy"),
+        ({"deploy": {"alias": "Best"}}, r"Section deploy: Cannot use the alias 'Best'"),
+        ({"deploy": "on"}, r"Cannot use deploy: expected a mapping, or false to leave it out, received 'on'"),
         ({"name": "../elsewhere"}, r"Cannot use the name '../elsewhere'"),
         ({"name": ".hidden"}, r"Cannot use the name '.hidden'"),
     ],
@@ -50,6 +59,40 @@ def test_as_dict_is_a_config_again():
 def test_parse_config_refuses_and_says_what_is_right(change, message):
     with pytest.raises(InputError, match=message):
         parse_config(MINIMAL | change)
+
+
+def test_the_registrys_champion_is_to_be_beaten_unless_the_gate_names_another():
+    def champion(**sections):
+        return parse_config(MINIMAL | sections).champion
+
+    assert champion() == ""
+    assert champion(deploy={"registry": "/registry"}) == "/registry/mine@champion"
+    assert champion(deploy={"registry": "/registry", "model_name": "ours", "alias": "best"}) == "/registry/ours@best"
+    assert champion(deploy={"registry": "/registry"}, gate={"champion": "/model"}) == "/model"
+    assert champion(deploy=False) == ""
+
+
+def test_deploy_can_be_left_out():
+    config = parse_config(MINIMAL | {"deploy": False})
+    assert config.deploy is None
+    assert config.as_dict()["deploy"] is False
+    assert parse_config(config.as_dict()) == config
+
+
+def test_preflight_takes_the_training_and_the_machine_as_they_stand():
+    training = {"epochs": 3, "batch_size_per_replica": 32, "optimizer": "sgd"}
+    config = parse_config(MINIMAL | {"training": training, "machine": {"name": "v5e-4", "region": "us-west1"}})
+    assert config.preflight.optimizer == "sgd"
+    assert (config.preflight.epochs, config.preflight.batch_size_per_replica) == (3, 32)
+    assert (config.preflight.machine, config.preflight.region) == ("v5e-4", "us-west1")
+    assert parse_config(MINIMAL).preflight.machine == "v5e-1", "the cheapest"
+
+
+def test_preflight_can_be_left_out():
+    config = parse_config(MINIMAL | {"preflight": False})
+    assert config.preflight is None
+    assert parse_config(config.as_dict()) == config
+    assert on_machine(config, parse_machine("v6e-4")).preflight.machine == "v6e-4", "asked for by command"
 
 
 def test_machine_is_a_short_name_or_a_mapping_and_shown_only_if_set():

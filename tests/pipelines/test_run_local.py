@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from components.artifacts import Manifest
+from components.preflight_training import compiler
+from pipelines import run_local
 from pipelines.caching import STEPS
+from pipelines.config import load_config
 from tests.cli import QUICK, assert_user_error, tpu_pipelines
 
 
@@ -22,12 +25,15 @@ def test_a_run_leaves_what_the_contract_names(finished_run):
     assert json.loads((folder / "summary.json").read_text()) == summary
     for path in (
         "records/dataset.json",
+        "preflight/preflight.json",
+        "preflight/preflight.html",
         "model/best.weights.h5",
         "evaluation/report.html",
         "export/saved_model/saved_model.pb",
         "export/model.tflite",
         "export/model_int8.tflite",
         "export/export.json",
+        "deployment/deployment.json",
     ):
         assert (folder / path).is_file(), path
     assert summary["status"] == "succeeded"
@@ -36,7 +42,17 @@ def test_a_run_leaves_what_the_contract_names(finished_run):
     assert all(step["seconds"] > 0 and not step["cached"] for step in summary["steps"].values())
     assert summary["metrics"]["num_examples"] == Manifest.load(folder / "records").splits["test"].num_examples
     assert summary["export"]["formats"]["saved_model"]["agreement"] == 1.0
-    assert sorted(summary["artifacts"]) == ["evaluation", "export", "model", "records", "report"]
+    assert summary["preflight"]["machine"] == "v5e-1"
+    assert summary["preflight"]["verdict"] == "fits"
+    names = ["deployment", "evaluation", "export", "model", "preflight", "preflight_report", "records", "report"]
+    assert sorted(summary["artifacts"]) == [*names, "version"]
+    version = workspace / "registry" / "digits" / "versions" / "0001"
+    assert summary["artifacts"]["version"] == summary["deployment"]["version_dir"] == str(version)
+    assert (summary["deployment"]["version"], summary["deployment"]["alias"]) == ("0001", "champion")
+    recorded = json.loads((version / "version.json").read_text())
+    assert recorded["lineage"]["config"] == summary["config"]
+    assert recorded["lineage"]["code"].keys() == set(STEPS)
+    assert recorded["metrics"] == summary["metrics"]
 
 
 def test_with_json_stdout_is_the_summary_alone_and_progress_goes_to_stderr(finished_run):
@@ -60,12 +76,81 @@ def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_not
     assert done.returncode == 3
     assert summary["status"] == "rejected"
     assert summary["steps"]["train_model"]["cached"]
-    assert summary["steps"]["export_model"] == {"seconds": 0.0, "state": "skipped", "cached": False}
+    for step in ("export_model", "deploy_model"):
+        assert summary["steps"][step] == {"seconds": 0.0, "state": "skipped", "cached": False}
+    assert summary["deployment"] == {}
     assert not (workspace / "digits" / "export").exists()
     assert any(reason.startswith("failed: accuracy") for reason in summary["gate"]["reasons"])
     assert any(reason.startswith("passed: macro_f1") for reason in summary["gate"]["reasons"])
     done, summary = run(workspace)
     assert (done.returncode, summary["status"]) == (0, "succeeded"), "the promoted run is found in the cache again"
+
+
+def test_retraining_is_judged_against_the_registrys_champion(finished_run, tmp_path):
+    """A registry of its own through a model's life: first, beaten, not beaten, rolled back, promoted by hand."""
+    registry = tmp_path / "registry"
+
+    def after(epochs):
+        settings = ("preflight=false", f"training.epochs={epochs}", f"deploy.registry={registry}")
+        return run(finished_run[0], *(word for setting in settings for word in ("--set", setting)))
+
+    def champion():
+        done = tpu_pipelines("registry", "list", "digits", "--registry", str(registry), "--json")
+        (number,) = (row["version"] for row in json.loads(done.stdout) if row["aliases"] == ["champion"])
+        return number
+
+    def unchanged(summary):
+        return all(step["cached"] or step["state"] == "skipped" for step in summary["steps"].values())
+
+    _, first = after(1)
+    assert first["gate"]["reasons"] == ["passed: there is no champion to beat"]
+    assert after(1)[1]["gate"] == first["gate"], "not compared with itself"
+    done, better = after(4)
+    assert done.returncode == 0
+    assert better["gate"]["reasons"][0].startswith("passed: accuracy")
+    assert f"beats the champion's {first['metrics']['accuracy']:.4f}" in better["gate"]["reasons"][0]
+    assert (better["deployment"]["version"], better["deployment"]["previous"], champion()) == ("0002", "0001", "0002")
+    _, again = after(4)
+    assert unchanged(again)
+    assert (again["gate"], again["deployment"]) == (better["gate"], better["deployment"])
+
+    done, worse = after(1)
+    assert (done.returncode, worse["status"], worse["deployment"], champion()) == (3, "rejected", {}, "0002")
+    assert worse["steps"]["train_model"]["cached"]
+    assert "is worse than the champion's" in worse["gate"]["reasons"][0]
+
+    by_hand = ("--registry", str(registry), "--reason", "it calls every 7 a 1")
+    assert tpu_pipelines("registry", "rollback", "digits", *by_hand).returncode == 0
+    assert champion() == "0001"
+    done, refused = after(4)
+    assert (done.returncode, refused["status"], champion()) == (2, "failed", "0001")
+    assert "it was rolled back on" in refused["error"]
+    assert "it calls every 7 a 1" in refused["error"]
+    assert (finished_run[0] / "digits" / "export" / "export.json").is_file(), "what was done is kept"
+
+    assert tpu_pipelines("registry", "promote", "digits", "0002", *by_hand).returncode == 0
+    _, insisted = after(4)
+    assert (insisted["status"], insisted["deployment"]["version"], champion()) == ("succeeded", "0002", "0002")
+    assert unchanged(after(4)[1])
+
+    aliases = registry / "digits" / "aliases.json"
+    aliases.write_text(aliases.read_text()[:-20])
+    done, summary = after(4)
+    assert (done.returncode, summary) == (2, None)
+    assert "error: Cannot read" in done.stderr
+    assert "aliases.json" in done.stderr
+    run(finished_run[0])  # As it was found.
+
+
+def test_without_deployment_there_is_no_registry(finished_run):
+    workspace, _, _ = finished_run
+    before = (workspace / "registry" / "digits" / "aliases.json").read_bytes()
+    done, summary = run(workspace, "--set", "deploy=false")
+    assert done.returncode == 0
+    assert summary["steps"]["deploy_model"]["state"] == "skipped"
+    assert summary["deployment"] == {}
+    assert "version" not in summary["artifacts"]
+    assert (workspace / "registry" / "digits" / "aliases.json").read_bytes() == before
 
 
 def test_damaged_cached_records_are_written_again(finished_run):
@@ -83,6 +168,28 @@ def test_damaged_cached_records_are_written_again(finished_run):
     assert not summary["steps"]["create_tfrecords"]["cached"]
     assert summary["steps"]["train_model"]["cached"], "the same records again: their key is that of their content"
     assert (workspace / "digits" / "records" / shard.name).read_bytes() == content
+
+
+def test_a_broken_budget_stops_the_run_before_training_and_leaves_the_report(tmp_path):
+    done, summary = run(tmp_path, "--set", "preflight.max_step_ms=0.0001")
+    assert done.returncode == 2
+    assert "Stopped before training: a step takes" in done.stderr
+    assert "max_step_ms=0.0001" in done.stderr.strip().splitlines()[-1]
+    states = {name: step["state"] for name, step in summary["steps"].items()}
+    assert states["create_tfrecords"] == "succeeded"
+    assert states["preflight_training"] == "failed"
+    assert {states[name] for name in STEPS[2:]} == {"skipped"}
+    assert summary["preflight"]["broken"][0].startswith("a step takes")
+    assert (tmp_path / "digits" / "preflight" / "preflight.html").is_file()
+
+
+def test_without_the_tpu_compiler_preflight_is_left_out_and_says_what_to_install(monkeypatch, capsys):
+    config = load_config("digits")
+    assert run_local._without_missing_compiler(config) == config
+    monkeypatch.setattr(compiler, "versions", dict)
+    assert run_local._without_missing_compiler(config).preflight is None
+    assert "[preflight_training] left out." in (said := capsys.readouterr().err)
+    assert "pip install 'tpu-pipelines[preflight]'" in said
 
 
 def test_divergence_is_reported_with_exit_code_2_and_the_last_checkpoint_kept(tmp_path):
@@ -139,12 +246,15 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
         ("training.epoch=3", "Did you mean 'epochs'"),
         ("model=cifar_cnn", "Did you mean 'cifar10_cnn'"),
         ("gate.champion=/nowhere", "there is no such file"),
+        ("name=registry", "the registry, "),
+        ("deploy.registry=w/digits/export", "lies there, or around it"),
+        ("deploy.registry=gs://bucket/registry", "A registry is a folder on this machine"),
         ("data.test_fraction=0", "gate.split='test' has no examples"),
         ("data.source=images:/opt/python3/data", "rewrites the text 'python3'"),
     ],
 )
 def test_bad_settings_are_refused_before_any_work(tmp_path, override, words):
-    done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / "w"), "--set", override)
+    done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / "w"), "--set", override, cwd=tmp_path)
     assert_user_error(done, words)
     assert not (tmp_path / "w" / "digits").exists()
 
@@ -163,6 +273,18 @@ def test_a_run_never_writes_where_its_source_or_champion_lies(tmp_path):
     champion = ("--set", f"gate.champion={tmp_path / 'flowers' / 'a'}")
     assert_user_error(tpu_pipelines("run", "digits", *name, *champion), "gate.champion", "lies there")
     assert pictures.is_dir()
+
+
+def test_a_champion_that_knows_other_classes_is_refused_before_any_work(finished_run, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(30):
+            (tmp_path / "pets" / name / f"{i}.png").write_bytes(b"")
+    registry = f"deploy.registry={finished_run[0] / 'registry'}"
+    source = ("--set", f"data.source=images:{tmp_path / 'pets'}", "--set", registry)
+    done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / "w"), *source)
+    assert_user_error(done, "knows the classes ['0', '1'", "the data set has ['cat', 'dog']", "--set deploy.model_name")
+    assert not (tmp_path / "w" / "digits").exists()
 
 
 @pytest.mark.parametrize("workspace", ["file", "file/below", "/proc/nowhere"])

@@ -10,13 +10,14 @@ from components.train_model.component import train_model
 from pipelines.config import load_config
 from pipelines.training_pipeline import training_pipeline
 
+_REGISTRY = ["deploy.registry=/registry"]
 GOLDEN = Path(__file__).parent.parent / "golden" / "digits.yaml"
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
-    compiler.Compiler().compile(training_pipeline(load_config("digits")), str(path))
+    compiler.Compiler().compile(training_pipeline(load_config("digits", _REGISTRY)), str(path))
     return yaml.safe_load(path.read_text())
 
 
@@ -34,17 +35,44 @@ def test_every_pipeline_input_has_a_default(compiled):
     assert all("defaultValue" in spec for spec in inputs.values())
 
 
-def test_export_runs_only_if_the_gate_says_so(compiled):
+def test_export_and_deployment_run_only_if_the_gate_says_so(compiled):
     tasks = compiled["root"]["dag"]["tasks"]
-    assert sorted(tasks) == ["condition-1", "create-tfrecords", "evaluate-model", "train-model"]
+    assert sorted(tasks) == ["condition-1", "create-tfrecords", "evaluate-model", "preflight-training", "train-model"]
     assert "evaluate-model-Output'] == true" in tasks["condition-1"]["triggerPolicy"]["condition"]
-    assert list(compiled["components"]["comp-condition-1"]["dag"]["tasks"]) == ["export-model"]
+    promoted = compiled["components"]["comp-condition-1"]["dag"]["tasks"]
+    assert sorted(promoted) == ["deploy-model", "export-model"]
+    assert promoted["deploy-model"]["dependentTasks"] == ["export-model"]
+
+
+def test_the_registrys_champion_is_the_default_of_the_input(compiled):
+    assert compiled["root"]["inputDefinitions"]["parameters"]["champion"]["defaultValue"] == "/registry/digits@champion"
+
+
+@pytest.mark.parametrize("overrides", [[], ["deploy=false", "gate.champion=gs://bucket/model"]])
+def test_without_a_registry_there_is_no_deployment(tmp_path, overrides):
+    path = tmp_path / "without.yaml"
+    compiler.Compiler().compile(training_pipeline(load_config("digits", overrides)), str(path))
+    spec = yaml.safe_load(path.read_text())
+    assert "comp-deploy-model" not in spec["components"]
+    champion = spec["root"]["inputDefinitions"]["parameters"]["champion"]["defaultValue"]
+    assert champion == ("gs://bucket/model" if overrides else "")
+
+
+def test_training_waits_for_preflight(compiled, tmp_path):
+    tasks = compiled["root"]["dag"]["tasks"]
+    assert "preflight-training" in tasks["train-model"]["dependentTasks"]
+    assert "preflight-training" not in tasks["create-tfrecords"].get("dependentTasks", [])
+    path = tmp_path / "without.yaml"
+    compiler.Compiler().compile(training_pipeline(load_config("digits", ["preflight=false"])), str(path))
+    assert "preflight-training" not in yaml.safe_load(path.read_text())["root"]["dag"]["tasks"]
 
 
 def test_a_train_step_can_be_swapped_without_touching_the_others(compiled, tmp_path):
     compiler.Compiler().compile(train_model, str(tmp_path / "train.yaml"))
     twin = kfp_components.load_component_from_file(str(tmp_path / "train.yaml"))
-    compiler.Compiler().compile(training_pipeline(load_config("digits"), train_step=twin), str(tmp_path / "all.yaml"))
+    compiler.Compiler().compile(
+        training_pipeline(load_config("digits", _REGISTRY), train_step=twin), str(tmp_path / "all.yaml")
+    )
     swapped = yaml.safe_load((tmp_path / "all.yaml").read_text())
     assert swapped["root"] == compiled["root"]
     for name, component in compiled["components"].items():

@@ -1,0 +1,49 @@
+"""KFP wrapper of deploy_model."""
+
+from typing import Any, Dict
+
+from kfp import dsl
+
+from components.container import IMAGE
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def deploy_model(
+    records: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    exported: dsl.Input[dsl.Model],
+    evaluation: dsl.Input[dsl.Artifact],
+    deployment: dsl.Output[dsl.Artifact],
+    registry: str,
+    model_name: str,
+    alias: str = "champion",
+    health_check_examples: int = 32,
+    health_check_tolerance: float = 0.01,
+    lineage: Dict[str, Any] = {},
+) -> None:
+    """Register a promoted model and, once it has answered, make it the champion."""
+    import dataclasses
+    import pathlib
+
+    from components.deploy_model import DeployParams, deploy_model
+    from components.models import whole_numbers
+    from components.step_record import step_record
+
+    with step_record("deploy_model", deployment.path):
+        params = DeployParams(
+            registry=registry,
+            model_name=model_name,
+            alias=alias,
+            health_check_examples=health_check_examples,
+            health_check_tolerance=health_check_tolerance,
+            lineage=whole_numbers(lineage),
+        )
+        result = deploy_model(
+            params,
+            records_dir=pathlib.Path(records.path),
+            model_dir=pathlib.Path(model.path),
+            export_dir=pathlib.Path(exported.path),
+            evaluation_dir=pathlib.Path(evaluation.path),
+            output=pathlib.Path(deployment.path),
+        )
+        deployment.metadata.update(dataclasses.asdict(result))

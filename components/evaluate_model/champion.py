@@ -1,0 +1,43 @@
+"""Which model to beat: a folder, or a version of a registry."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from components import storage
+from components.registry import parse_reference
+
+
+@dataclasses.dataclass(frozen=True)
+class Champion:
+    """A model to beat.
+
+    Attributes:
+        directory: Where it lies, as train_model wrote it; None if there is none.
+        registered: Where a registry was asked: the `version` and its `digest`, both empty for none.
+    """
+
+    directory: Path | None
+    registered: Mapping[str, str] | None = None
+
+
+def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
+    """The model that `EvaluateParams.champion` names.
+
+    Args:
+        champion: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`; empty for none.
+        digest: The challenger's. Where it is the champion itself, it meets the one which it beat.
+        scratch: Gets the files of a model on gs://.
+
+    Raises:
+        InputError: If what it names cannot be read. An alias that stands nowhere, as before the first run, is none.
+    """
+    if not champion:
+        return Champion(None)
+    if (named := parse_reference(champion)) is None:
+        return Champion(storage.localize(champion, scratch))
+    registry, version = named
+    found = registry.opponent(version, digest)
+    if found is None:
+        return Champion(None, {"version": "", "digest": ""})
+    return Champion(found.model_dir, {"version": found.number, "digest": found.model_digest})

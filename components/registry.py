@@ -1,0 +1,482 @@
+"""A model registry in a folder: versions that never change, aliases that move, and the history of every move.
+
+    REGISTRY/MODEL/versions/0001/{model/, export/, version.json}   appears whole or not at all
+    REGISTRY/MODEL/aliases.json                                    {"champion": [MOVE, …]}, replaced by a rename
+
+An alias stands where its last move put it. One file holds both, so nothing can part an alias from its history. Who
+writes holds a lock, which the system lets go of when the process dies, however it dies; reading needs none.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from components import storage
+from components.artifacts import (
+    ARCHITECTURE_FILE,
+    BEST_WEIGHTS_FILE,
+    FLOAT_TFLITE_FILE,
+    INT8_TFLITE_FILE,
+    ModelInfo,
+    file_crc32c,
+)
+from components.errors import InputError, did_you_mean
+
+CHAMPION = "champion"
+VERSION_FILE, ALIASES_FILE = "version.json", "aliases.json"
+MODEL_DIR, EXPORT_DIR = "model", "export"
+# How an alias came to move: a run's gate said so, somebody said so, or somebody took the last promotion back.
+GATE, HAND, ROLLBACK = "gate", "hand", "rollback"
+_MODEL_NAME = r"[\w-][\w.-]{0,63}"
+_ALIAS = r"[a-z]([a-zA-Z0-9-]{0,126}[a-z0-9])?"  # What Vertex AI takes.
+_VERSION = r"\d{4,}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """One version of a model, as `version.json` beside it says.
+
+    Attributes:
+        directory: Its folder.
+        digest: SHA-256 of what it is: the trained model and the files that serve it.
+        model_digest: SHA-256 of the trained model alone; see `model_digest`.
+        created: When it was registered, UTC, ISO 8601.
+        parent: The version that it was compared with before; empty if there was none.
+        metrics: Scalar metrics by name.
+        reasons: The gate's.
+        lineage: Where it comes from: data fingerprint, run, configuration, code.
+        files: Size in bytes and CRC32C of every file, by its path.
+    """
+
+    directory: Path
+    digest: str
+    model_digest: str
+    created: str
+    parent: str
+    metrics: Mapping[str, float]
+    reasons: Sequence[str]
+    lineage: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def number(self) -> str:
+        """Its name: `0001` is the first."""
+        return self.directory.name
+
+    @property
+    def model_dir(self) -> Path:
+        """The trained model, as train_model wrote it."""
+        return self.directory / MODEL_DIR
+
+    @property
+    def export_dir(self) -> Path:
+        """What export_model made of it."""
+        return self.directory / EXPORT_DIR
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its files."""
+        return sum(file["num_bytes"] for file in self.files.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `version.json` holds."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "directory"}
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read `version.json`.
+
+        Raises:
+            InputError: If it is missing or malformed.
+        """
+        path = directory / VERSION_FILE
+        try:
+            raw = json.loads(path.read_bytes())
+            version = cls(directory=directory, **raw)
+            if not all(isinstance(file["num_bytes"], int) and file["crc32c"] for file in version.files.values()):
+                raise ValueError("a file without size or checksum")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(
+                f"Cannot read {path}: expected the description of a registered version, received something else "
+                f"({error!r}). Restore it from a backup, or promote another version."
+            ) from error
+        return version
+
+    def check_files(self) -> None:
+        """Check that every file is there, whole and unchanged.
+
+        Raises:
+            InputError: If one is not.
+        """
+        for name, expected in self.files.items():
+            path = self.directory / name
+            received = _describe_file(path) if path.is_file() else "no such file"
+            if received != expected:
+                raise InputError(
+                    f"Version {self.number} in {self.directory.parent.parent} is damaged: {name} should be {expected}. "
+                    f"Received: {received}. Restore it from a backup, or promote another version."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """One move of an alias.
+
+    Attributes:
+        version: Where it went.
+        previous: Where it had been; empty the first time.
+        by: `gate`, `hand` or `rollback`.
+        reason: Why, in words.
+        time: When, UTC, ISO 8601.
+    """
+
+    version: str
+    previous: str
+    by: str
+    reason: str
+    time: str
+
+
+class ModelRegistry:
+    """The versions and aliases of one model.
+
+    Args:
+        root: Folder of the registry, on this machine. Nothing is written before the first version.
+        model_name: Letters, digits, `-`, `_` and `.`.
+
+    Raises:
+        InputError: If the registry is not on this machine, or the name cannot be one.
+    """
+
+    def __init__(self, root: Path | str, model_name: str) -> None:
+        if not str(root) or storage.is_remote(str(root)):
+            raise InputError(f"A registry is a folder on this machine. Received: {str(root)!r}.")
+        self.root, self.model_name = Path(root), check_model_name(model_name)
+        self.directory = self.root / model_name
+
+    def require(self) -> None:
+        """Check that the model has been registered.
+
+        Raises:
+            InputError: If it has not.
+        """
+        if not self.directory.is_dir():
+            known = [model.model_name for model in list_models(self.root)]
+            raise InputError(
+                f"There is no model {self.model_name!r} in {self.root}: expected one of "
+                f"{', '.join(known) or 'none, since nothing is registered'}.{did_you_mean(self.model_name, known)}"
+            )
+
+    def versions(self) -> tuple[Version, ...]:
+        """All versions, the first one first."""
+        return tuple(Version.load(path) for path in self._version_dirs())
+
+    def version(self, number: str) -> Version:
+        """One version.
+
+        Raises:
+            InputError: If there is none of that number, or it cannot be read.
+        """
+        known = [path.name for path in self._version_dirs()]
+        if number not in known:
+            raise InputError(
+                f"{self.model_name!r} has no version {number!r} in {self.root}: expected one of "
+                f"{', '.join(known) or 'none, since nothing is registered'}.{did_you_mean(number, known)}"
+            )
+        return Version.load(self._versions_dir / number)
+
+    def moves(self, alias: str = CHAMPION) -> tuple[Move, ...]:
+        """The history of an alias, the first move first.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        return self._read_aliases().get(check_alias(alias), ())
+
+    def aliases(self) -> dict[str, str]:
+        """Where every alias stands: its version's number."""
+        return {alias: moves[-1].version for alias, moves in self._read_aliases().items()}
+
+    def find(self, version: str) -> Version | None:
+        """The version of a number, which must be there, or where an alias stands, if anywhere."""
+        if re.fullmatch(_VERSION, version):
+            return self.version(version)
+        moves = self.moves(version)
+        return self.version(moves[-1].version) if moves else None
+
+    def number_of(self, model_digest: str) -> str:
+        """The latest version of a trained model; empty if there is none."""
+        found = [version.number for version in self.versions() if version.model_digest == model_digest]
+        return found[-1] if found else ""
+
+    def opponent(self, alias: str, digest: str) -> Version | None:
+        """The version that a model has to beat for an alias.
+
+        The one where the alias stands; or, if that is this very model, the one which it beat: a model is never its own
+        opponent, so that judging it again gives the same answer.
+
+        Args:
+            alias: As `champion`; or the number of a version, which is then the opponent whatever the model.
+            digest: The model's; see `model_digest`.
+
+        Returns:
+            None if there is nothing to beat.
+        """
+        current = self.find(alias)
+        if current is None or current.number == alias or current.model_digest != digest:
+            return current
+        digests = {version.number: version.model_digest for version in self.versions()}
+        for move in reversed(self.moves(alias)):
+            if move.by == GATE and digests.get(move.version) == digest != digests.get(move.previous):
+                return self.version(move.previous) if move.previous in digests else None
+        return None
+
+    def register(
+        self,
+        model_dir: Path,
+        export_dir: Path,
+        *,
+        metrics: Mapping[str, float],
+        reasons: Sequence[str],
+        lineage: Mapping[str, Any],
+        parent: str = "",
+    ) -> Version:
+        """Add a version, or find the one that has this content already; no alias moves.
+
+        Args:
+            model_dir: What train_model wrote.
+            export_dir: What export_model made of it.
+            metrics: Scalar metrics by name.
+            reasons: The gate's.
+            lineage: Where it comes from.
+            parent: The version that it was compared with.
+        """
+        model = model_digest(model_dir)
+        digest = _digest_files(export_dir, (FLOAT_TFLITE_FILE, INT8_TFLITE_FILE), model)
+        storage.require_writable(self.directory)
+        self._versions_dir.mkdir(parents=True, exist_ok=True)
+        with self._lock():
+            for half in self._versions_dir.glob(".*.tmp"):  # Of a process that was killed: we hold the lock.
+                shutil.rmtree(half)
+            for version in self.versions():
+                if version.digest == digest:
+                    return version
+            number = f"{max([0, *map(int, self._used_numbers())]) + 1:04d}"
+            with storage.staged_directory(self._versions_dir / number) as staged:
+                storage.link_tree(model_dir, staged / MODEL_DIR)
+                storage.link_tree(export_dir, staged / EXPORT_DIR)
+                files = sorted(path for path in staged.rglob("*") if path.is_file())
+                version = Version(
+                    directory=self._versions_dir / number,
+                    digest=digest,
+                    model_digest=model,
+                    created=_now(),
+                    parent=parent,
+                    metrics=metrics,
+                    reasons=reasons,
+                    lineage=lineage,
+                    files={path.relative_to(staged).as_posix(): _describe_file(path) for path in files},
+                )
+                storage.write_json(staged / VERSION_FILE, version.as_dict())
+            return version
+
+    def promote(self, number: str, alias: str, reason: str, against: str | None = None) -> Move:
+        """Move an alias to a version that the gate has let through; nothing happens where it stands there already.
+
+        Args:
+            number: The version.
+            alias: As `champion`.
+            reason: Why, in words.
+            against: Digest of the model that it was compared with, empty for none; None if that was not the alias's.
+
+        Returns:
+            The move that put the alias there.
+
+        Raises:
+            InputError: If the alias has moved since the comparison, the version was rolled back, or it is damaged.
+        """
+        with self._lock():
+            version, current, moves = self.version(number), self.find(alias), self.moves(alias)
+            if current and current.number == number:
+                return moves[-1]
+            standing = current.model_digest if current else ""
+            if against is not None and standing not in (against, version.model_digest):
+                raise InputError(
+                    f"Cannot promote version {number} of {self.model_name!r}: it was compared with "
+                    f"{self.number_of(against) or 'none'}, and meanwhile the {alias} is "
+                    f"{current.number if current else 'none'}. Run again, to compare it with that."
+                )
+            last = next((move for move in reversed(moves) if number in (move.version, move.previous)), None)
+            if last and last.by == ROLLBACK and last.previous == number:
+                raise InputError(
+                    f"Cannot promote version {number} of {self.model_name!r}: it was rolled back on {last.time} "
+                    f"({last.reason}), and the model is unchanged. Train a better one, or insist: tpu-pipelines "
+                    f"registry promote {self.model_name} {number}."
+                )
+            return self._move(alias, version, GATE, reason)
+
+    def override(self, number: str, alias: str, reason: str) -> Move:
+        """Move an alias to any version, whatever the gate says.
+
+        Raises:
+            InputError: If it stands there already, or the version is damaged.
+        """
+        with self._lock():
+            if (moves := self.moves(alias)) and moves[-1].version == number:
+                raise InputError(f"Version {number} of {self.model_name!r} is the {alias} already.")
+            return self._move(alias, self.version(number), HAND, reason)
+
+    def roll_back(self, alias: str, reason: str) -> Move:
+        """Take the last promotion back: the alias returns to where it stood before. Again: one further back.
+
+        Raises:
+            InputError: If there is nothing to return to, or that version is damaged.
+        """
+        with self._lock():
+            stack: list[str] = []
+            for move in self.moves(alias):
+                if move.by == ROLLBACK:
+                    stack.pop()
+                else:
+                    stack.append(move.version)
+            if len(stack) < 2:
+                raise InputError(
+                    f"Cannot roll {alias} of {self.model_name!r} back: expected an earlier one, received "
+                    f"{'only version ' + stack[0] if stack else 'none at all'} in {self.root}."
+                )
+            return self._move(alias, self.version(stack[-2]), ROLLBACK, reason)
+
+    def _move(self, alias: str, version: Version, by: str, reason: str) -> Move:
+        version.check_files()
+        aliases = self._read_aliases()
+        moves = aliases.get(alias, ())
+        move = Move(version.number, moves[-1].version if moves else "", by, reason, _now())
+        aliases[alias] = (*moves, move)
+        storage.write_json(
+            self.directory / ALIASES_FILE,
+            {name: [dataclasses.asdict(one) for one in of_one] for name, of_one in aliases.items()},
+        )
+        return move
+
+    @property
+    def _versions_dir(self) -> Path:
+        return self.directory / "versions"
+
+    def _version_dirs(self) -> list[Path]:
+        found = [path for path in self._versions_dir.glob("*") if re.fullmatch(_VERSION, path.name)]
+        return sorted(found, key=lambda path: int(path.name))
+
+    def _used_numbers(self) -> set[str]:
+        """Those of all versions, also of deleted ones that the history still names."""
+        moved = {move.version for moves in self._read_aliases().values() for move in moves}
+        return moved | {path.name for path in self._version_dirs()}
+
+    def _read_aliases(self) -> dict[str, tuple[Move, ...]]:
+        path = self.directory / ALIASES_FILE
+        try:
+            raw = json.loads(path.read_bytes())
+            moves = {alias: tuple(Move(**move) for move in moves) for alias, moves in raw.items()}
+            if not all(re.fullmatch(_VERSION, move.version) for of_one in moves.values() for move in of_one):
+                raise ValueError("a move to what is no version")
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"Cannot read {path}: expected aliases and their moves, received something else ({error!r}). The "
+                "versions beside it are unharmed. Restore it from a backup; or remove it and name the champion again: "
+                f"tpu-pipelines registry promote {self.model_name} VERSION."
+            ) from error
+        return {alias: of_one for alias, of_one in moves.items() if of_one}
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        self.require()
+        with open(self.directory / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def list_models(root: Path) -> tuple[ModelRegistry, ...]:
+    """The models of a registry, by name."""
+    return tuple(ModelRegistry(root, path.parent.name) for path in sorted(root.glob("*/versions")))
+
+
+def reference(root: Path | str, model_name: str, version: str) -> str:
+    """`REGISTRY/MODEL@VERSION_OR_ALIAS`: a version as text, where a folder may be named too; see `parse_reference`."""
+    return f"{root}/{model_name}@{version}"
+
+
+def parse_reference(text: str) -> tuple[ModelRegistry, str] | None:
+    """The registry of a model, and a version's number or an alias; None if the text is not such a reference.
+
+    Example:
+        >>> registry, version = parse_reference("runs/registry/digits@champion")
+        >>> str(registry.root), registry.model_name, version
+        ('runs/registry', 'digits', 'champion')
+        >>> parse_reference("runs/digits/model")
+    """
+    found = re.fullmatch(f"(.+)/({_MODEL_NAME})@({_VERSION}|{_ALIAS})", text)
+    if not found or storage.is_remote(text) or Path(text).exists():
+        return None
+    return ModelRegistry(found[1], found[2]), found[3]
+
+
+def model_digest(model_dir: Path) -> str:
+    """SHA-256 of what a trained model is: architecture, best weights and class names, not how long it took.
+
+    Raises:
+        InputError: If a file is missing.
+    """
+    return _digest_files(model_dir, (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE), *ModelInfo.load(model_dir).class_names)
+
+
+def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:
+    digest = hashlib.sha256(json.dumps(further).encode())
+    for name in names:
+        try:
+            with open(directory / name, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InputError(
+                f"Cannot load the model in {directory}: expected the file {name}, received an error "
+                f"({error.strerror}). Check the path."
+            ) from error
+    return digest.hexdigest()
+
+
+def check_model_name(name: str) -> str:
+    """A model's name, if it can be one.
+
+    Raises:
+        InputError: If it cannot.
+    """
+    if not re.fullmatch(_MODEL_NAME, name):
+        raise InputError(f"Cannot use the model name {name!r}: expected letters, digits, '-', '_' and '.', at most 64.")
+    return name
+
+
+def check_alias(alias: str) -> str:
+    """An alias, if it can be one.
+
+    Raises:
+        InputError: If it cannot.
+    """
+    if not re.fullmatch(_ALIAS, alias):
+        raise InputError(f"Cannot use the alias {alias!r}: expected lower-case letters, digits and '-', as 'champion'.")
+    return alias
+
+
+def _describe_file(path: Path) -> dict[str, Any]:
+    return {"num_bytes": path.stat().st_size, "crc32c": file_crc32c(path)}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

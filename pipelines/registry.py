@@ -1,0 +1,113 @@
+"""The registry in words and as JSON, and what may be done to it by hand."""
+
+import getpass
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.errors import InputError
+from components.prediction import load_model
+from components.registry import CHAMPION, ModelRegistry, Move, list_models
+
+
+def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
+    """One row per version, of one model or of all: its number, aliases, time, metrics, parent and size.
+
+    Raises:
+        InputError: If there is no registry, or no such model in it, or it is damaged.
+    """
+    models = [_model(root, model_name)] if model_name else list_models(root)
+    if not models:
+        raise InputError(f"There is no registry in {root}: expected models, received none. Check --workspace.")
+    return [
+        {
+            "model": model.model_name,
+            "version": version.number,
+            "aliases": [alias for alias, number in model.aliases().items() if number == version.number],
+            "created": version.created,
+            "metrics": version.metrics,
+            "parent": version.parent,
+            "num_bytes": version.num_bytes,
+        }
+        for model in models
+        for version in model.versions()
+    ]
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows, to be read by people."""
+    lines = [("model", "version", "alias", "created", "accuracy", "loss", "parent", "MiB")]
+    for row in rows:
+        accuracy, loss = (f"{row['metrics'].get(name, math.nan):.4f}" for name in ("accuracy", "loss"))
+        aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
+        lines.append((row["model"], row["version"], aliases, row["created"], accuracy, loss, parent, size))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    formats = [f"<{width}" for width in widths[:4]] + [f">{width}" for width in widths[4:]]
+    return "\n".join("  ".join(map(format, line, formats)).rstrip() for line in lines)
+
+
+def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
+    """One version, the champion if none is named, with all that is recorded of it, and the alias's history.
+
+    Raises:
+        InputError: If there is no such version, or it is damaged.
+    """
+    model = _model(root, model_name)
+    version = model.find(number or CHAMPION)
+    if version is None:
+        raise InputError(f"{model_name!r} has no {CHAMPION} in {root}. Name a version; `registry list` shows them.")
+    aliases = [alias for alias, at in model.aliases().items() if at == version.number]
+    history = [vars(move) for move in model.moves()]
+    return {
+        "model": model_name,
+        "version": version.number,
+        "aliases": aliases,
+        **version.as_dict(),
+        "directory": str(version.directory),
+        "history": history,
+    }
+
+
+def as_text(description: Mapping[str, Any]) -> str:
+    """A description, to be read by people: without checksums."""
+    shown = {name: value for name, value in description.items() if name not in ("files", "history", "lineage")}
+    moves = [
+        f"{move['time']}  {move['by']:<9}{move['previous'] or '-'} → {move['version']}  {move['reason']}"
+        for move in description["history"]
+    ]
+    facts = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=120)
+    lineage = yaml.safe_dump({"lineage": description["lineage"]}, allow_unicode=True, width=120)
+    return f"{facts}{lineage}history:\n" + "\n".join(f"  {move}" for move in moves)
+
+
+def promote(root: Path, model_name: str, number: str, reason: str = "") -> Move:
+    """Make a version the champion by hand, once its export has loaded and answered a blank image.
+
+    Raises:
+        InputError: If there is no such version, it is the champion already, or it is damaged.
+    """
+    model = _model(root, model_name)
+    load_model(model.version(number).export_dir)
+    return model.override(number, CHAMPION, reason or _by_hand())
+
+
+def roll_back(root: Path, model_name: str, reason: str = "") -> Move:
+    """Return to the champion before this one, whose files are checked first.
+
+    Raises:
+        InputError: If there was none, or it is damaged.
+    """
+    return _model(root, model_name).roll_back(CHAMPION, reason or _by_hand())
+
+
+def _model(root: Path, model_name: str) -> ModelRegistry:
+    model = ModelRegistry(root, model_name)
+    model.require()
+    return model
+
+
+def _by_hand() -> str:
+    return f"by {getpass.getuser()}"

@@ -1,0 +1,205 @@
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.artifacts import Manifest
+from components.deploy_model import DeployParams, deploy_model
+from components.errors import InputError
+from components.evaluate_model import EvaluateParams, evaluate_model
+from components.registry import ModelRegistry
+
+_CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
+
+
+@pytest.fixture(scope="module")
+def evaluated_digits(digits_records, trained_digits, tmp_path_factory):
+    """The small model's evaluation, against the champion of a registry that is still empty."""
+    root = tmp_path_factory.mktemp("evaluated")
+    params = dataclasses.replace(_CPU, champion=f"{root}/registry/digits@champion")
+    evaluate_model(params, digits_records, trained_digits, root / "evaluation")
+    return root / "evaluation"
+
+
+@pytest.fixture
+def folders(digits_records, trained_digits, exported_digits, evaluated_digits, tmp_path):
+    """Every folder that the step reads, the last two copied to be changed."""
+    shutil.copytree(exported_digits.path, tmp_path / "export")
+    shutil.copytree(evaluated_digits, tmp_path / "evaluation")
+    return {
+        "records_dir": digits_records,
+        "model_dir": trained_digits,
+        "export_dir": tmp_path / "export",
+        "evaluation_dir": tmp_path / "evaluation",
+        "output": tmp_path / "deployment",
+    }
+
+
+@pytest.fixture
+def params(tmp_path):
+    return DeployParams(str(tmp_path / "registry"), "digits", lineage={"run": "digits"})
+
+
+@pytest.fixture
+def registry(params):
+    return ModelRegistry(params.registry, params.model_name)
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def compared_with(folders, registry, version):
+    """An evaluation that met this version of this registry."""
+    champion = {"version": version, "digest": registry.version(version).model_digest if version else ""}
+    change(folders["evaluation_dir"] / "evaluation.json", registered_champion=champion)
+
+
+def crown_another(registry, trained_digits, exported_digits, tmp_path):
+    """Register and promote a model of other weights; returns its number."""
+    shutil.copytree(trained_digits, tmp_path / "other")
+    (tmp_path / "other" / "best.weights.h5").write_bytes(b"other")
+    facts = {"metrics": {}, "reasons": [], "lineage": {}}
+    version = registry.register(tmp_path / "other", Path(exported_digits.path), **facts)
+    registry.promote(version.number, "champion", "it was there before")
+    return version.number
+
+
+def test_the_first_model_is_registered_checked_and_made_champion(params, folders, registry):
+    result = deploy_model(params, **folders)
+    assert (result.version, result.alias, result.previous) == ("0001", "champion", "")
+    assert result.health_check["num_examples"] == 32
+    assert 0 <= result.health_check["max_difference"] < 1e-4
+    champion = registry.find("champion")
+    assert str(champion.directory) == result.version_dir
+    assert champion.metrics["accuracy"] > 0.85
+    assert champion.reasons == ["passed: there is no champion to beat"]
+    fingerprint = Manifest.load(folders["records_dir"]).fingerprint
+    dataset = {"source": "sklearn:digits", "fingerprint": fingerprint}
+    assert champion.lineage == {"dataset": dataset, "split": "test", "run": "digits"}
+    assert json.loads((folders["output"] / "deployment.json").read_text()) == dataclasses.asdict(result)
+
+
+def test_run_again_it_gives_the_same_and_moves_nothing(params, folders, registry):
+    first = deploy_model(params, **folders)
+    assert deploy_model(params, **folders) == first
+    assert len(registry.versions()) == len(registry.moves()) == 1
+
+
+def test_a_new_champion_names_the_one_that_it_beat(
+    params, folders, registry, trained_digits, exported_digits, tmp_path
+):
+    before = crown_another(registry, trained_digits, exported_digits, tmp_path)
+    compared_with(folders, registry, before)
+    result = deploy_model(params, **folders)
+    assert (result.version, result.previous) == ("0002", "0001")
+    assert registry.find("champion").parent == "0001"
+
+
+def test_a_champion_that_came_since_the_comparison_stays(
+    params, folders, registry, trained_digits, exported_digits, tmp_path
+):
+    crown_another(registry, trained_digits, exported_digits, tmp_path)
+    compared_with(folders, registry, "")
+    with pytest.raises(InputError, match=r"compared with none, and meanwhile the champion is 0001\. Run again"):
+        deploy_model(params, **folders)
+    assert registry.aliases() == {"champion": "0001"}
+    assert not folders["output"].exists()
+
+
+def test_a_model_that_was_compared_with_another_of_the_users_choice_is_promoted(
+    params, folders, registry, trained_digits, exported_digits, tmp_path
+):
+    crown_another(registry, trained_digits, exported_digits, tmp_path)
+    change(folders["evaluation_dir"] / "evaluation.json", registered_champion=None)
+    assert deploy_model(params, **folders).previous == "0001"
+
+
+def test_a_model_that_the_gate_refused_is_not_even_registered(params, folders, registry):
+    gate = {"promote": False, "reasons": ["failed: 3 predictions are not finite numbers"]}
+    change(folders["evaluation_dir"] / "evaluation.json", gate=gate)
+    with pytest.raises(InputError, match=r"the gate said no .*3 predictions are not finite"):
+        deploy_model(params, **folders)
+    assert registry.versions() == ()
+
+
+def test_an_evaluation_of_another_model_is_refused(params, folders, registry):
+    evaluation = folders["evaluation_dir"] / "evaluation.json"
+    model = json.loads(evaluation.read_text())["model"]
+    change(evaluation, model=model | {"digest": "0" * 64})
+    with pytest.raises(InputError, match="of another model: expected 0000000000000000…"):
+        deploy_model(params, **folders)
+    change(evaluation, model=model, dataset_fingerprint="1" * 64)
+    with pytest.raises(InputError, match="of another data set: expected 1111111111111111…"):
+        deploy_model(params, **folders)
+    assert registry.versions() == ()
+
+
+def broken_file(folders):
+    (folders["export_dir"] / "model.tflite").write_bytes(b"not a model")
+    return r"a fresh process got no answer \(exit code 1\): .*it is damaged"
+
+
+def missing_file(folders):
+    (folders["export_dir"] / "export.json").unlink()
+    return r"a fresh process got no answer .*there is no export\.json"
+
+
+def other_model(folders):
+    path = folders["evaluation_dir"] / "predictions.npz"
+    with np.load(path) as predictions:
+        np.savez(path, labels=predictions["labels"], probabilities=np.roll(predictions["probabilities"], 1, axis=1))
+    return r"of 32 images, a probability differs by .* expected at most 1\.00e-02"
+
+
+def not_a_number(folders):
+    path = folders["evaluation_dir"] / "predictions.npz"
+    with np.load(path) as predictions:
+        np.savez(path, labels=predictions["labels"], probabilities=predictions["probabilities"] * np.nan)
+    return "a probability differs by nan"
+
+
+@pytest.mark.parametrize("spoil", [broken_file, missing_file, other_model, not_a_number])
+def test_a_failed_health_check_leaves_the_alias(
+    params, folders, registry, trained_digits, exported_digits, tmp_path, spoil
+):
+    compared_with(folders, registry, crown_another(registry, trained_digits, exported_digits, tmp_path))
+    words = spoil(folders)
+    with pytest.raises(RuntimeError, match=f"(?s)version 0002 of 'digits' failed, so no alias moves: .*{words}"):
+        deploy_model(params, **folders)
+    assert registry.aliases() == {"champion": "0001"}
+    assert len(registry.moves()) == 1
+    assert not folders["output"].exists()
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "predictions.npz"])
+def test_a_damaged_evaluation_is_named(params, folders, name):
+    (folders["evaluation_dir"] / name).write_text("{}")
+    with pytest.raises(InputError, match=f"Cannot read .*{name}.*evaluate_model again"):
+        deploy_model(params, **folders)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_name": "a/b"}, "model name 'a/b'"),
+        ({"alias": "0001"}, "alias '0001'"),
+        ({"health_check_examples": 0}, "Received: 0"),
+        ({"health_check_tolerance": 0.0}, r"Received: 0\.0"),
+        ({"health_check_tolerance": float("nan")}, "Received: nan"),
+    ],
+)
+def test_params_check_themselves(values, words):
+    with pytest.raises(InputError, match=words):
+        DeployParams(**{"registry": "registry", "model_name": "digits", **values})
+
+
+def test_the_command_line_deploys(params, folders, registry, run_step_here):
+    paths = {name.removesuffix("_dir"): path for name, path in folders.items()}
+    done = run_step_here("deploy_model", params, **paths)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["version"] == registry.aliases()["champion"] == "0001"
+    assert "[deploy_model] digits version 0001 answered 32 images and is the champion" in done.stderr

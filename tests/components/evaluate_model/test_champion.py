@@ -1,0 +1,65 @@
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from components.errors import InputError
+from components.evaluate_model import EvaluateParams, evaluate_model
+from components.evaluate_model.champion import Champion, find_champion
+from components.registry import ModelRegistry, model_digest
+
+_FACTS = {"metrics": {}, "reasons": [], "lineage": {}}
+
+
+@pytest.fixture
+def registry(trained_digits, tmp_path):
+    """The small model is version 0001, and the champion."""
+    export = tmp_path / "export"
+    export.mkdir()
+    for name in ("model.tflite", "model_int8.tflite"):
+        (export / name).write_bytes(b"")
+    registry = ModelRegistry(tmp_path / "registry", "digits")
+    registry.register(trained_digits, export, **_FACTS)
+    registry.promote("0001", "champion", "first", "")
+    return registry
+
+
+def test_a_champion_is_a_folder_or_a_registered_version_or_none(registry, tmp_path):
+    model, scratch = str(registry.directory), tmp_path / "scratch"
+    version = registry.version("0001")
+    registered = Champion(version.model_dir, {"version": "0001", "digest": version.model_digest})
+    assert find_champion("", "new", scratch) == Champion(None)
+    assert find_champion(str(tmp_path), "new", scratch) == Champion(tmp_path)
+    assert find_champion(f"{model}@champion", "new", scratch) == registered
+    assert find_champion(f"{model}@0001", "new", scratch) == registered
+    nobody = Champion(None, {"version": "", "digest": ""})
+    assert find_champion(f"{tmp_path}/registry/letters@champion", "new", scratch) == nobody
+
+
+def test_a_version_that_is_not_there_is_refused(registry, tmp_path):
+    with pytest.raises(InputError, match=r"no version '0002' .* expected one of 0001"):
+        find_champion(f"{registry.directory}@0002", "new", tmp_path)
+
+
+def test_a_model_that_is_the_champion_is_not_compared_with_itself(registry, digits_records, trained_digits, tmp_path):
+    params = EvaluateParams(
+        champion=f"{registry.directory}@champion", backend="tensorflow", accelerator="cpu", num_replicas=1
+    )
+    result = evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
+    assert result.reasons == ("passed: there is no champion to beat",)
+    scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert scored["registered_champion"] == {"version": "", "digest": ""}
+    assert scored["model"]["digest"] == model_digest(trained_digits)
+
+    twin = tmp_path / "twin"  # Other bytes, the same answers.
+    shutil.copytree(trained_digits, twin)
+    (twin / "architecture.json").write_text((twin / "architecture.json").read_text() + " ")
+    result = evaluate_model(params, digits_records, twin, tmp_path / "evaluation")
+    assert "ties with the champion's" in result.reasons[0]
+    scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert scored["registered_champion"]["version"] == "0001"
+    assert result.promote
+    pinned = dataclasses.replace(params, champion=f"{registry.directory}@0001")
+    result = evaluate_model(pinned, digits_records, trained_digits, tmp_path / "evaluation")
+    assert "ties with the champion's" in result.reasons[0], "a version that is named is met"
