@@ -20,7 +20,7 @@ run: install  ## The whole pipeline on this machine; CONFIG=cifar10_cnn for anot
 	$(VENV)/bin/tpu-pipelines run $(CONFIG)
 
 test: install  ## The fast tests: a few minutes, no network.
-	$(VENV)/bin/python -m pytest -m "not slow"
+	$(VENV)/bin/python -m pytest -m "not slow" --numprocesses auto --dist loadscope
 
 test-all: install  ## All tests; the slow ones say what they need.
 	$(VENV)/bin/python -m pytest

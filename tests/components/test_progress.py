@@ -1,4 +1,5 @@
 import os
+import select
 import termios
 
 import pytest
@@ -41,14 +42,16 @@ def test_short_work_says_nothing(clock, capsys):
 def test_terminal_shows_a_bar_with_rate_and_note(monkeypatch):
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
-    os.set_blocking(ours, False)  # A bar that is not drawn is a failure, not a wait.
     with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
         monkeypatch.setattr("sys.stderr", terminal)
         with progress.track("train_model", 1000, "images") as bar:
             bar.update(500, "loss 0.5000")
             bar._bar.refresh()
         terminal.flush()
-        shown = os.read(screen.fileno(), 65536).decode()
+        shown = ""
+        # The system hands a terminal's output over piece by piece, in its own time.
+        while "loss 0.5000" not in shown and select.select([screen], [], [], 5)[0]:
+            shown += os.read(screen.fileno(), 65536).decode()
     assert "train_model" in shown
     assert "500/1.00k" in shown
     assert "loss 0.5000" in shown
