@@ -163,11 +163,6 @@ def test_missing_compiler_says_what_to_install(tmp_path):
     assert "pip install 'tpu-pipelines[preflight]'" in done.stdout
 
 
-def _children(pid):
-    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "preflight_training.compiler" in line]
-
-
 def _is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -184,25 +179,31 @@ def _wait_for(condition, seconds=20.0):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_child_ends_when_its_parent_is_killed(model_file, tmp_path):
-    marker = tmp_path / "building"
-    task = make_task(model_file(f"open({str(marker)!r}, 'w').close()\n    import time; time.sleep(600)"))
+    marker = tmp_path / "building"  # Renamed to its name, so that it is never seen without the child's number in it.
+    task = make_task(
+        model_file(
+            "import os, time\n"
+            f"    open({str(marker)!r} + '~', 'w').write(str(os.getpid()))\n"
+            f"    os.rename({str(marker)!r} + '~', {str(marker)!r})\n"
+            "    time.sleep(600)"
+        )
+    )
     code = (
         "import sys, json, pathlib\n"
         "from tests.components.preflight_training.conftest import compile_one, make_task\n"
         "compile_one(make_task(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code, task.model, str(tmp_path / "cache")])
-    child = None
+    with subprocess.Popen([sys.executable, "-c", code, task.model, str(tmp_path / "cache")]) as parent:
+        try:
+            assert _wait_for(marker.exists, 60)
+        finally:
+            parent.kill()
+    child = int(marker.read_text())
     try:
-        assert _wait_for(marker.exists, 60)
-        (child,) = _children(parent.pid)
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
         assert _wait_for(lambda: not _is_running(child))
     finally:
-        for pid in (parent.pid, child):
-            if pid and _is_running(pid):
-                os.kill(pid, signal.SIGKILL)
+        if _is_running(child):
+            os.kill(child, signal.SIGKILL)
 
 
 def test_model_by_import_path_finds_its_module(tmp_path, monkeypatch):
