@@ -14,17 +14,40 @@ from typing import Any
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
 
+def _add_config(command: Any, default: str = "") -> None:
+    command.add_argument(
+        "config",
+        nargs="?" if default else None,
+        default=default,
+        metavar="CONFIG",
+        help="a ready example or a YAML file" + (f" (default: {default})" if default else ""),
+    )
+    command.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+
+
+def _add_workspace(command: Any) -> None:
+    command.add_argument(
+        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
+    )
+
+
+def _add_target(command: Any, required: bool = False) -> None:
+    from pipelines.settings import TARGET_SETTINGS
+
+    targets, default = tuple(TARGET_SETTINGS), None if required else "vertex"
+    note = "" if required else f"(default: {default})"
+    command.add_argument("--target", choices=targets, required=required, default=default, help=note)
+    command.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
+
+
 def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run the whole pipeline on this machine",
         description="Run the whole pipeline on this machine. Unchanged steps are taken from the last run.",
     )
-    run.add_argument("config", nargs="?", default="digits", help="a ready example or a YAML file (default: digits)")
-    run.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    run.add_argument(
-        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
-    )
+    _add_config(run, default="digits")
+    _add_workspace(run)
     run.add_argument("--json", action="store_true", help="print the summary, and nothing else, on stdout")
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess")
     run.set_defaults(command=_run)
@@ -129,14 +152,11 @@ def _add_preflight(commands: Any) -> None:
         description="Compile the training step with the real TPU compiler on this machine, which needs no TPU, and say "
         "whether it fits, how long a step and an epoch take, what a run costs and how long the device waits for data.",
     )
-    preflight.add_argument("config", help="a ready example or a YAML file")
+    _add_config(preflight)
     machines = preflight.add_mutually_exclusive_group()
     machines.add_argument("--machine", metavar="NAME", help="a TPU slice, as v5e-4 (default: the configuration's)")
     machines.add_argument("--compare", metavar="NAME,NAME…", help="several slices, side by side")
-    preflight.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    preflight.add_argument(
-        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for reports (default: runs)"
-    )
+    _add_workspace(preflight)
     preflight.add_argument("--json", action="store_true", help="print the report, and nothing else, on stdout")
     preflight.set_defaults(command=_preflight)
 
@@ -189,11 +209,9 @@ def _add_compile(commands: Any) -> None:
         description="Write the pipeline as a file for a cloud platform, training on the machine of the configuration. "
         "Needs no account; settings that are known by now go into the file.",
     )
-    compile_.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
-    compile_.add_argument("--target", choices=("vertex", "kubeflow"), required=True)
+    _add_config(compile_)
+    _add_target(compile_, required=True)
     compile_.add_argument("--output", type=Path, required=True, metavar="FILE", help="as pipeline.yaml")
-    compile_.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    compile_.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
     compile_.set_defaults(command=_compile)
 
 
@@ -219,13 +237,6 @@ def _hint_at_tag(image: str) -> None:
         )
 
 
-def _add_target(command: Any) -> None:
-    from pipelines.settings import TARGET_SETTINGS
-
-    command.add_argument("--target", choices=tuple(TARGET_SETTINGS), default="vertex", help="(default: vertex)")
-    command.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
-
-
 def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """The settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
     from pipelines.settings import TARGET_SETTINGS, load_settings
@@ -246,9 +257,8 @@ def _add_submit(commands: Any) -> None:
         "the same run: it is started once, and found when it is submitted again. Where its machine cannot be had, the "
         "fallbacks are tried.",
     )
-    submit.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
+    _add_config(submit)
     _add_target(submit)
-    submit.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
     submit.add_argument("--wait", action="store_true", help="until it ends; may be killed and started again at will")
     submit.add_argument("--poll-seconds", type=float, default=20.0, metavar="N", help="between two looks (default: 20)")
     submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
@@ -361,13 +371,12 @@ def _add_schedule(commands: Any) -> None:
         description="Create the schedule of a configuration or change it, and print what changes; there is one for "
         "each name. The platform starts its runs on the configuration's machine; it knows no fallbacks.",
     )
-    schedule.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
+    _add_config(schedule)
     actions = schedule.add_mutually_exclusive_group(required=True)
     actions.add_argument("--cron", metavar="EXPRESSION", help="as '0 3 * * *' or 'TZ=Europe/Berlin 0 3 * * 1-5'")
     for action, text in (("pause", "start no more runs"), ("resume", "start runs again"), ("delete", "forget it")):
         actions.add_argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
     _add_target(schedule)
-    schedule.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
     schedule.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
     schedule.set_defaults(command=_schedule)
 
@@ -412,9 +421,7 @@ def _add_registry(commands: Any) -> None:
     registry.add_argument("action", choices=("list", "show", "promote", "rollback"))
     registry.add_argument("name", nargs="?", default="", metavar="NAME", help="the model, as the run that made it")
     registry.add_argument("version", nargs="?", default="", metavar="VERSION", help="as 0001")
-    registry.add_argument(
-        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
-    )
+    _add_workspace(registry)
     registry.add_argument("--registry", type=Path, metavar="DIR", help="a registry elsewhere than in the workspace")
     registry.add_argument("--reason", default="", metavar="TEXT", help="goes into the history")
     registry.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")

@@ -11,6 +11,18 @@ import yaml
 from components.errors import InputError
 from components.prediction import load_model
 from components.registry import CHAMPION, ModelRegistry, Move, list_models
+from components.table import lay_out
+
+_COLUMNS = {
+    "model": "<",
+    "version": "<",
+    "alias": "<",
+    "created": "<",
+    "accuracy": ">",
+    "loss": ">",
+    "parent": ">",
+    "MiB": ">",
+}
 
 
 def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
@@ -39,14 +51,12 @@ def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows, to be read by people."""
-    lines = [("model", "version", "alias", "created", "accuracy", "loss", "parent", "MiB")]
+    lines = []
     for row in rows:
         accuracy, loss = (f"{row['metrics'].get(name, math.nan):.4f}" for name in ("accuracy", "loss"))
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["model"], row["version"], aliases, row["created"], accuracy, loss, parent, size))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    formats = [f"<{width}" for width in widths[:4]] + [f">{width}" for width in widths[4:]]
-    return "\n".join("  ".join(map(format, line, formats)).rstrip() for line in lines)
+    return "\n".join(lay_out(_COLUMNS, lines))
 
 
 def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:

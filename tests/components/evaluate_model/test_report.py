@@ -1,15 +1,14 @@
 import dataclasses
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from components.evaluate_model.metrics import compute_metrics
 from components.evaluate_model.report import Prediction, ReportContent, render_report
+from tests.html_page import Page
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
-_VOID = {"meta", "img", "br", "rect"}
 
 
 def _metrics(num_classes=3, num_examples=60, names=None, seed=0, lean=3.0):
@@ -42,36 +41,8 @@ def _content(**changes):
     return dataclasses.replace(content, **changes)
 
 
-class _Page(HTMLParser):
-    """Every tag with its attributes; fails on tags that do not nest."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.open, self.words = [], [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    def values(self, attribute):
-        return [attributes[attribute] for _, attributes in self.tags if attribute in attributes]
-
-
 def _text(content):
-    return " ".join(" ".join(_Page(render_report(content)).words).split())
+    return " ".join(" ".join(Page(render_report(content)).words).split())
 
 
 def _hostile_content(num_classes):
@@ -95,7 +66,7 @@ def _hostile_content(num_classes):
 @pytest.mark.parametrize("num_classes", [2, 3, 40])
 def test_report_shows_hostile_names_as_text_and_never_as_markup(num_classes):
     text = render_report(_hostile_content(num_classes))
-    page = _Page(text)
+    page = Page(text)
     assert "<script" not in text.lower()
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert {*page.values("alt")} == {_HOSTILE}
@@ -109,7 +80,7 @@ def test_report_shows_hostile_names_as_text_and_never_as_markup(num_classes):
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_report_loads_nothing(num_classes):
     text = render_report(_content(metrics=_metrics(num_classes)))
-    page = _Page(text)
+    page = Page(text)
     assert not re.search(r"https?://|@import|<link|<script|<iframe", text)
     assert all(value.startswith("data:image/png;base64,") for value in page.values("src"))
     assert all(value.startswith("#") for value in page.values("href"))
@@ -117,7 +88,7 @@ def test_report_loads_nothing(num_classes):
 
 
 def test_report_forbids_itself_scripts_and_the_network():
-    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in _Page(render_report(_content())).values(
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in Page(render_report(_content())).values(
         "content"
     )
 
@@ -125,7 +96,7 @@ def test_report_forbids_itself_scripts_and_the_network():
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_report_drawings_refer_to_ids_that_exist_once(num_classes):
     text = render_report(_content(metrics=_metrics(num_classes)))
-    page = _Page(text)
+    page = Page(text)
     ids = page.values("id")
     used = {value[1:] for value in page.values("href")} | set(re.findall(r"url\(#(\w+)\)", text))
     assert len(ids) == len(set(ids))
@@ -160,7 +131,7 @@ def test_headline_figures_compare_with_the_champion():
     metrics = _metrics()
     better = dataclasses.replace(metrics, accuracy=0.9512, loss=0.25, macro_f1=0.9, calibration_error=0.01)
     champion = dataclasses.replace(metrics, accuracy=0.94, loss=0.2, macro_f1=0.9, calibration_error=0.02)
-    page = _Page(render_report(_content(metrics=better, champion=champion)))
+    page = Page(render_report(_content(metrics=better, champion=champion)))
     verdicts = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
     assert [value for value in verdicts if value != "value"] == ["better", "same", "worse", "same", "better"]
     words = " ".join(" ".join(page.words).split())
@@ -181,7 +152,7 @@ def test_shares_read_100_percent_only_if_nothing_is_missing():
 @pytest.mark.parametrize(("num_classes", "heading"), [(2, "matrix"), (30, "matrix"), (31, "classes"), (100, "classes")])
 def test_many_classes_are_shown_as_the_most_confused_pairs(num_classes, heading):
     metrics = _metrics(num_classes, num_examples=400, lean=1.0)
-    page = _Page(render_report(_content(metrics=metrics)))
+    page = Page(render_report(_content(metrics=metrics)))
     words = " ".join(" ".join(page.words).split())
     assert ("Confusion matrix" in words) == (heading == "matrix")
     assert ("Most confused classes" in words) == (heading == "classes")
@@ -208,7 +179,7 @@ def test_roc_is_drawn_for_two_classes_only():
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 300, 3), (300, 1, 1), (28, 28, 1), (32, 32, 3), (500, 400, 3)])
 def test_pictures_of_every_shape_are_shown(shape):
     content = _content(wrong=[_prediction(shape=shape)], right=[])
-    page = _Page(render_report(content))
+    page = Page(render_report(content))
     (image,) = [attributes for tag, attributes in page.tags if tag == "img"]
     assert ("class" in image) == (max(shape) < 96)
     assert len(image["src"]) < 200_000
@@ -228,7 +199,7 @@ def test_report_works_without_history_mistakes_or_right_predictions():
 def test_training_curves_accept_a_single_epoch_and_missing_values(row):
     text = render_report(_content(history=[{"epoch": 1, "loss": 2.3, "accuracy": 0.1, **row}]))
     assert {"training loss: loss by epoch", "training accuracy: accuracy by epoch"} <= set(
-        _Page(text).values("aria-label")
+        Page(text).values("aria-label")
     )
 
 
