@@ -96,6 +96,38 @@ def _describe(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="several runs side by side",
+        description="Show runs side by side: metrics, speed, sizes, and in what their configurations differ; and write "
+        "a page that shows their training curves too.",
+    )
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, as runs/digits")
+    compare.add_argument(
+        "--output", type=Path, metavar="FILE", help="the page (default: comparison.html beside the first run)"
+    )
+    forms = compare.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    forms.add_argument("--markdown", action="store_true", help="print a Markdown table with a line for each run")
+    compare.set_defaults(command=_compare)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from pipelines import comparison
+
+    found = comparison.compare(arguments.runs)
+    path = arguments.output or arguments.runs[0].resolve().parent / "comparison.html"
+    comparison.write_page(found, path)
+    if arguments.json:
+        print(json.dumps(found.as_dict()))
+    elif arguments.markdown:
+        print(comparison.as_markdown(found))
+    else:
+        print(f"{comparison.as_text(found)}\n\n{os.path.relpath(path)}")
+    return DONE
+
+
 def _add_predict(commands: Any) -> None:
     predict = commands.add_parser(
         "predict",
@@ -455,6 +487,7 @@ def _registry(arguments: argparse.Namespace) -> int:
 
 _COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_run,
+    _add_compare,
     _add_predict,
     _add_serve,
     _add_registry,

@@ -27,6 +27,7 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.device import describe_host
 from components.errors import InputError
 from components.preflight_training import sandbox
 from components.progress import TERMINAL_VARIABLE
@@ -371,6 +372,7 @@ class _Session:
             "status": "failed" if failure else "succeeded" if promoted else "rejected",
             "config": self._config.as_dict(),
             "seconds": time.time() - start,
+            "host": describe_host(),
             "steps": {step: self._step_summary(step, done.get(step), failure) for step in STEPS},
             "metrics": {name: value for name, value in challenger.items() if isinstance(value, int | float)},
             "gate": evaluation.get("gate", {"promote": False, "reasons": []}),

@@ -3,49 +3,21 @@
 import base64
 import dataclasses
 import io
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import jinja2
 import markupsafe
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
+from components import page
 from components.evaluate_model.metrics import ClassMetrics, Metrics
 
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 30
-
-# Stand-ins that matplotlib can draw in; the page replaces them, so that one drawing suits light and dark.
-_INK, _LINE, _BLUE, _ORANGE = "#0000a1", "#0000a2", "#0000a3", "#0000a4"
-_VARIABLES = {_INK: "var(--muted)", _LINE: "var(--line)", _BLUE: "var(--blue)", _ORANGE: "var(--orange)"}
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _LINE,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": _LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +108,8 @@ def render_report(content: ReportContent) -> str:
         classes=sorted(metrics.per_class, key=_weakest_first),
         matrix=_matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
         pairs=_confused_pairs(metrics),
-        reliability=_draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, metrics)),
-        roc=_draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, metrics))
+        reliability=page.draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, metrics)),
+        roc=page.draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, metrics))
         if metrics.roc
         else None,
         picture_pixels=_PICTURE_PIXELS,
@@ -222,29 +194,10 @@ def _data_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _draw(name: str, x_label: str, y_label: str, plot: Callable[[Axes], None]) -> markupsafe.Markup:
-    """A drawing as SVG to put into the page. `plot` must draw none of the user's text."""
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
-        axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
-        plot(axes)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    view_box = re.search(r'viewBox="[^"]*"', text)
-    # The first definitions are a style sheet that would apply to the whole page.
-    body = text[text.index("</defs>") + len("</defs>") : text.rindex("</svg>")]
-    # Nothing refers to the ids of groups, and they recur in every drawing. The font is the page's.
-    body = re.sub(r'(?<=<g) id="[^"]*"| font-family:[^;]*;', "", body).replace("xlink:href", "href")
-    body = re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], body)
-    label = f"{name}: {y_label} by {x_label}"
-    return markupsafe.Markup(f'<svg {view_box[0] if view_box else ""} role="img" aria-label="{label}">{body}</svg>')
-
-
 def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
     def curve(metric: str) -> markupsafe.Markup:
         def plot(axes: Axes) -> None:
-            lines = ((metric, "train", _BLUE), (f"validation_{metric}", "validation", _ORANGE))
+            lines = ((metric, "train", page.BLUE), (f"validation_{metric}", "validation", page.ORANGE))
             for name, label, color in lines:
                 points = [(row["epoch"], row[name]) for row in history if row.get(name) is not None]
                 if points:
@@ -255,27 +208,27 @@ def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
             axes.legend()
 
-        return _draw(f"training {metric}", "epoch", metric, plot)
+        return page.draw(f"training {metric}", "epoch", metric, plot)
 
     return [curve(metric) for metric in ("loss", "accuracy") if any(row.get(metric) is not None for row in history)]
 
 
 def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
     bins = metrics.calibration
-    axes.plot([0, 1], [0, 1], color=_INK, linewidth=1, linestyle="--", label="perfect")
+    axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label="perfect")
     axes.bar(
         [item.lower for item in bins],
         [item.accuracy for item in bins],
         width=[item.upper - item.lower for item in bins],
         align="edge",
-        color=_BLUE,
+        color=page.BLUE,
         alpha=0.25,
     )
     axes.scatter(
         [item.confidence for item in bins],
         [item.accuracy for item in bins],
         s=[12 + 120 * item.count / metrics.num_examples for item in bins],
-        color=_BLUE,
+        color=page.BLUE,
         label="model",
         zorder=3,
         clip_on=False,
@@ -284,11 +237,11 @@ def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
 
 
 def _plot_roc(axes: Axes, metrics: Metrics) -> None:
-    axes.plot([0, 1], [0, 1], color=_INK, linewidth=1, linestyle="--", label="chance")
+    axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label="chance")
     axes.plot(
         [0, *(point.false_positive_rate for point in metrics.roc)],
         [0, *(point.true_positive_rate for point in metrics.roc)],
-        color=_BLUE,
+        color=page.BLUE,
         label="model",
     )
     _unit_square(axes)
@@ -301,11 +254,4 @@ def _unit_square(axes: Axes) -> None:
     axes.legend()
 
 
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # Class names and keys come from strangers' files.
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_ENVIRONMENT.filters.update(percent=_percent, data_uri=_data_uri)
+_ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri)

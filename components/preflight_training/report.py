@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from components import storage
+from components import page, storage
 from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
 from components.preflight_training.compiler import FITS
 from components.preflight_training.data import DataFacts, HostRate
@@ -277,13 +275,6 @@ def _wrap(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # Names of models and layers, and the compiler's words about them, may hold anything.
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 _FORMATS: dict[str, Any] = {
     "decimals": decimals,
     "dollars": dollars,
@@ -294,4 +285,4 @@ _FORMATS: dict[str, Any] = {
     "time": time,
     "verdict": _verdict,
 }
-_ENVIRONMENT.filters.update(_FORMATS)
+_ENVIRONMENT = page.environment(Path(__file__).parent, **_FORMATS)
