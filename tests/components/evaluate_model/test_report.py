@@ -6,6 +6,7 @@ import pytest
 
 from components.evaluate_model.metrics import compute_metrics
 from components.evaluate_model.report import Prediction, ReportContent, render_report
+from tests.browser import find, needs_browser, photograph
 from tests.html_page import Page
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
@@ -206,3 +207,29 @@ def test_training_curves_accept_a_single_epoch_and_missing_values(row):
 def test_report_of_100_small_pictures_is_below_2_mb():
     pictures = [_prediction(f"{i}.png", shape=(32, 32, 3)) for i in range(100)]
     assert len(render_report(_content(wrong=pictures, num_wrong=100)).encode()) < 2_000_000
+
+
+@needs_browser
+def test_browser_shows_wrong_predictions_first_with_picture_and_red_answer(tmp_path):
+    magenta, cyan = (255, 0, 255), (0, 255, 255)
+    wrong, right = (np.full((8, 8, 3), color, np.uint8) for color in (magenta, cyan))
+    content = _content(
+        wrong=[dataclasses.replace(_prediction(), image=wrong)], right=[dataclasses.replace(_prediction(), image=right)]
+    )
+    (tmp_path / "report.html").write_text(render_report(content))
+    screen, console = photograph(tmp_path / "report.html", tmp_path)
+    assert console == []
+    (wrong_rows, wrong_columns), (right_rows, _) = find(screen, magenta), find(screen, cyan)
+    assert len(wrong_rows) == len(right_rows) == 96 * 96
+    assert wrong_rows.max() < right_rows.min()
+    # The answer stands below its picture, in red; the right one's in green.
+    below = screen[wrong_rows.max() : wrong_rows.max() + 40, wrong_columns.min() - 12 : wrong_columns.max() + 12]
+    assert len(find(below, (220, 38, 38), 40)[0]) > 20
+    assert len(find(below, (21, 128, 61), 40)[0]) == 0
+
+
+@needs_browser
+def test_browser_tells_what_a_page_complains_of(tmp_path):
+    """So that silence means something."""
+    (tmp_path / "page.html").write_text("<script>console.error('no')</script>")
+    assert "no" in photograph(tmp_path / "page.html", tmp_path)[1][0]
