@@ -10,6 +10,7 @@ import google_crc32c
 
 from components import storage
 from components.errors import InputError
+from components.interface import TASKS, ImageInput, Interface, TextInput, read_input
 
 MANIFEST_FILE = "dataset.json"
 PREFLIGHT_FILE = "preflight.json"
@@ -31,7 +32,7 @@ DEPLOYMENT_FILE = "deployment.json"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 
-IMAGE_FEATURE, LABEL_FEATURE, KEY_FEATURE = "image", "label", "key"
+LABEL_FEATURE, KEY_FEATURE = "label", "key"  # The input's own field has the name that its `Input` gives it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Manifest:
         fingerprint: SHA-256 of the content: the same examples in the same order give the same one.
         source: Where the examples came from.
         split_rule: How they were divided, in words.
-        encoding: `raw` (uint8 pixels, row by row) or `encoded` (the image file's own bytes, decoded when read).
-        image_shape: (height, width, channels) of an image as the model gets it.
+        input: What an example is. Its fields stand among the others in the file, and `input` there is its kind.
+        task: What a model is asked about it; a key of `interface.TASKS`.
         features: The type of each field of a tf.train.Example.
         class_names: Class names; a label is an index into them.
         splits: Splits by name; one that has no examples is left out.
@@ -80,8 +81,8 @@ class Manifest:
     fingerprint: str
     source: str
     split_rule: str
-    encoding: str
-    image_shape: tuple[int, int, int]
+    input: ImageInput | TextInput
+    task: str
     features: Mapping[str, str]
     class_names: tuple[str, ...]
     splits: Mapping[str, Split]
@@ -89,7 +90,12 @@ class Manifest:
 
     def save(self, directory: Path) -> None:
         """Write `dataset.json` into `directory`."""
-        storage.write_json(directory / MANIFEST_FILE, dataclasses.asdict(self))
+        storage.write_json(directory / MANIFEST_FILE, _with_flat_input(self))
+
+    @property
+    def interface(self) -> Interface:
+        """What a model of this data set takes and gives."""
+        return Interface(self.input, len(self.class_names), self.task)
 
     @classmethod
     def load(cls, directory: Path, verify: bool = True) -> Self:
@@ -114,8 +120,7 @@ class Manifest:
             }
             manifest = cls(
                 **{
-                    **raw,
-                    "image_shape": tuple(raw["image_shape"]),
+                    **_with_read_input(raw),
                     "class_names": tuple(raw["class_names"]),
                     "quarantined": tuple(Quarantined(**item) for item in raw["quarantined"]),
                     "splits": splits,
@@ -156,6 +161,22 @@ def _read_json(path: Path, step: str) -> Any:
         raise InputError(f"Cannot read {path}: it is not valid JSON ({error}). Run {step} again.") from error
 
 
+def _with_flat_input(artifact: Any) -> dict[str, Any]:
+    """A dataclass as JSON, the fields of its input among its own."""
+    raw = dataclasses.asdict(artifact)
+    given = raw.pop("input")
+    return {**raw, "input": given.pop("kind"), **given}
+
+
+def _with_read_input(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The opposite of `_with_flat_input`, as keyword arguments."""
+    given = read_input({**raw, "kind": raw["input"]})
+    if raw["task"] not in TASKS:
+        raise KeyError(raw["task"])
+    own = {"input", *(field.name for field in dataclasses.fields(given))}
+    return {"input": given, **{name: value for name, value in raw.items() if name not in own}}
+
+
 def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
     advice = "The records changed after they were written: write them again with create_tfrecords."
     if not path.is_file():
@@ -188,8 +209,8 @@ class ModelInfo:
         name: The model's name in the registry, or where it was imported from.
         parameters: Its hyper-parameters.
         class_names: Class names, in the order of its outputs.
-        image_shape: (height, width, channels) of its input, uint8 pixels in [0, 255].
-        encoding: How the data set stored its images; see `Manifest`.
+        input: What it takes; see `Manifest`.
+        task: What it was asked; see `Manifest`.
         dataset_fingerprint: The data set it was trained on.
         training: Parameters and facts of the training, among them examples seen, epochs and the best epoch.
     """
@@ -197,14 +218,23 @@ class ModelInfo:
     name: str
     parameters: Mapping[str, Any]
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    encoding: str
+    input: ImageInput | TextInput
+    task: str
     dataset_fingerprint: str
     training: Mapping[str, Any]
 
     def save(self, directory: Path) -> None:
         """Write `model.json` into `directory`."""
-        storage.write_json(directory / MODEL_FILE, dataclasses.asdict(self))
+        storage.write_json(directory / MODEL_FILE, _with_flat_input(self))
+
+    @property
+    def interface(self) -> Interface:
+        """What it takes and gives."""
+        return Interface(self.input, len(self.class_names), self.task)
+
+    def fits(self, manifest: Manifest) -> bool:
+        """Whether it can answer the examples of a data set, and its answers mean the same there."""
+        return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -215,10 +245,8 @@ class ModelInfo:
         """
         raw = _read_json(directory / MODEL_FILE, "train_model")
         try:
-            return cls(
-                **{**raw, "class_names": tuple(raw["class_names"]), "image_shape": tuple(raw["image_shape"])},
-            )
-        except (KeyError, TypeError) as error:
+            return cls(**{**_with_read_input(raw), "class_names": tuple(raw["class_names"])})
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"Cannot use {directory / MODEL_FILE}: it does not describe a model of this version ({error!r}). "
                 "Train the model again with train_model."

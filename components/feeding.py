@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from components import records
-from components.artifacts import IMAGE_FEATURE, LABEL_FEATURE, TRAIN, Manifest
+from components.artifacts import LABEL_FEATURE, TRAIN, Manifest
 from components.records import static_options, tensorflow
 
 _READ_AT_ONCE = 4  # Shards read side by side while streaming.
@@ -32,7 +32,7 @@ class EpochReader(Protocol):
     """Gives the batches of an epoch."""
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """A tf.data.Dataset of (uint8[batch, height, width, channels], int32[batch], float32[batch] weights)."""
+        """A tf.data.Dataset of (inputs, targets, float32[batch] weights); see `Interface.batch_shapes`."""
 
 
 class InMemoryReader:
@@ -42,7 +42,7 @@ class InMemoryReader:
         tf = tensorflow()
         with tf.device("CPU"):
             # Tensors, not arrays: an array would be copied into the graph of every epoch.
-            self._images, self._labels = tf.constant(examples.images), tf.constant(examples.labels)
+            self._inputs, self._labels = tf.constant(examples.inputs), tf.constant(examples.labels)
         self._num_examples, self._batch_size, self._seed = len(examples.labels), batch_size, seed
 
     def batches(self, epoch: int, start_step: int) -> Any:
@@ -58,7 +58,7 @@ class InMemoryReader:
         )
         return (
             dataset.map(
-                lambda indices, weight: (tf.gather(self._images, indices), tf.gather(self._labels, indices), weight),
+                lambda indices, weight: (tf.gather(self._inputs, indices), tf.gather(self._labels, indices), weight),
                 num_parallel_calls=1,
                 deterministic=True,
             )
@@ -94,7 +94,7 @@ class StreamingReader:
         def weigh(step: Any, fields: Any) -> Any:
             position = step * self._batch_size + tf.range(self._batch_size, dtype=tf.int64)
             weight = tf.cast(position < num_examples, tf.float32)
-            return fields[IMAGE_FEATURE], fields[LABEL_FEATURE], weight
+            return fields[self._manifest.input.feature], fields[LABEL_FEATURE], weight
 
         numbered = parsed.enumerate(start=start_step).map(weigh)
         counted = numbered.apply(tf.data.experimental.assert_cardinality(steps - start_step))

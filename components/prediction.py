@@ -1,6 +1,7 @@
 """Classes for images, on CPU, from an export folder: no TensorFlow, no Keras, no training code."""
 
 import dataclasses
+import functools
 import json
 import os
 import zipfile
@@ -14,6 +15,7 @@ from components import storage
 from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE
 from components.errors import InputError
 from components.images import ImageRule, UnreadableImageError, decode_pixels
+from components.interface import TASKS, ImageInput, TextInput, read_input
 
 _BATCH_SIZE = 64
 _ARRAY_SUFFIXES = (".npy", ".npz")
@@ -28,14 +30,14 @@ class ExportedModel:
     Attributes:
         name: Its name in the registry, or where it was imported from.
         class_names: Class names, in the order of its outputs.
-        image_shape: (height, width, channels) of its input.
+        input: What it takes.
         predict: Probabilities of images: uint8[N, height, width, channels] → float32[N, classes], any N from 1. An
             image's answer does not depend on its company. One thread at a time may call it.
     """
 
     name: str
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    input: ImageInput | TextInput
     predict: Predict
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
@@ -62,14 +64,15 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         )
     try:
         facts = json.loads(path.read_bytes())
-        height, width, channels = facts["input"]["shape"][1:]
+        if facts["task"] not in TASKS:
+            raise KeyError(facts["task"])
         model = ExportedModel(
             facts["model"],
             tuple(facts["class_names"]),
-            (height, width, channels),
+            read_input(facts["input"]),
             _lite_predictor(export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE), num_threads),
         )
-        answer = model.predict(np.zeros((1, *model.image_shape), np.uint8))
+        answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
             raise ValueError(f"{len(model.class_names)} class names for outputs of shape {answer.shape}")
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT's own are RuntimeErrors.
@@ -130,7 +133,7 @@ def predict_inputs(
     if top < 1:
         raise InputError(f"--top must be at least 1. Received: {top}.")
     model = load_model(export_dir, use_int8)
-    for name, images in _read_inputs(inputs, model.image_shape):
+    for name, images in _read_inputs(model.input, inputs):
         answers = np.concatenate(
             [model.predict(images[i : i + _BATCH_SIZE]) for i in range(0, len(images), _BATCH_SIZE)]
         )
@@ -138,7 +141,15 @@ def predict_inputs(
             yield ImagePrediction(name if len(images) == 1 else f"{name}[{position}]", model.rank(probabilities, top))
 
 
-def _read_inputs(inputs: Sequence[str], shape: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
+@functools.singledispatch
+def _read_inputs(wanted: Any, inputs: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Names, and batches of what the model takes."""
+    raise TypeError(f"No reader for inputs of {type(wanted)}.")
+
+
+@_read_inputs.register
+def _(wanted: ImageInput, inputs: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+    shape = wanted.image_shape
     for given in inputs:
         if not storage.is_remote(given) and Path(given).is_dir():
             for file in storage.list_files(given):

@@ -7,15 +7,17 @@ Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/
 
 import dataclasses
 import functools
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from components.artifacts import IMAGE_FEATURE, KEY_FEATURE, LABEL_FEATURE, Manifest
+from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Manifest
+from components.interface import ImageInput, TextInput
 
 RAW, ENCODED = "raw", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
@@ -79,13 +81,12 @@ def _example_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
-def encode_example(image: bytes, label: int, key: str) -> bytes:
-    """A serialized tf.train.Example; equal arguments give equal bytes."""
+def encode_example(fields: Mapping[str, bytes | int]) -> bytes:
+    """A serialized tf.train.Example; equal fields give equal bytes."""
     example = _example_class()()
-    feature = example.features.feature
-    feature[IMAGE_FEATURE].bytes_list.value.append(image)
-    feature[LABEL_FEATURE].int64_list.value.append(label)
-    feature[KEY_FEATURE].bytes_list.value.append(key.encode())
+    for name, value in fields.items():
+        feature = example.features.feature[name]
+        (feature.int64_list if isinstance(value, int) else feature.bytes_list).value.append(value)
     return example.SerializeToString(deterministic=True)
 
 
@@ -168,34 +169,64 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
     """Turn a tf.data.Dataset of batches of serialized examples into one of batches of tensors.
 
     Returns:
-        A dataset of dictionaries: `image` uint8[batch, height, width, channels], `label` int32[batch], and with
+        A dataset of dictionaries: the input under the name of its feature, as `image` uint8[batch, height, width,
+        channels] or `tokens` int32[batch, num_tokens]; the target as `label`, of classes int32[batch]; and with
         `with_keys` also `key` string[batch].
     """
     tf = tensorflow()
-    shape = manifest.image_shape
+    given, interface = manifest.input, manifest.interface
+    task, parse_input = interface.task, _parser(given)
     spec = {
-        IMAGE_FEATURE: tf.io.FixedLenFeature([], tf.string),
-        LABEL_FEATURE: tf.io.FixedLenFeature([], tf.int64),
+        given.feature: tf.io.FixedLenFeature([], tf.string),
+        LABEL_FEATURE: tf.io.FixedLenFeature(interface.target_shape, task.stored_dtype),
     }
     if with_keys:
         spec[KEY_FEATURE] = tf.io.FixedLenFeature([], tf.string)
 
     def parse(batch: Any) -> Any:
         fields = tf.io.parse_example(batch, spec)
-        if manifest.encoding == RAW:
-            pixels = tf.io.decode_raw(fields[IMAGE_FEATURE], tf.uint8, fixed_length=int(np.prod(shape)))
-            fields[IMAGE_FEATURE] = tf.reshape(pixels, (-1, *shape))
-        else:
-            fields[IMAGE_FEATURE] = tf.map_fn(
-                lambda encoded: decode_image(encoded, shape),
-                fields[IMAGE_FEATURE],
-                fn_output_signature=tf.TensorSpec(shape, tf.uint8),
-                parallel_iterations=_DECODE_THREADS,
-            )
-        fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], tf.int32)
+        fields[given.feature] = parse_input(fields[given.feature])
+        fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
         return fields
 
     return serialized.map(parse, num_parallel_calls=2, deterministic=True)
+
+
+@functools.singledispatch
+def _parser(given: Any) -> Callable[[Any], Any]:
+    """A function from string[batch], inputs as records hold them, to dtype[batch, *shape]."""
+    raise TypeError(f"No reader for inputs of {type(given)}.")
+
+
+@_parser.register
+def _(given: ImageInput) -> Callable[[Any], Any]:
+    tf = tensorflow()
+    shape = given.image_shape
+
+    def parse_raw(stored: Any) -> Any:
+        return tf.reshape(tf.io.decode_raw(stored, tf.uint8, fixed_length=math.prod(shape)), (-1, *shape))
+
+    def parse_encoded(stored: Any) -> Any:
+        return tf.map_fn(
+            lambda encoded: decode_image(encoded, shape),
+            stored,
+            fn_output_signature=tf.TensorSpec(shape, tf.uint8),
+            parallel_iterations=_DECODE_THREADS,
+        )
+
+    return parse_raw if given.encoding == RAW else parse_encoded
+
+
+@_parser.register
+def _(given: TextInput) -> Callable[[Any], Any]:
+    tf = tensorflow()
+    num_bytes = given.num_tokens * np.dtype(given.stored_dtype).itemsize
+
+    def parse(stored: Any) -> Any:
+        ids = tf.io.decode_raw(stored, given.stored_dtype, little_endian=True, fixed_length=num_bytes)
+        return tf.cast(tf.reshape(ids, (-1, given.num_tokens)), given.dtype)
+
+    return parse
 
 
 def read_batches(
@@ -216,12 +247,12 @@ class Examples:
     """A whole split in memory, in its stored order.
 
     Attributes:
-        images: uint8[num_examples, height, width, channels].
-        labels: int32[num_examples].
+        inputs: dtype[num_examples, *shape] as the manifest's input says, of images uint8[N, height, width, channels].
+        labels: Their targets, of classes int32[num_examples].
         keys: Where each example came from; empty unless asked for.
     """
 
-    images: np.ndarray
+    inputs: np.ndarray
     labels: np.ndarray
     keys: tuple[str, ...] = ()
 
@@ -233,31 +264,43 @@ def load_split(directory: Path, manifest: Manifest, split: str, with_keys: bool 
         InputError: If the split has no examples.
     """
     num_examples = manifest.split(split).num_examples
-    images = np.empty((num_examples, *manifest.image_shape), np.uint8)
-    labels = np.empty(num_examples, np.int32)
+    (inputs, labels, _) = (np.empty(*shape) for shape in manifest.interface.batch_shapes(num_examples))
     keys: list[str] = []
     start = 0
     for batch in read_batches(directory, manifest, split, with_keys=with_keys).as_numpy_iterator():
         end = start + len(batch[LABEL_FEATURE])
-        images[start:end] = batch[IMAGE_FEATURE]
+        inputs[start:end] = batch[manifest.input.feature]
         labels[start:end] = batch[LABEL_FEATURE]
         keys.extend(key.decode() for key in batch.get(KEY_FEATURE, ()))
         start = end
-    return Examples(images, labels, tuple(keys))
+    return Examples(inputs, labels, tuple(keys))
+
+
+def input_bytes(given: ImageInput | TextInput) -> int:
+    """The size of one example's input in memory, in bytes."""
+    return math.prod(given.shape) * np.dtype(given.dtype).itemsize
 
 
 def decoded_bytes(manifest: Manifest, split: str) -> int:
-    """The size of a split in memory, decoded, in bytes."""
-    return manifest.split(split).num_examples * int(np.prod(manifest.image_shape))
+    """The size of a split's inputs in memory, in bytes."""
+    return manifest.split(split).num_examples * input_bytes(manifest.input)
 
 
-def pick_images(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
-    """Some images of a split, uint8[height, width, channels], by their place in its stored order."""
+def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
+    """Some inputs of a split, dtype[*shape] each, by their place in its stored order."""
     wanted = sorted(set(indices))
     found: dict[int, np.ndarray] = {}
     start = 0
     for batch in read_batches(directory, manifest, split).as_numpy_iterator():
         end = start + len(batch[LABEL_FEATURE])
-        found |= {index: batch[IMAGE_FEATURE][index - start] for index in wanted if start <= index < end}
+        found |= {index: batch[manifest.input.feature][index - start] for index in wanted if start <= index < end}
         start = end
     return found
+
+
+def spread_inputs(directory: Path, manifest: Manifest, split: str, count: int) -> tuple[list[int], np.ndarray]:
+    """At most `count` inputs, spread evenly over a split: their places in its order, and dtype[N, *shape]."""
+    available = manifest.split(split).num_examples
+    indices = np.linspace(0, available - 1, min(count, available)).astype(int).tolist()
+    found = pick_inputs(directory, manifest, split, indices)
+    return indices, np.stack([found[index] for index in indices])

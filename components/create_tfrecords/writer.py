@@ -16,7 +16,6 @@ import numpy as np
 
 from components import progress, storage
 from components.artifacts import (
-    IMAGE_FEATURE,
     KEY_FEATURE,
     LABEL_FEATURE,
     MANIFEST_FILE,
@@ -37,6 +36,7 @@ from components.images import (
     decode_pixels,
     resize_pixels,
 )
+from components.interface import CLASSIFICATION, ImageInput
 from components.records import ENCODED, RAW, encode_example, frame_record
 
 _STEP = "create_tfrecords"
@@ -222,9 +222,9 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         fingerprint=merger.fingerprint(listing.class_names, rule),
         source=listing.source,
         split_rule=plan.split_rule,
-        encoding=rule.encoding,
-        image_shape=rule.shape,
-        features={IMAGE_FEATURE: "bytes", LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
+        input=ImageInput(rule.shape, rule.encoding),
+        task=CLASSIFICATION,
+        features={ImageInput.feature: "bytes", LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
         class_names=listing.class_names,
         splits=merger.splits(len(listing.class_names)),
         quarantined=tuple(merger.bad),
@@ -294,7 +294,8 @@ def _write_part(rule: _Rule, path: str, keys: Sequence[str], labels: Sequence[in
             continue
         if shape != rule.shape:
             return _Part(path, [], b"", [], (key, shape))
-        frame = frame_record(encode_example(payload, label, key))
+        fields: dict[str, bytes | int] = {ImageInput.feature: payload, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}
+        frame = frame_record(encode_example(fields))
         digests.append(hashlib.sha256(frame).digest())
         frames.append(frame)
         kept.append(label)

@@ -28,7 +28,7 @@ def deploy_model(
     """Register a promoted model as a version and make it the champion.
 
     1. Register. The same model and export again are the same version.
-    2. Health check: a fresh process answers images with the registered export, as it was evaluated.
+    2. Health check: a fresh process answers examples with the registered export, as it was evaluated.
     3. Move the alias, if the champion is still the one that the model was compared with.
 
     Killed at any moment and run again, it gives the same. When 2 or 3 fails, the version stays and the alias does too.
@@ -78,8 +78,8 @@ def deploy_model(
         storage.write_json(staged / DEPLOYMENT_FILE, dataclasses.asdict(result))
     progress.say(
         _STEP,
-        f"{registry.model_name} version {version.number} answered {health['num_examples']} images and is the "
-        f"{params.alias}" + (f", as {move.previous} was before" if move.previous else ""),
+        f"{registry.model_name} version {version.number} answered {health['num_examples']} {manifest.input.plural} "
+        f"and is the {params.alias}" + (f", as {move.previous} was before" if move.previous else ""),
     )
     return result
 
@@ -148,29 +148,28 @@ class _Evaluation:
 def _check_health(
     params: DeployParams, version: Version, records_dir: Path, manifest: Manifest, evaluation: _Evaluation
 ) -> dict[str, float]:
-    """Images spread evenly over the split: the registered export must answer as the model did that was evaluated."""
+    """Examples spread evenly over the split: the registered export must answer as the model did that was evaluated."""
     expected = evaluation.probabilities()
-    indices = np.linspace(0, len(expected) - 1, min(params.health_check_examples, len(expected))).astype(int).tolist()
-    images = records.pick_images(records_dir, manifest, evaluation.split, indices)
+    indices, inputs = records.spread_inputs(records_dir, manifest, evaluation.split, params.health_check_examples)
     failed = f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
     try:
-        answers = _answers_in_fresh_process(version.export_dir, np.stack([images[index] for index in indices]))
+        answers = _answers_in_fresh_process(version.export_dir, inputs)
     except RuntimeError as error:
         raise RuntimeError(f"{failed} {error}. Run export_model and deploy_model again.") from error
     difference = float(np.abs(answers.astype(np.float64) - expected[indices]).max())
     if not difference <= params.health_check_tolerance:  # Written so that NaN fails.
         raise RuntimeError(
-            f"{failed} of {len(indices)} images, a probability differs by {difference:.2e} from what was evaluated; "
-            f"expected at most {params.health_check_tolerance:.2e}. Is it the export of another model? Run "
-            "export_model and deploy_model again."
+            f"{failed} of {len(indices)} {manifest.input.plural}, a probability differs by {difference:.2e} from what "
+            f"was evaluated; expected at most {params.health_check_tolerance:.2e}. Is it the export of another "
+            "model? Run export_model and deploy_model again."
         )
     return {"num_examples": len(indices), "max_difference": difference}
 
 
-def _answers_in_fresh_process(export_dir: Path, images: np.ndarray) -> np.ndarray:
+def _answers_in_fresh_process(export_dir: Path, inputs: np.ndarray) -> np.ndarray:
     with tempfile.TemporaryDirectory(prefix="health-check-") as work:
-        given, answers = Path(work) / "images.npy", Path(work) / "answers.npy"
-        np.save(given, images)
+        given, answers = Path(work) / "inputs.npy", Path(work) / "answers.npy"
+        np.save(given, inputs)
         command = [sys.executable, "-m", f"{__package__}.health_check", str(export_dir), str(given), str(answers)]
         try:
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_HEALTH_CHECK_SECONDS)

@@ -1,7 +1,7 @@
-"""Answers images with an export: run in a process of its own, with the code that serves and none that trains.
+"""Answers examples with an export: run in a process of its own, with the code that serves and none that trains.
 
-Usage: python -m components.deploy_model.health_check EXPORT_DIR IMAGES ANSWERS. IMAGES is a .npy file of
-    uint8[N, height, width, channels]; ANSWERS gets probabilities, float32[N, classes].
+Usage: python -m components.deploy_model.health_check EXPORT_DIR INPUTS ANSWERS. INPUTS is a .npy file of what
+    the model takes, as uint8[N, height, width, channels]; ANSWERS gets probabilities, float32[N, classes].
 """
 
 import sys
@@ -12,9 +12,9 @@ import numpy as np
 from components.prediction import load_model
 
 
-def main(export_dir: Path, images: Path, answers: Path) -> None:
-    """Answer the images."""
-    np.save(answers, load_model(export_dir).predict(np.load(images)))
+def main(export_dir: Path, inputs: Path, answers: Path) -> None:
+    """Answer the inputs."""
+    np.save(answers, load_model(export_dir).predict(np.load(inputs)))
 
 
 if __name__ == "__main__":

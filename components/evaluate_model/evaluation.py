@@ -14,7 +14,6 @@ from components import progress, records, storage
 from components.artifacts import (
     EVALUATION_FILE,
     HISTORY_FILE,
-    IMAGE_FEATURE,
     KEY_FEATURE,
     LABEL_FEATURE,
     PREDICTIONS_FILE,
@@ -25,13 +24,13 @@ from components.artifacts import (
 from components.errors import InputError
 from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
-from components.evaluate_model.metrics import Metrics, compute_metrics, scalar_metrics
+from components.evaluate_model.metrics import METRICS_BY_TASK, Metrics, scalar_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.report import Prediction, ReportContent, render_report
 from components.registry import model_digest
 
 _STEP = "evaluate_model"
-_CHUNK_BYTES = 256 << 20  # Decoded images held in memory at a time.
+_CHUNK_BYTES = 256 << 20  # Decoded inputs held in memory at a time.
 _RIGHT_PICTURES = 20
 
 
@@ -65,7 +64,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     bad = ~np.isfinite(scored.probabilities).all(axis=2)
     # A row that is not finite is no answer: every class alike. The gate refuses the model all the same.
     probabilities = np.where(bad[:, :, None], 1 / len(manifest.class_names), scored.probabilities)
-    metrics = [compute_metrics(scored.labels, of_one, manifest.class_names, params.top_k) for of_one in probabilities]
+    compute = METRICS_BY_TASK[manifest.task]
+    metrics = [compute(scored.labels, of_one, manifest.class_names, params.top_k) for of_one in probabilities]
     challenger, champion = metrics[0], metrics[1] if found.directory else None
     decision = decide(
         params,
@@ -105,10 +105,10 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
 
 def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
     info = ModelInfo.load(model_dir)
-    if (info.class_names, info.image_shape) != (manifest.class_names, manifest.image_shape):
+    if not info.fits(manifest):
         raise InputError(
             f"The {role} in {model_dir} does not fit the data set: expected classes {list(manifest.class_names)} "
-            f"and images {manifest.image_shape}, received {list(info.class_names)} and {info.image_shape}. Evaluate it "
+            f"and {manifest.input}, received {list(info.class_names)} and {info.input}. Evaluate it "
             "on the data set it was made for, or train a new one"
             + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
         )
@@ -132,19 +132,19 @@ def _score(
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
     step = params.batch_size_per_replica * device.num_replicas
-    image_bytes = int(np.prod(manifest.image_shape))
-    chunk = max(1, _CHUNK_BYTES // (image_bytes * step)) * step
+    chunk = max(1, _CHUNK_BYTES // (records.input_bytes(manifest.input) * step)) * step
     labels: list[np.ndarray] = []
     keys: list[str] = []
     probabilities: list[list[np.ndarray]] = [[] for _ in models]
     num_examples = manifest.split(params.split).num_examples
-    with progress.track(_STEP, num_examples * len(models), "images") as bar:
+    with progress.track(_STEP, num_examples * len(models), manifest.input.plural) as bar:
         chunks = records.read_batches(records_dir, manifest, params.split, chunk, with_keys=True)
         for fields in chunks.as_numpy_iterator():
             labels.append(fields[LABEL_FEATURE])
             keys.extend(key.decode() for key in fields[KEY_FEATURE])
             for model, so_far in zip(models, probabilities, strict=True):
-                so_far.append(predict(model, fields[IMAGE_FEATURE], params.batch_size_per_replica, device.num_replicas))
+                inputs = fields[manifest.input.feature]
+                so_far.append(predict(model, inputs, params.batch_size_per_replica, device.num_replicas))
                 bar.update(len(fields[LABEL_FEATURE]))
     return _Scores(np.concatenate(labels), keys, np.stack([np.concatenate(of_one) for of_one in probabilities]))
 
@@ -166,7 +166,7 @@ def _report_content(
     wrong = wrong[np.argsort(-confidence[wrong], kind="stable")]
     right = np.flatnonzero(predicted == scored.labels)[:_RIGHT_PICTURES]
     shown = wrong[: params.num_pictures]
-    pictures = records.pick_images(records_dir, manifest, params.split, [*shown.tolist(), *right.tolist()])
+    pictures = records.pick_inputs(records_dir, manifest, params.split, [*shown.tolist(), *right.tolist()])
 
     def prediction(index: int) -> Prediction:
         return Prediction(
@@ -204,7 +204,7 @@ def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mappi
         "Trained on": f"{training['num_replicas']} × {training['accelerator']}, {training['backend']}, "
         f"{training['precision']}",
         "Training": f"{training['epochs']} epochs, {training['seconds']:,.0f} s, "
-        f"{training['examples_per_second']:,.0f} images/s",
+        f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
         "Best epoch": str(training["best_epoch"]),
     }
 

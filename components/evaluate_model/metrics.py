@@ -1,11 +1,12 @@
 """How good a classifier's probabilities are: every figure of the evaluation, in plain numpy."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from components.errors import InputError
+from components.interface import CLASSIFICATION
 
 _CALIBRATION_BINS = 15
 _MAX_ROC_POINTS = 200
@@ -230,3 +231,8 @@ def _roc(positive: np.ndarray, score: np.ndarray) -> tuple[float | None, tuple[R
         RocPoint(*point)
         for point in zip(values[::-1][kept].tolist(), false_rate[kept].tolist(), true_rate[kept].tolist(), strict=True)
     )
+
+
+METRICS_BY_TASK: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str], int], Metrics]] = {
+    CLASSIFICATION: compute_metrics
+}

@@ -1,13 +1,15 @@
 """Rebuilds the model, writes every format, has a fresh process judge them, and only then lets them out."""
 
 import contextlib
+import dataclasses
+import functools
 import json
 import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from components import progress, records, storage
 from components.artifacts import (
     EXPORT_FILE,
     FLOAT_TFLITE_FILE,
-    IMAGE_FEATURE,
     INT8_TFLITE_FILE,
     LABEL_FEATURE,
     SAVED_MODEL_DIR,
@@ -29,6 +30,7 @@ from components.artifacts import (
 from components.errors import InputError
 from components.export_model import verification
 from components.export_model.params import ExportParams, ExportResult
+from components.interface import ImageInput, Input
 
 _STEP = "export_model"
 _BATCH_SIZE = 256
@@ -51,10 +53,10 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     manifest = Manifest.load(records_dir)
     info = ModelInfo.load(model_dir)
     manifest.split(params.split)
-    if (info.class_names, info.image_shape) != (manifest.class_names, manifest.image_shape):
+    if not info.fits(manifest):
         raise InputError(
             f"The model in {model_dir} does not fit the data set in {records_dir}: expected "
-            f"images {info.image_shape} of {len(info.class_names)} classes, received {manifest.image_shape} of "
+            f"{info.input} of {len(info.class_names)} classes, received {manifest.input} of "
             f"{len(manifest.class_names)}."
         )
     devices.prepare("tensorflow", "cpu", 1, "float32")
@@ -65,9 +67,9 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         with _quiet():
             _write_saved_model(model, info, staged / SAVED_MODEL_DIR)
             float_input = load_trained_model(model_dir, input_dtype="float32")
-            calibration = _calibration_images(params, records_dir, manifest)
-            (staged / FLOAT_TFLITE_FILE).write_bytes(_convert(float_input, info.image_shape, None))
-            (staged / INT8_TFLITE_FILE).write_bytes(_convert(float_input, info.image_shape, calibration))
+            _, calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)
+            (staged / FLOAT_TFLITE_FILE).write_bytes(_convert(float_input, info.input, None))
+            (staged / INT8_TFLITE_FILE).write_bytes(_convert(float_input, info.input, calibration))
         with tempfile.TemporaryDirectory(prefix="export-") as work:
             trained_accuracy = _write_expectations(params, model, records_dir, manifest, Path(work))
             formats = _verify_in_fresh_process(staged, Path(work))
@@ -78,9 +80,11 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             {
                 "model": info.name,
                 "class_names": info.class_names,
+                "task": info.task,
                 "input": {
-                    "dtype": "uint8",
-                    "shape": [None, *info.image_shape],
+                    **dataclasses.asdict(info.input),
+                    "dtype": info.input.dtype,
+                    "shape": [None, *info.input.shape],
                     "range": [0, 255],
                     "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
                 },
@@ -95,7 +99,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             _STEP,
             f"{name}: accuracy {facts['accuracy']:.4f}, agreement {facts['agreement']:.4f}, "
             f"{facts['bytes'] / 2**20:.2f} MiB, "
-            f"{facts['latency_ms']:.2f} ms at batch 1, {facts['images_per_second']:,.0f} images/s",
+            f"{facts['latency_ms']:.2f} ms at batch 1, {facts['images_per_second']:,.0f} {info.input.plural}/s",
         )
     return result
 
@@ -124,36 +128,52 @@ def _write_saved_model(model: Any, info: ModelInfo, path: Path) -> None:
     tf = records.tensorflow()
     names = tf.constant(info.class_names)
 
-    def answer(image: Any) -> dict[str, Any]:
-        probabilities = model(image, training=False)
+    def answer(inputs: Any) -> dict[str, Any]:
+        probabilities = model(inputs, training=False)
         index = tf.argmax(probabilities, axis=-1)
         return {"probabilities": probabilities, "class_index": index, "class_name": tf.gather(names, index)}
-
-    def from_encoded(encoded: Any) -> dict[str, Any]:
-        return answer(
-            tf.map_fn(
-                lambda one: records.decode_image(one, info.image_shape),
-                encoded,
-                fn_output_signature=tf.TensorSpec(info.image_shape, tf.uint8),
-            )
-        )
 
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
     module.weights = [variable.value for variable in model.variables]
-    pixels = tf.TensorSpec((None, *info.image_shape), tf.uint8, name="image")
+    tf.saved_model.save(module, str(path), signatures=_signatures(info.input, answer))
+
+
+@functools.singledispatch
+def _signatures(given: Any, answer: Callable[[Any], Any]) -> dict[str, Any]:
+    """The SavedModel's signatures by name, around a function of what the model takes."""
+    raise TypeError(f"No signatures for inputs of {type(given)}.")
+
+
+@_signatures.register
+def _(given: ImageInput, answer: Callable[[Any], Any]) -> dict[str, Any]:
+    tf = records.tensorflow()
+    shape = given.image_shape
+
+    def from_encoded(encoded: Any) -> Any:
+        return answer(
+            tf.map_fn(
+                lambda one: records.decode_image(one, shape),
+                encoded,
+                fn_output_signature=tf.TensorSpec(shape, tf.uint8),
+            )
+        )
+
+    def from_pixels(image: Any) -> Any:
+        return answer(image)
+
+    pixels = tf.TensorSpec((None, *shape), tf.uint8, name="image")
     files = tf.TensorSpec((None,), tf.string, name="encoded")
-    signatures = {
-        "serving_default": tf.function(answer, input_signature=[pixels]),
+    return {
+        "serving_default": tf.function(from_pixels, input_signature=[pixels]),
         "encoded": tf.function(from_encoded, input_signature=[files]),
     }
-    tf.saved_model.save(module, str(path), signatures=signatures)
 
 
-def _convert(model: Any, image_shape: tuple[int, int, int], calibration: np.ndarray | None) -> bytes:
+def _convert(model: Any, given: Input, calibration: np.ndarray | None) -> bytes:
     """The model as a LiteRT file: float32 pixels in, or uint8 with int8 inside where there are calibration images."""
     tf = records.tensorflow()
-    spec = tf.TensorSpec((None, *image_shape), tf.float32, name="image")
+    spec = tf.TensorSpec((None, *given.shape), tf.float32, name="image")
     function = tf.function(lambda image: {"probabilities": model(image, training=False)}, input_signature=[spec])
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], model)
     converter.experimental_lower_to_saved_model = False  # So that weights become constants, which int8 needs.
@@ -165,36 +185,26 @@ def _convert(model: Any, image_shape: tuple[int, int, int], calibration: np.ndar
     return converter.convert()
 
 
-def _calibration_images(params: ExportParams, records_dir: Path, manifest: Manifest) -> np.ndarray:
-    """Training images, spread evenly over the split."""
-    available = manifest.split(TRAIN).num_examples
-    count = min(params.calibration_examples, available)
-    indices = np.linspace(0, available - 1, count).astype(int).tolist()
-    images = records.pick_images(records_dir, manifest, TRAIN, indices)
-    return np.stack([images[index] for index in indices])
-
-
 def _write_expectations(params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> float:
-    """Leave images, labels and the trained model's own probabilities for the fresh process; returns its accuracy."""
+    """Leave inputs, labels and the trained model's own probabilities for the fresh process; returns its accuracy."""
     from components.models.loading import predict
 
     num_examples = manifest.split(params.split).num_examples
-    images = np.lib.format.open_memmap(
-        work / verification.IMAGES_FILE, "w+", np.uint8, (num_examples, *manifest.image_shape)
-    )
-    labels = np.empty(num_examples, np.int32)
-    expected = np.empty((num_examples, len(manifest.class_names)), np.float32)
+    (inputs_shape, inputs_dtype), of_labels, _ = manifest.interface.batch_shapes(num_examples)
+    inputs = np.lib.format.open_memmap(work / verification.INPUTS_FILE, "w+", inputs_dtype, inputs_shape)
+    labels = np.empty(*of_labels)
+    expected = np.empty((num_examples, *manifest.interface.output_shape), np.float32)
     start = 0
     chunk = _BATCH_SIZE * 16
     for fields in records.read_batches(records_dir, manifest, params.split, chunk).as_numpy_iterator():
         end = start + len(fields[LABEL_FEATURE])
-        images[start:end], labels[start:end] = fields[IMAGE_FEATURE], fields[LABEL_FEATURE]
-        expected[start:end] = predict(model, fields[IMAGE_FEATURE], _BATCH_SIZE)
+        inputs[start:end], labels[start:end] = fields[manifest.input.feature], fields[LABEL_FEATURE]
+        expected[start:end] = predict(model, inputs[start:end], _BATCH_SIZE)
         start = end
-    images.flush()
+    inputs.flush()
     np.save(work / verification.LABELS_FILE, labels)
     np.save(work / verification.EXPECTED_FILE, expected)
-    return float((expected.argmax(1) == labels).mean())
+    return float(manifest.interface.task.scores(labels, expected).mean())
 
 
 def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Judges an export from outside: run as a script in a process of its own, it knows only the exported files.
 
-Usage: python -I verification.py EXPORT_DIR WORK_DIR. WORK_DIR holds images, labels and the trained model's
+Usage: python -I verification.py EXPORT_DIR WORK_DIR. WORK_DIR holds inputs, labels and the trained model's
     probabilities.
 Prints one JSON line: facts by format. It must not import anything of this project, and sees to it that it cannot.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-IMAGES_FILE, LABELS_FILE, EXPECTED_FILE = "images.npy", "labels.npy", "expected.npy"
+INPUTS_FILE, LABELS_FILE, EXPECTED_FILE = "inputs.npy", "labels.npy", "expected.npy"
 _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
 _ENCODED_CHECKED = 8
@@ -117,7 +117,7 @@ def main(export_dir: Path, work: Path) -> None:
     """Measure every format and print the facts."""
     for name in ("components", "pipelines"):
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
-    images = np.load(work / IMAGES_FILE, mmap_mode="r")
+    images = np.load(work / INPUTS_FILE, mmap_mode="r")
     labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
     saved_model, loaded = _saved_model(export_dir / "saved_model")
     _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)

@@ -1,8 +1,12 @@
 """Models by name, one file each, and the user's own by path.
 
-A model is built by a function `build_model(image_shape, num_classes, **parameters) -> keras.Model`. It takes
-uint8[batch, height, width, channels] pixels in [0, 255], scales them itself, so that training, evaluation and serving
-cannot disagree, and gives float32[batch, num_classes] probabilities.
+A model is built by a function `build_model(**facts, **parameters) -> keras.Model`. The facts are the data's:
+
+- of images `image_shape` and `num_classes`: uint8[batch, height, width, channels] pixels in [0, 255] go in, and the
+  model scales them itself, so that training, evaluation and serving cannot disagree;
+- of texts `vocabulary_size`, `num_tokens` and `num_classes`: int32[batch, num_tokens] ids go in, 0 for padding.
+
+float32[batch, num_classes] probabilities come out.
 """
 
 import ast
@@ -14,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import InputError, did_you_mean
+from components.interface import FACTS, IMAGE, Interface
 
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
     "cifar10_cnn": "components.models.cifar10_cnn",
 }
 _BUILDER = "build_model"
-_GIVEN = {"image_shape", "num_classes"}
 
 
 def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
@@ -67,10 +71,10 @@ def _signature_in_file(path: Path) -> set[str] | None:
 
 def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str, Any]) -> None:
     for parameter in parameters:
-        if known is not None and parameter not in known - _GIVEN:
+        if known is not None and parameter not in known - FACTS.keys():
             raise InputError(
-                f"Unknown parameter {parameter!r} of the model {name!r}: expected some of {sorted(known - _GIVEN)}."
-                + did_you_mean(parameter, known - _GIVEN)
+                f"Unknown parameter {parameter!r} of the model {name!r}: expected some of "
+                f"{sorted(known - FACTS.keys())}." + did_you_mean(parameter, known - FACTS.keys())
             )
 
 
@@ -127,54 +131,64 @@ def _builder(name: str) -> Callable[..., Any]:
         raise InputError(f"Cannot import the model {name!r}: {error}. Correct the path or the file.") from error
     if not callable(getattr(module, function, None)):
         raise InputError(
-            f"Cannot use the model {name!r}: expected a function {function}(image_shape, num_classes) in it."
+            f"Cannot use the model {name!r}: expected a function {function}(image_shape, num_classes) in it, or for "
+            "texts (vocabulary_size, num_tokens, num_classes)."
         )
     return getattr(module, function)
 
 
-def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int, parameters: Mapping[str, Any]) -> Any:
+def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
     """Build a model for a data set.
 
     Args:
         name: A registered name, a `.py` file with a function `build_model`, a `.keras` file, or `module:function`.
-        image_shape: (height, width, channels) of its input, uint8.
-        num_classes: Width of its output.
+        interface: What it must take and give.
         parameters: Hyper-parameters, passed on by name.
 
     Returns:
-        A keras.Model: uint8[batch, height, width, channels] → float[batch, num_classes].
+        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape].
 
     Raises:
         InputError: If the model cannot be imported, holds code that is not Keras's own (a `.keras` file), does not take
             the parameters, or does not fit the data set.
     """
     check_model(name, parameters)
-    if name.endswith(".keras"):
-        model = _load_keras_file(name)
-    else:
-        builder = _builder(name)
-        try:
-            inspect.signature(builder).bind(image_shape, num_classes, **parameters)
-        except TypeError as error:
-            known = [p for p in inspect.signature(builder).parameters if p not in _GIVEN]
-            raise InputError(
-                f"Parameters do not fit the model {name!r}: {error}. Expected some of {known}, received "
-                f"{sorted(parameters)}."
-            ) from error
-        try:
-            model = builder(image_shape, num_classes, **parameters)
-        except (ValueError, TypeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else repr(error)
-            raise InputError(
-                f"The model {name!r} could not be built for images {image_shape} and {num_classes} classes with "
-                f"{dict(parameters)}: {reason}. Correct the parameters or the model."
-            ) from error
-    if tuple(model.input_shape) != (None, *image_shape) or tuple(model.output_shape) != (None, num_classes):
+    model = _load_keras_file(name) if name.endswith(".keras") else _run_builder(name, interface, parameters)
+    expected = (None, *interface.input.shape), (None, *interface.output_shape)
+    if (model.input_shape, model.output_shape) != expected:
         raise InputError(
-            f"The model {name!r} does not fit the data: expected input {(None, *image_shape)} and output "
-            f"{(None, num_classes)}, received {model.input_shape} and {model.output_shape}."
+            f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
+            f"received {model.input_shape} and {model.output_shape}."
         )
     return model
+
+
+def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
+    builder, facts = _builder(name), interface.facts
+    signature = inspect.signature(builder)
+    wanted = [fact for fact in signature.parameters if fact in FACTS and fact not in facts]
+    if kinds := {FACTS[fact] for fact in wanted} - {""}:
+        raise InputError(
+            f"The model {name!r} takes {'images' if IMAGE in kinds else 'text'}, the data are "
+            f"{interface.input.plural}: it is built from {', '.join(wanted)}, and the data have {', '.join(facts)}. "
+            "Choose a model for them."
+        )
+    try:
+        signature.bind(**facts, **parameters)
+    except TypeError as error:
+        known = [parameter for parameter in signature.parameters if parameter not in FACTS]
+        raise InputError(
+            f"Parameters do not fit the model {name!r}: {error}. It is given {', '.join(facts)}; beside these, "
+            f"expected some of {known}, received {sorted(parameters)}."
+        ) from error
+    try:
+        return builder(**facts, **parameters)
+    except (ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise InputError(
+            f"The model {name!r} could not be built for {interface.input} and {interface.num_classes} classes with "
+            f"{dict(parameters)}: {reason}. Correct the parameters or the model."
+        ) from error
 
 
 def _load_keras_file(path: str) -> Any:

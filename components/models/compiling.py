@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from components.errors import InputError
+from components.interface import Interface
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
@@ -110,12 +111,18 @@ def _optimizer(settings: Optimization, num_replicas: int, steps_per_epoch: int) 
 
 
 def compile_model(
-    model: Any, settings: Optimization, num_replicas: int, steps_per_epoch: int, jit_compile: bool
+    model: Any,
+    interface: Interface,
+    settings: Optimization,
+    num_replicas: int,
+    steps_per_epoch: int,
+    jit_compile: bool,
 ) -> None:
     """Compile a model for training, with every variable made that a step changes.
 
     Args:
         model: A keras.Model as `build_model` gives it.
+        interface: What it takes and gives: decides loss and metric.
         settings: Optimizer and learning rate.
         num_replicas: Replicas that share a batch.
         steps_per_epoch: Of training.
@@ -123,11 +130,10 @@ def compile_model(
     """
     model.compile(
         optimizer=_optimizer(settings, num_replicas, steps_per_epoch),
-        loss="sparse_categorical_crossentropy",
-        weighted_metrics=["accuracy"],
+        loss=interface.task.loss,
+        weighted_metrics=[interface.task.metric],
         jit_compile=jit_compile,
     )
     model.optimizer.build(model.trainable_variables)
     # Makes the metrics' variables, as `fit` does at its first step: a checkpoint is restored before that.
-    empty = (np.zeros((1, *model.input_shape[1:]), np.uint8), np.zeros(1, np.int32), np.ones(1, np.float32))
-    model._symbolic_build(data_batch=empty)
+    model._symbolic_build(data_batch=tuple(np.ones(*shape) for shape in interface.batch_shapes(1)))

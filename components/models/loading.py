@@ -71,29 +71,29 @@ def load_trained_model(
     return model
 
 
-def predict(model: Any, images: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:
-    """Probabilities of every image, exactly once, whatever the batch size and number of replicas.
+def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:
+    """The answer to every example, exactly once, whatever the batch size and number of replicas.
 
     The last batch is padded to full size and its padding cut off again, so every replica always runs the same program
     on the same shape: the result does not depend on how examples were shared out.
 
     Args:
         model: A keras.Model of the backend that runs.
-        images: uint8[num_images, height, width, channels].
-        batch_size: Images per replica and step.
+        inputs: As the model takes them, of images uint8[num_examples, height, width, channels].
+        batch_size: Examples per replica and step.
         num_replicas: Replicas that share a step.
 
     Returns:
-        float32[num_images, num_classes].
+        float32[num_examples, …], for classes their probabilities.
     """
     from components.records import static_options, tensorflow
 
     tf = tensorflow()
     step = batch_size * num_replicas
-    num_steps = -(-len(images) // step)
+    num_steps = -(-len(inputs) // step)
     indices = np.zeros(num_steps * step, np.int64)
-    indices[: len(images)] = np.arange(len(images))
-    pixels = tf.constant(images)
+    indices[: len(inputs)] = np.arange(len(inputs))
+    values = tf.constant(inputs)
     dataset = tf.data.Dataset.from_tensor_slices(indices.reshape(num_steps, step))
-    dataset = dataset.map(lambda batch: tf.gather(pixels, batch), num_parallel_calls=1).prefetch(2)
-    return model.predict(dataset.with_options(static_options()), verbose=0)[: len(images)].astype(np.float32)
+    dataset = dataset.map(lambda batch: tf.gather(values, batch), num_parallel_calls=1).prefetch(2)
+    return model.predict(dataset.with_options(static_options()), verbose=0)[: len(inputs)].astype(np.float32)

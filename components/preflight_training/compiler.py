@@ -20,6 +20,7 @@ from typing import Any
 
 from components import storage
 from components.errors import InputError
+from components.interface import Interface
 from components.models import build_model, source_files
 from components.models.compiling import compile_model
 from components.preflight_training import hlo
@@ -37,8 +38,7 @@ class Task:
     Attributes:
         model: A registered name, a .py or .keras file, or module:function.
         model_parameters: Its hyper-parameters.
-        image_shape: (height, width, channels) of an example, uint8.
-        num_classes: Width of the model's output.
+        interface: What it takes and gives.
         num_examples: Of the training split.
         optimization: What `compile_model` asks for, by name.
         backend: `jax` or `tensorflow`.
@@ -47,8 +47,7 @@ class Task:
 
     model: str
     model_parameters: Mapping[str, Any]
-    image_shape: tuple[int, int, int]
-    num_classes: int
+    interface: Interface
     num_examples: int
     optimization: Mapping[str, Any]
     backend: str
@@ -129,10 +128,11 @@ class _Settings:
 
 def _build(task: Task, compilation: Compilation) -> Any:
     """The compiled Keras model, all its variables made."""
-    model = build_model(task.model, task.image_shape, task.num_classes, task.model_parameters)
+    model = build_model(task.model, task.interface, task.model_parameters)
     batch_size = compilation.batch_size_per_replica * compilation.devices
     steps = -(-task.num_examples // batch_size)
-    compile_model(model, _Settings(task.optimization), compilation.devices, steps, jit_compile=True)  # type: ignore[arg-type]
+    settings: Any = _Settings(task.optimization)
+    compile_model(model, task.interface, settings, compilation.devices, steps, jit_compile=True)
     return model
 
 
@@ -171,8 +171,7 @@ def _topology(compilation: Compilation) -> Any:
 
 
 def _shapes(task: Task, compilation: Compilation) -> list[tuple[tuple[int, ...], str]]:
-    batch_size = compilation.batch_size_per_replica * compilation.devices
-    return [((batch_size, *task.image_shape), "uint8"), ((batch_size,), "int32"), ((batch_size,), "float32")]
+    return task.interface.batch_shapes(compilation.batch_size_per_replica * compilation.devices)
 
 
 def _layer_names(model: Any) -> list[str]:
@@ -201,7 +200,7 @@ def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], device
 
     Args:
         model: As `compile_model` leaves it; its variables may be abstract.
-        shapes: Shape and type of a global batch's images, labels and weights.
+        shapes: Shape and type of a global batch's inputs, targets and weights.
         devices: Of one kind; they need not be there.
     """
     import jax
@@ -238,8 +237,8 @@ def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -
     layers += _layer_names(model)
 
     @tf.function(jit_compile=True)
-    def step(images: Any, labels: Any, weights: Any) -> Any:
-        return model.train_step((images, labels, weights))
+    def step(inputs: Any, targets: Any, weights: Any) -> Any:
+        return model.train_step((inputs, targets, weights))
 
     specs = [tf.TensorSpec(*shape) for shape in _shapes(task, dataclasses.replace(compilation, devices=1))]
     hlo = step.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
@@ -427,7 +426,7 @@ def main() -> None:
     """Read a request from stdin, and write what comes of it, a JSON line each, to the pipe given as argument."""
     request = json.load(sys.stdin)
     end_with(request["parent"])
-    task = Task(**{**request["task"], "image_shape": tuple(request["task"]["image_shape"])})
+    task = Task(**{**request["task"], "interface": Interface.from_dict(request["task"]["interface"])})
     compilations = [Compilation(**one) for one in request["compilations"]]
     with os.fdopen(int(sys.argv[1]), "w") as pipe, contextlib.suppress(BrokenPipeError):
         for message in _serve(task, compilations, Path(request["cache_dir"])):

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import platform
 import time
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 from components import feeding, records, storage
 from components.artifacts import LABEL_FEATURE, TRAIN, Manifest, Split
+from components.interface import Interface
 
 _MEASURED_SECONDS = 1.0
 _MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
@@ -41,15 +41,13 @@ class DataFacts:
     """A data set, seen from a training step.
 
     Attributes:
-        image_shape: (height, width, channels), uint8.
-        num_classes: Of its labels.
+        interface: What a model of it takes and gives.
         num_examples: Of the training split.
-        decoded_bytes: Of the training split, as pixels.
+        decoded_bytes: Of the training split in memory.
         host: How fast this machine feeds it.
     """
 
-    image_shape: tuple[int, int, int]
-    num_classes: int
+    interface: Interface
     num_examples: int
     decoded_bytes: int
     host: HostRate
@@ -57,7 +55,7 @@ class DataFacts:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
         """From what `dataclasses.asdict` made of it."""
-        return cls(**{**raw, "image_shape": tuple(raw["image_shape"]), "host": HostRate(**raw["host"])})
+        return cls(**{**raw, "interface": Interface.from_dict(raw["interface"]), "host": HostRate(**raw["host"])})
 
 
 def load_facts(
@@ -113,7 +111,7 @@ def measure(
         in_memory_mib: As train_model takes it.
         shuffle_buffer: As train_model takes it.
     """
-    decoded_bytes = num_examples * math.prod(manifest.image_shape)
+    decoded_bytes = num_examples * records.input_bytes(manifest.input)
     in_memory = decoded_bytes <= in_memory_mib << 20
     part = _first_shards(manifest)
     records.tensorflow()  # Takes seconds to import, which are no part of any rate.
@@ -125,8 +123,7 @@ def measure(
     )
     feed = _rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
     return DataFacts(
-        image_shape=manifest.image_shape,
-        num_classes=len(manifest.class_names),
+        interface=manifest.interface,
         num_examples=num_examples,
         decoded_bytes=decoded_bytes,
         host=HostRate(read, feed, in_memory, os.cpu_count() or 1),

@@ -107,8 +107,7 @@ class _Session:
         self.task = Task(
             model=params.model,
             model_parameters=params.model_parameters,
-            image_shape=data.image_shape,
-            num_classes=data.num_classes,
+            interface=data.interface,
             num_examples=data.num_examples,
             optimization={name: getattr(params, name) for name in _OPTIMIZATION},
             backend=backend,

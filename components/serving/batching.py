@@ -13,7 +13,7 @@ _Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 
 
 class Batcher:
-    """Gathers images while the model is busy, and hands them to it as one batch.
+    """Gathers examples while the model is busy, and hands them to it as one batch.
 
     The model runs in one thread of its own, so the event loop stays free and nothing calls the model twice at a time.
     """
@@ -24,10 +24,10 @@ class Batcher:
         self._max_wait_seconds = max_wait_seconds
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
 
-    async def predict(self, images: np.ndarray) -> np.ndarray:
-        """Answer images, uint8[N, height, width, channels] → float32[N, classes], any N from 1."""
+    async def predict(self, inputs: np.ndarray) -> np.ndarray:
+        """Answer what the model takes, dtype[N, …] → float32[N, …], any N from 1."""
         answer: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
-        self._waiting.put_nowait((images, answer))
+        self._waiting.put_nowait((inputs, answer))
         return await answer
 
     @contextlib.asynccontextmanager
@@ -45,29 +45,29 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._gather()
-            images = np.concatenate([images for images, _ in batch])
+            inputs = np.concatenate([inputs for inputs, _ in batch])
             try:
-                answers = await loop.run_in_executor(thread, self._predict_in_parts, images)
+                answers = await loop.run_in_executor(thread, self._predict_in_parts, inputs)
             except Exception as error:  # Whatever it is, it is the requests' to report; the next batch may do better.
                 for _, answer in batch:
                     if not answer.done():
                         answer.set_exception(error)
                 continue
             start = 0
-            for images, answer in batch:
+            for inputs, answer in batch:
                 if not answer.done():  # It is where the request was cancelled.
-                    answer.set_result(answers[start : start + len(images)])
-                start += len(images)
+                    answer.set_result(answers[start : start + len(inputs)])
+                start += len(inputs)
 
     async def _gather(self) -> list[_Waiting]:
         """The next batch: the first request, and those that come until the batch is full or the wait is over."""
         batch = [await self._waiting.get()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._max_wait_seconds):  # 0 takes what is there already.
-                while sum(len(images) for images, _ in batch) < self._max_batch_size:
+                while sum(len(inputs) for inputs, _ in batch) < self._max_batch_size:
                     batch.append(await self._waiting.get())
         return batch
 
-    def _predict_in_parts(self, images: np.ndarray) -> np.ndarray:
+    def _predict_in_parts(self, inputs: np.ndarray) -> np.ndarray:
         size = self._max_batch_size
-        return np.concatenate([self._predict(images[i : i + size]) for i in range(0, len(images), size)])
+        return np.concatenate([self._predict(inputs[i : i + size]) for i in range(0, len(inputs), size)])

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from components.errors import InputError, did_you_mean
 from components.images import ImageRule, UnreadableImageError, decode_pixels
+from components.interface import ImageInput, Input
 from components.prediction import ExportedModel
 
 ImageShape = tuple[int, int, int]
@@ -30,15 +32,15 @@ class PredictRequest:
     """What a request asks for.
 
     Attributes:
-        images: uint8[N, height, width, channels], N from 1.
+        inputs: As the model takes them, of images uint8[N, height, width, channels]; N from 1.
         top: How many classes to name; None is all of them.
     """
 
-    images: np.ndarray
+    inputs: np.ndarray
     top: int | None
 
 
-def parse_request(body: bytes, image_shape: ImageShape, max_instances: int) -> PredictRequest:
+def parse_request(body: bytes, wanted: Input, max_instances: int) -> PredictRequest:
     """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
 
     An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if need be, or its pixels: nested
@@ -61,13 +63,13 @@ def parse_request(body: bytes, image_shape: ImageShape, max_instances: int) -> P
             f"A request may hold {max_instances} instances. Received: {len(instances)}. Send them in several requests."
         )
     top = _parse_top(request.get(_PARAMETERS))
-    images = np.empty((len(instances), *image_shape), np.uint8)
+    inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     for index, instance in enumerate(instances):
         try:
-            images[index] = _parse_image(instance, image_shape)
+            inputs[index] = _parse_instance(wanted, instance)
         except InputError as error:
             raise InputError(f"instances[{index}]: {error}") from error
-    return PredictRequest(images, top)
+    return PredictRequest(inputs, top)
 
 
 def render_predictions(model: ExportedModel, probabilities: np.ndarray, top: int | None) -> bytes:
@@ -121,7 +123,15 @@ def _parse_top(parameters: Any) -> int | None:
     return int(top)
 
 
-def _parse_image(instance: Any, image_shape: ImageShape) -> np.ndarray:
+@functools.singledispatch
+def _parse_instance(wanted: Any, instance: Any) -> np.ndarray:
+    """One instance as the model takes it."""
+    raise TypeError(f"No reader for instances of {type(wanted)}.")
+
+
+@_parse_instance.register
+def _(wanted: ImageInput, instance: Any) -> np.ndarray:
+    image_shape = wanted.image_shape
     image = instance
     if isinstance(instance, dict) and len(instance) == 1:
         image = next((instance[name] for name in _INPUT_NAMES if name in instance), instance)

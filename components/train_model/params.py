@@ -18,7 +18,7 @@ class TrainParams:
         model: A registered name, a .py or .keras file, or module:function.
         model_parameters: Its hyper-parameters.
         epochs: Passes over the training split, at most.
-        batch_size_per_replica: Images per replica and step; the global batch is this times the replicas.
+        batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
         optimizer: `adam`, `adamw` or `sgd` (with Nesterov momentum 0.9).
         learning_rate: Peak learning rate for one replica.
         learning_rate_scaling: How it grows with the replicas: `linear`, `sqrt`, `none`; `auto` is linear for sgd,
@@ -96,8 +96,7 @@ class TrainResult:
         examples_seen: Examples that counted in a gradient; every epoch counts each exactly once.
         seconds: Of training, all sessions together, without start-up.
         examples_per_second: Median over the epochs.
-        loss: Training loss of the last epoch.
-        accuracy: Training accuracy of the last epoch.
+        metrics: Of the last epoch, on the training split as it was learned: `loss`, and for classes `accuracy`.
         backend: The backend used.
         accelerator: The kind of device used.
         num_replicas: The number of replicas used.
@@ -110,8 +109,7 @@ class TrainResult:
     examples_seen: int
     seconds: float
     examples_per_second: float
-    loss: float
-    accuracy: float
+    metrics: Mapping[str, float]
     backend: str
     accelerator: str
     num_replicas: int

@@ -94,10 +94,8 @@ class _Session:
         self.steps = steps_per_epoch(self._num_examples, self.batch_size)
         keras.utils.set_random_seed(params.seed)
         with device.scope():
-            self.model = build_model(
-                params.model, manifest.image_shape, len(manifest.class_names), params.model_parameters
-            )
-            compile_model(self.model, params, device.num_replicas, self.steps, device.jit_compile)
+            self.model = build_model(params.model, manifest.interface, params.model_parameters)
+            compile_model(self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile)
         self._reader: EpochReader = open_training_split(
             records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
         )
@@ -142,10 +140,11 @@ class _Session:
 
         writer = tf.summary.create_file_writer(str(self._tensorboard_dir()))
         watch = StepWatch(self)
+        plural = self.manifest.input.plural
         while self.progress.epoch < self.params.epochs and not self._should_stop():
             epoch = self.progress.epoch
             left = (self.steps - self.progress.step) * self.batch_size
-            with progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, "images") as bar:
+            with progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, plural) as bar:
                 watch.begin_epoch(bar, restored)
                 logs = self.model.fit(
                     self._reader.batches(epoch, self.progress.step),
@@ -209,13 +208,13 @@ class _Session:
     def _end_epoch(self, logs: dict[str, float], writer: Any) -> None:
         import tensorflow as tf
 
-        now = self.progress
+        now, metric = self.progress, self.manifest.interface.task.metric
         seconds = logs["seconds"]
         entry = {
             "epoch": now.epoch + 1,
             # Keras divides by full batches; the weights of the filling are zero.
             "loss": logs["loss"] * self.steps * self.batch_size / self._num_examples,
-            "accuracy": logs["accuracy"],
+            metric: logs[metric],
             "learning_rate": float(np.asarray(self.model.optimizer.learning_rate)),
             "examples": self._num_examples,
             "seconds": seconds,
@@ -238,7 +237,7 @@ class _Session:
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
         writer.flush()
-        progress.say(_STEP, _epoch_line(entry, self.params.epochs))
+        progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
 
     def _weights(self) -> dict[str, Any]:
         return {f"weight/{i:05d}": variable for i, variable in enumerate(self.model.variables)}
@@ -246,13 +245,11 @@ class _Session:
     def _validate(self, examples: records.Examples) -> dict[str, float]:
         from components.models.loading import predict
 
-        probabilities = predict(
-            self.model, examples.images, self.params.batch_size_per_replica, self.device.num_replicas
-        )
-        chosen = probabilities[np.arange(len(examples.labels)), examples.labels].astype(np.float64)
+        outputs = predict(self.model, examples.inputs, self.params.batch_size_per_replica, self.device.num_replicas)
+        task = self.manifest.interface.task
         return {
-            "validation_loss": float(-np.log(np.maximum(chosen, 1e-7)).mean()),
-            "validation_accuracy": float((probabilities.argmax(1) == examples.labels).mean()),
+            "validation_loss": float(task.losses(examples.labels, outputs).mean()),
+            f"validation_{task.metric}": float(task.scores(examples.labels, outputs).mean()),
         }
 
     def _should_stop(self) -> bool:
@@ -274,8 +271,7 @@ class _Session:
             examples_seen=now.epoch * self._num_examples,
             seconds=now.seconds,
             examples_per_second=statistics.median(entry["examples_per_second"] for entry in now.history),
-            loss=last["loss"],
-            accuracy=last["accuracy"],
+            metrics={name: last[name] for name in ("loss", self.manifest.interface.task.metric)},
             backend=self.device.backend,
             accelerator=self.device.accelerator,
             num_replicas=self.device.num_replicas,
@@ -295,16 +291,17 @@ class _Session:
                 name=self.params.model,
                 parameters=dict(self.params.model_parameters),
                 class_names=self.manifest.class_names,
-                image_shape=self.manifest.image_shape,
-                encoding=self.manifest.encoding,
+                input=self.manifest.input,
+                task=self.manifest.task,
                 dataset_fingerprint=self.manifest.fingerprint,
                 training={**dataclasses.asdict(self.params), **dataclasses.asdict(result)},
             ).save(staged)
         return result
 
 
-def _epoch_line(entry: dict[str, float], epochs: int) -> str:
-    line = f"epoch {entry['epoch']:.0f}/{epochs}: loss {entry['loss']:.4f}, accuracy {entry['accuracy']:.4f}"
+def _epoch_line(entry: dict[str, float], epochs: int, manifest: Manifest) -> str:
+    metric = manifest.interface.task.metric
+    line = f"epoch {entry['epoch']:.0f}/{epochs}: loss {entry['loss']:.4f}, {metric} {entry[metric]:.4f}"
     if "validation_loss" in entry:
-        line += f", validation loss {entry['validation_loss']:.4f}, accuracy {entry['validation_accuracy']:.4f}"
-    return f"{line}, {entry['examples_per_second']:,.0f} images/s"
+        line += f", validation loss {entry['validation_loss']:.4f}, {metric} {entry[f'validation_{metric}']:.4f}"
+    return f"{line}, {entry['examples_per_second']:,.0f} {manifest.input.plural}/s"

@@ -126,7 +126,7 @@ def bench_train(images: Path, work: Path) -> None:
     directory = work / "train"
     write_records(WriteParams(f"images:{images}", validation_fraction=0, test_fraction=held), directory)
     examples = records.load_split(directory, Manifest.load(directory), TRAIN)
-    np.savez(work / "train.npz", images=examples.images, labels=examples.labels)
+    np.savez(work / "train.npz", images=examples.inputs, labels=examples.labels)
     number = 0
 
     def ours() -> float:
@@ -197,6 +197,7 @@ TUTORIAL_EPOCH_SECONDS = 6.0  # CIFAR-10 on a v2-8, as the tutorial reports it.
 
 def bench_preflight(work: Path) -> None:
     """Times estimated without a TPU, against times measured on one."""
+    from components.interface import ImageInput, Interface
     from components.machine_spec import load_catalogue
     from components.preflight_training import PreflightParams
     from components.preflight_training.data import DataFacts, HostRate
@@ -211,7 +212,9 @@ def bench_preflight(work: Path) -> None:
             compile_timeout_seconds=1800,
         )
         host = HostRate(1e9, 1e9, in_memory=False, cpus=1)
-        imagenet = DataFacts((224, 224, 3), 1000, 1_281_167, 1_281_167 * 224 * 224 * 3, host)
+        imagenet = DataFacts(
+            Interface(ImageInput((224, 224, 3), "encoded"), 1000), 1_281_167, 1_281_167 * 224 * 224 * 3, host
+        )
         found = examine(params, imagenet, [load_catalogue().find(name) for name in names], work / "compilations")
         return [machine.step.total_ms if machine.step else float("nan") for machine in found.machines]
 

@@ -9,6 +9,7 @@ import pytest
 
 from components.artifacts import Manifest, ModelInfo, Quarantined, Shard, Split, file_crc32c
 from components.errors import InputError
+from components.interface import ImageInput, TextInput
 
 CONTENT = b"records"
 SHARD = Shard("train-00000-of-00001.tfrecord", 3, len(CONTENT), f"{google_crc32c.value(CONTENT):08x}")
@@ -16,14 +17,23 @@ MANIFEST = Manifest(
     fingerprint="f" * 64,
     source="images:data",
     split_rule="all examples train",
-    encoding="raw",
-    image_shape=(8, 8, 3),
+    input=ImageInput((8, 8, 3), "raw"),
+    task="classification",
     features={"image": "bytes"},
     class_names=("cat", "dög"),
     splits={"train": Split(3, (1, 2), (SHARD,))},
     quarantined=(Quarantined("cat/x.png", "not an image"),),
 )
-INFO = ModelInfo("cnn", {"width": 8}, ("cat", "dog"), (8, 8, 3), "raw", "f" * 64, {"epochs": 2})
+INFO = ModelInfo(
+    name="cnn",
+    parameters={"width": 8},
+    class_names=("cat", "dög"),
+    input=ImageInput((8, 8, 3), "encoded"),
+    task="classification",
+    dataset_fingerprint="f" * 64,
+    training={"epochs": 2},
+)
+TEXT = TextInput(250, 15_000, "a" * 64, "words", "start")
 
 
 @pytest.fixture
@@ -40,6 +50,47 @@ def _change(directory: Path, **values: object) -> None:
 
 def test_manifest_comes_back_as_it_was_saved(saved):
     assert Manifest.load(saved) == MANIFEST
+
+
+def test_manifest_of_texts_comes_back_as_it_was_saved(tmp_path):
+    manifest = dataclasses.replace(MANIFEST, input=TEXT, splits={})
+    manifest.save(tmp_path)
+    assert Manifest.load(tmp_path) == manifest
+
+
+def test_the_files_fields_are_flat_and_name_the_kind_of_input_and_the_task(saved):
+    raw = json.loads((saved / "dataset.json").read_text())
+    fields = {name: raw[name] for name in ("input", "task", "image_shape", "encoding")}
+    assert fields == {"input": "image", "task": "classification", "image_shape": [8, 8, 3], "encoding": "raw"}
+
+
+@pytest.mark.parametrize("change", [{"input": "sound"}, {"task": "divination"}, {"input": "text"}])
+def test_a_manifest_of_an_unknown_input_or_task_is_refused(saved, change):
+    _change(saved, **change)
+    with pytest.raises(InputError, match=r"dataset.json: it is not a data set manifest of this version \(KeyError"):
+        Manifest.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        ({}, True),  # Stored raw or encoded, images are the same to a model.
+        ({"class_names": ("dög", "cat")}, False),
+        ({"input": ImageInput((8, 8, 1), "raw")}, False),
+        ({"input": TEXT}, False),
+        ({"task": "regression"}, False),
+    ],
+)
+def test_a_model_fits_data_of_its_input_classes_and_task(change, fits):
+    assert INFO.fits(dataclasses.replace(MANIFEST, **change)) is fits
+
+
+@pytest.mark.parametrize("change", [{"vocabulary_sha256": "b" * 64}, {"truncate": "end"}, {"num_tokens": 100}])
+def test_a_model_does_not_fit_texts_that_are_read_otherwise(change):
+    info = dataclasses.replace(INFO, input=TEXT)
+    manifest = dataclasses.replace(MANIFEST, input=TEXT)
+    assert info.fits(manifest)
+    assert not info.fits(dataclasses.replace(manifest, input=dataclasses.replace(TEXT, **change)))
 
 
 def test_saving_twice_gives_the_same_bytes(saved):

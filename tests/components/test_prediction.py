@@ -19,7 +19,7 @@ def export_dir(exported_digits):
 
 @pytest.fixture(scope="module")
 def digits(digits_records):
-    return records.load_split(digits_records, Manifest.load(digits_records), "test").images
+    return records.load_split(digits_records, Manifest.load(digits_records), "test").inputs
 
 
 @pytest.mark.parametrize(("use_int8", "file"), [(False, "model.tflite"), (True, "model_int8.tflite")])
@@ -41,7 +41,7 @@ def test_answer_does_not_depend_on_its_company(export_dir, digits, use_int8, num
 
 def test_model_knows_what_it_is(export_dir):
     model = load_model(export_dir)
-    assert (model.name, model.image_shape, len(model.class_names)) == ("digits_cnn", (8, 8, 1), 10)
+    assert (model.name, model.input.image_shape, len(model.class_names)) == ("digits_cnn", (8, 8, 1), 10)
 
 
 def test_rank_puts_the_likeliest_first_and_names_all_by_default(export_dir):

@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.artifacts import Manifest
+from components.artifacts import Manifest, Shard, Split, file_crc32c
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.images import ImageRule, decode_pixels
+from components.interface import TextInput
 from components.records import (
     decode_image,
     decoded_bytes,
     encode_example,
     frame_record,
     load_split,
-    pick_images,
+    pick_inputs,
     read_batches,
     shard_paths,
+    spread_inputs,
     tensorflow,
 )
 
@@ -52,7 +54,9 @@ def _difference(content: bytes, channels: int) -> int:
 @pytest.mark.parametrize("image", [b"", b"\x00\xff" * 5000])
 @pytest.mark.parametrize(("label", "key"), [(0, "a/b.png"), (2**40, "ä\n.png")])
 def test_encode_example_comes_back_from_tensorflows_parser(image, label, key):
-    example = tensorflow().train.Example.FromString(encode_example(image, label, key))
+    example = tensorflow().train.Example.FromString(
+        encode_example({"image": image, "label": label, "key": key.encode()})
+    )
     feature = example.features.feature
     assert list(feature["image"].bytes_list.value) == [image]
     assert list(feature["label"].int64_list.value) == [label]
@@ -60,7 +64,7 @@ def test_encode_example_comes_back_from_tensorflows_parser(image, label, key):
 
 
 def test_encode_example_gives_equal_bytes_for_equal_arguments():
-    assert encode_example(b"x", 1, "k") == encode_example(b"x", 1, "k")
+    assert encode_example({"image": b"x", "label": 1}) == encode_example({"image": b"x", "label": 1})
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", bytes(100_000)])
@@ -174,10 +178,10 @@ def hash_seed(name: str, i: int) -> int:
 def test_load_split_gives_every_image_label_and_key_in_stored_order(records):
     directory, manifest, pictures = records
     examples = load_split(directory, manifest, "train", with_keys=True)
-    assert examples.images.dtype == np.uint8
+    assert examples.inputs.dtype == np.uint8
     assert examples.labels.dtype == np.int32
     assert len(examples.keys) == manifest.split("train").num_examples == 18
-    for image, label, key in zip(examples.images, examples.labels, examples.keys, strict=True):
+    for image, label, key in zip(examples.inputs, examples.labels, examples.keys, strict=True):
         assert manifest.class_names[label] == key.split("/")[0]
         np.testing.assert_array_equal(image, pictures[key])
 
@@ -199,15 +203,15 @@ def test_read_batches_keeps_the_order_and_the_last_short_batch(records):
     batches = list(read_batches(directory, manifest, "train", batch_size=7, with_keys=True).as_numpy_iterator())
     assert [batch["image"].shape for batch in batches] == [(7, 8, 8, 3), (7, 8, 8, 3), (4, 8, 8, 3)]
     assert [key.decode() for batch in batches for key in batch["key"]] == list(examples.keys)
-    np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), examples.images)
+    np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), examples.inputs)
     np.testing.assert_array_equal(np.concatenate([batch["label"] for batch in batches]), examples.labels)
     assert set(next(read_batches(directory, manifest, "train").as_numpy_iterator())) == {"image", "label"}
 
 
-def test_pick_images_gives_images_by_place(records):
+def test_pick_inputs_gives_images_by_place(records):
     directory, manifest, _ = records
-    images = load_split(directory, manifest, "train").images
-    picked = pick_images(directory, manifest, "train", [17, 0, 5, 5])
+    images = load_split(directory, manifest, "train").inputs
+    picked = pick_inputs(directory, manifest, "train", [17, 0, 5, 5])
     assert sorted(picked) == [0, 5, 17]
     for place, image in picked.items():
         np.testing.assert_array_equal(image, images[place])
@@ -215,7 +219,7 @@ def test_pick_images_gives_images_by_place(records):
 
 def test_decoded_bytes_counts_pixels(records):
     directory, manifest, _ = records
-    assert decoded_bytes(manifest, "train") == load_split(directory, manifest, "train").images.nbytes
+    assert decoded_bytes(manifest, "train") == load_split(directory, manifest, "train").inputs.nbytes
 
 
 def test_a_flipped_byte_in_a_record_is_noticed_when_read(records):
@@ -227,3 +231,37 @@ def test_a_flipped_byte_in_a_record_is_noticed_when_read(records):
     path.write_bytes(content)
     with pytest.raises(tensorflow().errors.DataLossError, match="corrupted record"):
         load_split(directory, manifest, "train")
+
+
+def test_spread_inputs_are_the_first_the_last_and_those_evenly_between(records):
+    directory, manifest = records[:2]
+    inputs = load_split(directory, manifest, "train").inputs
+    indices, picked = spread_inputs(directory, manifest, "train", 3)
+    assert indices == [0, (len(inputs) - 1) // 2, len(inputs) - 1]
+    np.testing.assert_array_equal(picked, inputs[indices])
+    assert spread_inputs(directory, manifest, "train", 10_000)[0] == list(range(len(inputs)))
+
+
+@pytest.mark.parametrize(("vocabulary_size", "dtype"), [(1 << 16, "<u2"), ((1 << 16) + 1, "<i4")])
+def test_ids_of_a_text_come_back_as_int32_in_batches(tmp_path, vocabulary_size, dtype):
+    ids = np.array([[0, 1, vocabulary_size - 1], [2, 3, 4]])
+    frames = b"".join(
+        frame_record(encode_example({"tokens": row.astype(dtype).tobytes(), "label": i, "key": b"k"}))
+        for i, row in enumerate(ids)
+    )
+    (tmp_path / "train.tfrecord").write_bytes(frames)
+    shard = Shard("train.tfrecord", 2, len(frames), file_crc32c(tmp_path / "train.tfrecord"))
+    manifest = Manifest(
+        fingerprint="f" * 64,
+        source="text:data",
+        split_rule="",
+        input=TextInput(3, vocabulary_size, "f" * 64, "words", "start"),
+        task="classification",
+        features={},
+        class_names=("a", "b"),
+        splits={"train": Split(2, (1, 1), (shard,))},
+    )
+    examples = load_split(tmp_path, manifest, "train")
+    assert examples.inputs.dtype == np.int32
+    np.testing.assert_array_equal(examples.inputs, ids)
+    np.testing.assert_array_equal(examples.labels, [0, 1])

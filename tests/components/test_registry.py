@@ -9,6 +9,7 @@ import pytest
 
 from components.artifacts import ModelInfo
 from components.errors import InputError
+from components.interface import ImageInput
 from components.registry import GATE, HAND, ROLLBACK, ModelRegistry, list_models, parse_reference
 
 _FACTS = {
@@ -23,7 +24,9 @@ def write_model(directory, weights, export="export"):
     model_dir, export_dir = directory / "model", directory / "export"
     for folder in (model_dir, export_dir / "saved_model"):
         folder.mkdir(parents=True, exist_ok=True)
-    ModelInfo("digits_cnn", {}, ("a", "b"), (8, 8, 1), "raw", "f" * 64, {"seconds": id(directory)}).save(model_dir)
+    given = ImageInput((8, 8, 1), "raw")
+    info = ModelInfo("digits_cnn", {}, ("a", "b"), given, "classification", "f" * 64, {"seconds": id(directory)})
+    info.save(model_dir)
     (model_dir / "architecture.json").write_text("{}")
     (model_dir / "best.weights.h5").write_text(weights)
     (export_dir / "saved_model" / "saved_model.pb").write_text(export)

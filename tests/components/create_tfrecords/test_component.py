@@ -41,7 +41,7 @@ def test_the_wrapper_writes_records_metadata_and_a_step_record(image_folder, tmp
     count = create_tfrecords.python_func(records, f"images:{image_folder()}", image_size=[6.0, 7.0], channels=1)
     manifest = Manifest.load(tmp_path / "run" / "records")
     assert count == 20
-    assert manifest.image_shape == (6, 7, 1)
+    assert manifest.input.image_shape == (6, 7, 1)
     assert set(records.metadata) == {field.name for field in dataclasses.fields(WriteResult)}
     assert records.metadata["fingerprint"] == manifest.fingerprint
     assert json.loads((tmp_path / "run" / "step.json").read_text())["state"] == "succeeded"

@@ -31,7 +31,7 @@ def test_success_prints_one_json_line_and_exits_with_0(image_folder, tmp_path):
     assert result["num_examples"] == 20
     assert result["fingerprint"] == manifest.fingerprint
     assert manifest.class_names == ("dog", "cat")
-    assert manifest.image_shape == (6, 7, 3)
+    assert manifest.input.image_shape == (6, 7, 3)
     assert "by hash, seed 5" in manifest.split_rule
 
 

@@ -111,7 +111,7 @@ def test_the_manifest_counts_examples_classes_bytes_and_checksums(image_folder, 
     assert result.num_shards == 3
     assert result.fingerprint == manifest.fingerprint
     assert manifest.class_names == ("cat", "dog")
-    assert (manifest.encoding, manifest.image_shape) == ("raw", (8, 8, 3))
+    assert (manifest.input.encoding, manifest.input.image_shape) == ("raw", (8, 8, 3))
     assert manifest.source == f"images:{folder}"
     for name, split in manifest.splits.items():
         labels = [label for _, label, _ in _read(out, name)]
@@ -128,7 +128,7 @@ def test_auto_stores_large_images_encoded_and_small_ones_raw(image_folder, tmp_p
     for name, size, encoding in (("small", (64, 64), "raw"), ("large", (65, 64), "encoded")):
         folder = image_folder(per_class=2, name=name, size=size)
         write_records(WriteParams(f"images:{folder}", **ALL_TRAIN), tmp_path / encoding)
-        assert Manifest.load(tmp_path / encoding).encoding == encoding
+        assert Manifest.load(tmp_path / encoding).input.encoding == encoding
 
 
 def test_shards_are_cut_to_the_target_size(tmp_path):
@@ -285,7 +285,7 @@ def test_image_size_and_channels_make_mixed_images_alike(image_folder, encode, t
     (folder / "cat" / "0005.png").write_bytes(encode(size=(5, 5), mode="RGBA"))
     params = WriteParams(f"images:{folder}", image_size=(6, 7), channels=channels, encoding=encoding)
     write_records(params, tmp_path / "out")
-    assert Manifest.load(tmp_path / "out").image_shape == (6, 7, channels)
+    assert Manifest.load(tmp_path / "out").input.image_shape == (6, 7, channels)
     if encoding == "raw":
         assert {len(image) for _, _, image in _read(tmp_path / "out", "train")} == {6 * 7 * channels}
 
@@ -295,7 +295,7 @@ def test_image_size_and_channels_apply_to_arrays(tmp_path):
     np.savez(tmp_path / "x.npz", x=images, y=np.arange(20) % 2)
     params = WriteParams(f"npz:{tmp_path}/x.npz", image_size=(6, 5), channels=3)
     write_records(params, tmp_path / "out")
-    assert Manifest.load(tmp_path / "out").image_shape == (6, 5, 3)
+    assert Manifest.load(tmp_path / "out").input.image_shape == (6, 5, 3)
     assert {image for _, _, image in _read(tmp_path / "out", "train")} == {bytes([77]) * 90}
 
 

@@ -44,7 +44,7 @@ def export_dir(exported_digits):
 
 @pytest.fixture(scope="module")
 def test_images(digits_records):
-    return records.load_split(digits_records, Manifest.load(digits_records), "test").images
+    return records.load_split(digits_records, Manifest.load(digits_records), "test").inputs
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pytest
 
 from components import device
 from components.errors import InputError
+from components.interface import ImageInput, Interface
 from components.models import build_model
 from components.models.loading import load_trained_model, predict, save_architecture
 
@@ -15,7 +16,7 @@ _SHAPE = (6, 6, 1)
 def folder(tmp_path):
     """A model with random weights, saved as train_model does."""
     device.prepare("tensorflow", "cpu", 1, "mixed_bfloat16")
-    model = build_model("digits_cnn", _SHAPE, 3, {"filters": 2, "units": 4})
+    model = build_model("digits_cnn", Interface(ImageInput(_SHAPE, "raw"), 3), {"filters": 2, "units": 4})
     model.compile("adam", "sparse_categorical_crossentropy")
     save_architecture(model, tmp_path)
     model.save_weights(tmp_path / "best.weights.h5")

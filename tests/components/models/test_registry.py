@@ -5,9 +5,12 @@ import pytest
 
 from components import device
 from components.errors import InputError
+from components.interface import ImageInput, Interface, TextInput
 from components.models import REGISTRY, build_model, check_model
 
 _SHAPE, _CLASSES = (8, 8, 1), 10
+_DIGITS = Interface(ImageInput(_SHAPE, "raw"), _CLASSES)
+_PICTURES = Interface(ImageInput((32, 32, 3), "raw"), 10)
 _SOURCE = """
 import keras
 
@@ -35,25 +38,25 @@ def source(tmp_path):
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_registered_models_give_probabilities_for_pixels(name):
-    model = build_model(name, (32, 32, 3), 7, {})
+    model = build_model(name, Interface(ImageInput((32, 32, 3), "raw"), 7), {})
     answer = np.asarray(model(np.full((2, 32, 32, 3), 255, np.uint8)))
     assert answer.shape == (2, 7)
     np.testing.assert_allclose(answer.sum(axis=1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "num_parameters"), [("digits_cnn", _SHAPE, 151_306), ("cifar10_cnn", (32, 32, 3), 1_676_982)]
+    ("name", "interface", "num_parameters"), [("digits_cnn", _DIGITS, 151_306), ("cifar10_cnn", _PICTURES, 1_676_982)]
 )
-def test_models_are_as_large_as_their_docstrings_say(name, shape, num_parameters):
+def test_models_are_as_large_as_their_docstrings_say(name, interface, num_parameters):
     from components.models import cifar10_cnn, digits_cnn
 
-    assert build_model(name, shape, 10, {}).count_params() == num_parameters
+    assert build_model(name, interface, {}).count_params() == num_parameters
     documented = {"digits_cnn": digits_cnn, "cifar10_cnn": cifar10_cnn}[name].build_model.__doc__
     assert f"{num_parameters:,} parameters" in documented
 
 
 def test_cifar10_cnn_is_the_network_of_the_tutorial():
-    layers = build_model("cifar10_cnn", (32, 32, 3), 10, {}).layers
+    layers = build_model("cifar10_cnn", _PICTURES, {}).layers
     assert [type(layer).__name__ for layer in layers] == [
         *("Rescaling", "BatchNormalization", "Conv2D", "Conv2D", "MaxPooling2D", "Dropout"),
         *("BatchNormalization", "Conv2D", "Conv2D", "MaxPooling2D", "Dropout"),
@@ -74,24 +77,57 @@ def test_unknown_model_is_refused_with_the_nearest_name():
 
 def test_parameters_that_the_model_does_not_take_are_named():
     with pytest.raises(InputError, match=r"Unknown parameter 'layers'.*\['dropout', 'filters', 'units'\]"):
-        build_model("digits_cnn", _SHAPE, _CLASSES, {"layers": 3})
+        build_model("digits_cnn", _DIGITS, {"layers": 3})
 
 
 def test_model_from_a_python_file(source):
-    model = build_model(str(source), _SHAPE, _CLASSES, {"units": 3})
+    model = build_model(str(source), _DIGITS, {"units": 3})
     assert model.count_params() == 65 * 3 + 4 * 10
 
 
 def test_model_from_a_module_and_function(source, monkeypatch):
     monkeypatch.syspath_prepend(source.parent)
-    assert build_model("my_digits:build_model", _SHAPE, _CLASSES, {}).output_shape == (None, 10)
+    assert build_model("my_digits:build_model", _DIGITS, {}).output_shape == (None, 10)
     del sys.modules["my_digits"]
+
+
+_TEXT_SOURCE = """
+import keras
+
+def build_model(vocabulary_size, num_tokens, num_classes):
+    return keras.Sequential([
+        keras.Input((num_tokens,), dtype="int32"), keras.layers.Embedding(vocabulary_size, 2),
+        keras.layers.GlobalMaxPooling1D(), keras.layers.Dense(num_classes, activation="softmax")])
+"""
+_REVIEWS = Interface(TextInput(5, 20, "f" * 64, "words", "start"), 2)
+
+
+def test_model_of_texts_is_built_from_their_facts(tmp_path):
+    (tmp_path / "words.py").write_text(_TEXT_SOURCE)
+    model = build_model(str(tmp_path / "words.py"), _REVIEWS, {})
+    assert (model.input_shape, model.output_shape, model.count_params()) == ((None, 5), (None, 2), 20 * 2 + 3 * 2)
+
+
+def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
+    path = tmp_path / "words.py"
+    path.write_text(_TEXT_SOURCE)
+    with pytest.raises(InputError, match=r"words\.py' takes text, the data are images: .*vocabulary_size, num_tokens"):
+        build_model(str(path), _DIGITS, {})
+    with pytest.raises(InputError, match=r"'digits_cnn' takes images, the data are texts: .*image_shape"):
+        build_model("digits_cnn", _REVIEWS, {})
+
+
+def test_builder_that_does_not_take_a_fact_is_told_which_it_is_given(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def build_model(shape, num_classes):\n    pass\n")
+    with pytest.raises(InputError, match=r"'shape'.* It is given image_shape, num_classes; beside these"):
+        build_model(str(path), _DIGITS, {})
 
 
 def test_model_of_another_width_is_refused_with_both_shapes(source, monkeypatch):
     monkeypatch.syspath_prepend(source.parent)
     with pytest.raises(InputError, match=r"output \(None, 10\), received .* and \(None, 11\)"):
-        build_model("my_digits:too_wide", _SHAPE, _CLASSES, {})
+        build_model("my_digits:too_wide", _DIGITS, {})
     del sys.modules["my_digits"]
 
 
@@ -106,14 +142,14 @@ def test_model_of_another_width_is_refused_with_both_shapes(source, monkeypatch)
 )
 def test_model_that_is_not_there_is_named(name, message):
     with pytest.raises(InputError, match=message):
-        build_model(name, _SHAPE, _CLASSES, {})
+        build_model(name, _DIGITS, {})
 
 
 def test_file_that_is_no_python_is_named(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def build_model(:\n")
     with pytest.raises(InputError, match=r"Cannot import the model .*broken\.py.*invalid syntax"):
-        build_model(str(path), _SHAPE, _CLASSES, {})
+        build_model(str(path), _DIGITS, {})
 
 
 def _keras_file(path, *layers):
@@ -127,7 +163,7 @@ def test_model_from_a_keras_file(tmp_path):
     from keras import layers
 
     name = _keras_file(tmp_path / "a.keras", layers.Flatten(), layers.Dense(_CLASSES, activation="softmax"))
-    assert build_model(name, _SHAPE, _CLASSES, {}).count_params() == 65 * 10
+    assert build_model(name, _DIGITS, {}).count_params() == 65 * 10
 
 
 def test_keras_file_with_code_of_its_own_is_refused(tmp_path):
@@ -135,7 +171,7 @@ def test_keras_file_with_code_of_its_own_is_refused(tmp_path):
 
     name = _keras_file(tmp_path / "a.keras", layers.Flatten(), layers.Lambda(lambda x: x), layers.Dense(_CLASSES))
     with pytest.raises(InputError, match=r"Refused the model file .*a\.keras.*code of its own"):
-        build_model(name, _SHAPE, _CLASSES, {})
+        build_model(name, _DIGITS, {})
 
 
 def test_keras_file_takes_no_parameters(tmp_path):
@@ -149,4 +185,4 @@ def test_damaged_keras_file_is_refused(tmp_path):
     path = tmp_path / "a.keras"
     path.write_bytes(b"no zip file")
     with pytest.raises(InputError, match=r"Refused the model file .*a\.keras"):
-        build_model(str(path), _SHAPE, _CLASSES, {})
+        build_model(str(path), _DIGITS, {})

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from components.interface import ImageInput, Interface
 from components.machine_spec import load_catalogue
 from components.preflight_training import sandbox
 from components.preflight_training.compiler import Compilation, Outcome, Task
 from components.preflight_training.estimate import bytes_per_cycle
 
+DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
 OPTIMIZATION: Mapping[str, Any] = {
     "optimizer": "adam",
     "learning_rate": 0.001,
@@ -31,7 +33,7 @@ def make_task(model: str = "digits_cnn", parameters: Mapping[str, Any] | None = 
     """A model of 8×8 grey images and 10 classes to train."""
     if parameters is None:
         parameters = SMALL if model == "digits_cnn" else {}
-    return Task(model, parameters, (8, 8, 1), 10, 1259, OPTIMIZATION, backend, "mixed_bfloat16")
+    return Task(model, parameters, DIGITS, 1259, OPTIMIZATION, backend, "mixed_bfloat16")
 
 
 def make_compilation(machine: str = "v5e-1", batch_size: int = 8) -> Compilation:

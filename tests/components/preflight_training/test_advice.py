@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from components.interface import ImageInput, Interface
 from components.preflight_training.advice import advise, compare
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from components.preflight_training.data import DataFacts, HostRate
@@ -9,7 +10,9 @@ from components.preflight_training.estimate import EpochTime, LayerTime, StepTim
 from components.preflight_training.findings import Cost, MachineReport
 from components.preflight_training.largest_batch import LargestBatch
 
-_DATA = DataFacts((32, 32, 3), 10, 50_000, 50_000 * 3072, HostRate(9_000.0, 20_000.0, True, 4))
+_DATA = DataFacts(
+    Interface(ImageInput((32, 32, 3), "raw"), 10), 50_000, 50_000 * 3072, HostRate(9_000.0, 20_000.0, True, 4)
+)
 _STEP = StepTime(10.0, 0.5, 0.01, 0.45, 1e12)
 _EPOCH = EpochTime(49, 0.5, 0.5, 100_000.0, 0.0)
 _COST = Cost(9.6, 0.10, 1.0, "us-west1", "Cloud TPU list price", "here", "2026-01-01")

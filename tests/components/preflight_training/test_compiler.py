@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from components.interface import ImageInput, Interface
 from components.machine_spec import load_catalogue
 from components.models import REGISTRY
 from components.preflight_training import sandbox
@@ -159,9 +160,9 @@ device.prepare("jax", "cpu", 2, "mixed_bfloat16")
 import jax, keras
 keras.distribution.set_distribution(None)  # The compiler's process knows of no devices.
 from components.preflight_training import compiler
-from tests.components.preflight_training.conftest import SMALL, OPTIMIZATION
+from tests.components.preflight_training.conftest import DIGITS, SMALL, OPTIMIZATION
 from tests.components.preflight_training.test_compiler import without_places
-task = compiler.Task("digits_cnn", SMALL, (8, 8, 1), 10, 1259, OPTIMIZATION, "jax", "mixed_bfloat16")
+task = compiler.Task("digits_cnn", SMALL, DIGITS, 1259, OPTIMIZATION, "jax", "mixed_bfloat16")
 compilation = compiler.Compilation("here", "", (), 2, 1.0, 32)
 model = compiler._build_abstract(task, compilation)
 text = compiler.trace_step(model, compiler._shapes(task, compilation), jax.devices()).lower().as_text()
@@ -213,7 +214,8 @@ _DATA = {"digits_cnn": ((8, 8, 1), 1259), "cifar10_cnn": ((32, 32, 3), 50_000)}
 @pytest.mark.parametrize("model", REGISTRY)
 def test_every_model_fits_every_chip(model, tmp_path):
     shape, num_examples = _DATA[model]
-    task = Task(model, {}, shape, 10, num_examples, OPTIMIZATION, "jax", "mixed_bfloat16")
+    interface = Interface(ImageInput(shape, "raw"), 10)
+    task = Task(model, {}, interface, num_examples, OPTIMIZATION, "jax", "mixed_bfloat16")
     compilations = [make_compilation(machine, 128) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
     for machine, (outcome, _) in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):

@@ -27,8 +27,8 @@ def _load(records, cache_dir, in_memory_mib=4096):
 
 def test_facts_are_the_data_sets_own(digits_records, tmp_path):
     facts = _load(digits_records, tmp_path)
-    assert facts.image_shape == (8, 8, 1)
-    assert (facts.num_classes, facts.num_examples, facts.decoded_bytes) == (10, 1259, 1259 * 64)
+    assert facts.interface.input.shape == (8, 8, 1)
+    assert (facts.interface.num_classes, facts.num_examples, facts.decoded_bytes) == (10, 1259, 1259 * 64)
     assert facts.host.in_memory
     assert facts.host.feed_per_second > 1000
     assert facts.host.read_per_second > 1000

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from components.errors import InputError
+from components.interface import ImageInput, Interface
 from components.machine_spec import load_catalogue
 from components.preflight_training import PreflightParams, preflight_training
 from components.preflight_training.data import DataFacts, HostRate
@@ -17,7 +18,7 @@ _PARAMS = PreflightParams(
     model="digits_cnn", model_parameters=SMALL, batch_size_per_replica=32, epochs=3, machine="v5e-1"
 )
 # A host whose rate is known, so that waiting can be calculated.
-_DATA = DataFacts((8, 8, 1), 10, 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 2))
+_DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 2))
 
 
 def _examine(cache_dir, data=_DATA, **changes):

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+from components.interface import ImageInput, Interface
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
 from components.preflight_training.findings import Cost, MachineReport, PreflightReport
@@ -86,7 +87,9 @@ def _report(*machines, **changes):
         backend="jax",
         precision="mixed_bfloat16",
         compiler={"libtpu": "0.0.42.1", "jax": "0.10.2"},
-        data=DataFacts((32, 32, 3), 10, 50_000, 153_600_000, HostRate(25_000.0, 180_000.0, True, 2)),
+        data=DataFacts(
+            Interface(ImageInput((32, 32, 3), "raw"), 10), 50_000, 153_600_000, HostRate(25_000.0, 180_000.0, True, 2)
+        ),
         machines=machines or (_MACHINE,),
         advice=("Cheapest: v5e-1.",) if len(machines) > 1 else (),
     )

@@ -115,4 +115,4 @@ def server(start_server) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def digits(digits_records):
     """The test split, uint8[359, 8, 8, 1]."""
-    return records.load_split(digits_records, Manifest.load(digits_records), "test").images
+    return records.load_split(digits_records, Manifest.load(digits_records), "test").inputs

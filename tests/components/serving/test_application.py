@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from components.interface import ImageInput
 from components.prediction import ExportedModel
 from components.serving import application
 from components.serving.application import Application
@@ -23,7 +24,7 @@ class Model:
         self.open = threading.Event()
         self.open.set()
         self.num_calls = 0
-        self.exported = ExportedModel("pets", ("cat", "dog"), (1, 1, 1), self)
+        self.exported = ExportedModel("pets", ("cat", "dog"), ImageInput((1, 1, 1), "raw"), self)
 
     def __call__(self, images):
         self.num_calls += 1
@@ -171,7 +172,7 @@ def test_failure_of_the_model_gets_500_without_details(app, answer, capsys):
         return answer
 
     async def scenario():
-        async with app.ready(ExportedModel("pets", ("cat", "dog"), (1, 1, 1), predict_nothing)):
+        async with app.ready(ExportedModel("pets", ("cat", "dog"), ImageInput((1, 1, 1), "raw"), predict_nothing)):
             assert (await predict(app))[:2] == (500, "The server failed. Its log says why.")
 
     run(scenario())

@@ -8,17 +8,20 @@ from PIL import Image
 
 from components.errors import InputError
 from components.images import ImageRule, decode_pixels
+from components.interface import ImageInput
 from components.prediction import ExportedModel
 from components.serving.instances import TooManyInstancesError, parse_request, render_predictions
 
 GREY, COLOUR = (2, 3, 1), (2, 3, 3)
 PIXELS = np.arange(6, dtype=np.uint8).reshape(GREY) * 40
-MODEL = ExportedModel("pets", ("cat", "dog", "rötel"), GREY, lambda images: images)
+MODEL = ExportedModel("pets", ("cat", "dog", "rötel"), ImageInput(GREY, "raw"), lambda images: images)
 
 
 def parse(*instances, shape=GREY, **rest):
     body = instances[0] if instances and isinstance(instances[0], bytes) else {"instances": list(instances), **rest}
-    return parse_request(body if isinstance(body, bytes) else json.dumps(body).encode(), shape, max_instances=4)
+    return parse_request(
+        body if isinstance(body, bytes) else json.dumps(body).encode(), ImageInput(shape, "raw"), max_instances=4
+    )
 
 
 def b64(content):
@@ -31,14 +34,14 @@ def b64(content):
     ids=["channels", "grey", "floating point", "named"],
 )
 def test_pixels_arrive_as_they_were_sent(instance):
-    images = parse(instance).images
+    images = parse(instance).inputs
     assert images.dtype == np.uint8
     assert np.array_equal(images, PIXELS[None])
 
 
 def test_colour_pixels_need_their_channels():
     pixels = np.arange(18, dtype=np.uint8).reshape(COLOUR)
-    assert np.array_equal(parse(pixels.tolist(), shape=COLOUR).images[0], pixels)
+    assert np.array_equal(parse(pixels.tolist(), shape=COLOUR).inputs[0], pixels)
     with pytest.raises(InputError, match=r"expected pixels \[2\]\[3\]\[3\], whole numbers.*Received: \[2\]\[3\]\."):
         parse(pixels[:, :, 0].tolist(), shape=COLOUR)
 
@@ -50,11 +53,11 @@ def test_image_files_are_decoded_as_everywhere_else(encode, kind, size, shape):
     content = encode(size=size, kind=kind)
     expected = decode_pixels(content, ImageRule(shape[:2], shape[2]))
     for instance in (b64(content), {"image": b64(content)}, {"encoded": b64(content)}):
-        assert np.array_equal(parse(instance, shape=shape).images[0], expected)
+        assert np.array_equal(parse(instance, shape=shape).inputs[0], expected)
 
 
 def test_instances_of_every_kind_keep_their_order(encode):
-    images = parse(PIXELS.tolist(), b64(encode()), {"image": PIXELS.tolist()}).images
+    images = parse(PIXELS.tolist(), b64(encode()), {"image": PIXELS.tolist()}).inputs
     assert images.shape == (3, *GREY)
     assert np.array_equal(images[0], images[2])
     assert not np.array_equal(images[0], images[1])

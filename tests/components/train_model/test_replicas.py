@@ -53,8 +53,8 @@ def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run
     )
     assert (halves["num_replicas"], halves["steps"]) == (2, whole.steps)
     assert halves["examples_seen"] == whole.examples_seen == 2 * 1259
-    assert halves["loss"] == pytest.approx(whole.loss, rel=1e-4)
-    assert halves["accuracy"] == pytest.approx(whole.accuracy, abs=2 / 1259)
+    assert halves["metrics"]["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-4)
+    assert halves["metrics"]["accuracy"] == pytest.approx(whole.metrics["accuracy"], abs=2 / 1259)
     _assert_same(tmp_path / "one", tmp_path / "two")
 
 
@@ -65,7 +65,7 @@ def test_two_jax_replicas_learn_what_one_learns(plain, digits_records, tmp_path,
     halves = _train(
         run_step, replace(plain, batch_size_per_replica=32, num_replicas=2), digits_records, tmp_path / "two"
     )
-    assert halves["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+    assert halves["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-4)
     _assert_same(tmp_path / "one", tmp_path / "two")
 
 
@@ -76,4 +76,4 @@ def test_eight_replicas_see_every_example_once(quick, digits_records, tmp_path, 
     result = _train(run_step, params, digits_records, tmp_path / "model")
     assert (result["num_replicas"], result["examples_seen"]) == (8, 2 * 1259)
     assert result["steps"] == 2 * 5  # ⌈1259 / 256⌉.
-    assert result["loss"] < 2.3
+    assert result["metrics"]["loss"] < 2.3

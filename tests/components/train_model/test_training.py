@@ -79,7 +79,7 @@ def test_model_folder_holds_everything_that_later_steps_read(trained_digits, dig
     }
     info, manifest = ModelInfo.load(trained_digits), Manifest.load(digits_records)
     assert (info.name, info.parameters) == (quick.model, quick.model_parameters)
-    assert (info.class_names, info.image_shape) == (manifest.class_names, (8, 8, 1))
+    assert (info.class_names, info.input.image_shape) == (manifest.class_names, (8, 8, 1))
     assert info.dataset_fingerprint == manifest.fingerprint
     assert {name: info.training[name] for name in ("seed", "epochs", "backend", "num_replicas", "precision")} == {
         "seed": 0,
@@ -129,10 +129,10 @@ def test_reported_loss_is_the_mean_over_examples(quick, digits_records, tmp_path
     from components.models.loading import load_trained_model, predict
 
     examples = records.load_split(digits_records, Manifest.load(digits_records), artifacts.TRAIN)
-    probabilities = predict(load_trained_model(tmp_path / "model", artifacts.LAST_WEIGHTS_FILE), examples.images, 256)
+    probabilities = predict(load_trained_model(tmp_path / "model", artifacts.LAST_WEIGHTS_FILE), examples.inputs, 256)
     own = probabilities[np.arange(len(examples.labels)), examples.labels]
-    assert result.loss == pytest.approx(-np.log(own).mean(), rel=1e-5)
-    assert result.accuracy == pytest.approx((probabilities.argmax(1) == examples.labels).mean(), abs=1e-6)
+    assert result.metrics["loss"] == pytest.approx(-np.log(own).mean(), rel=1e-5)
+    assert result.metrics["accuracy"] == pytest.approx((probabilities.argmax(1) == examples.labels).mean(), abs=1e-6)
 
 
 def test_best_weights_are_those_of_the_best_epoch(quick, digits_records, tmp_path):
@@ -167,14 +167,14 @@ def test_streamed_training_reads_every_example(quick, digits_records, tmp_path):
     params = replace(quick, epochs=1, in_memory_mib=0, shuffle_buffer=100)
     result = train_model(params, digits_records, tmp_path / "model")
     assert (result.examples_seen, result.steps) == (1259, 40)
-    assert result.loss < 2.3
+    assert result.metrics["loss"] < 2.3
 
 
 def test_mixed_bfloat16_trains_and_loads_as_float32(quick, digits_records, tmp_path):
     params = replace(quick, epochs=2, precision="mixed_bfloat16")
     result = train_model(params, digits_records, tmp_path / "model")
     assert result.precision == "mixed_bfloat16"
-    assert result.accuracy > 0.5
+    assert result.metrics["accuracy"] > 0.5
     from components.models.loading import load_trained_model
 
     model = load_trained_model(tmp_path / "model")
@@ -184,7 +184,7 @@ def test_mixed_bfloat16_trains_and_loads_as_float32(quick, digits_records, tmp_p
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_every_optimizer_trains(quick, digits_records, tmp_path, optimizer):
     params = replace(quick, epochs=1, optimizer=optimizer, weight_decay=0.01 if optimizer == "adamw" else 0.0)
-    assert train_model(params, digits_records, tmp_path / "model").loss < 2.3
+    assert train_model(params, digits_records, tmp_path / "model").metrics["loss"] < 2.3
 
 
 def test_finished_training_runs_again_without_training(quick, digits_records, tmp_path, capfd):
@@ -215,7 +215,7 @@ def test_checkpoint_of_another_training_is_ignored(quick, digits_records, tmp_pa
     assert "of another training; starting fresh" in capfd.readouterr().err
     assert result.epochs == 1
     fresh = train_model(replace(quick, epochs=1), digits_records, tmp_path / "fresh")
-    assert (result.loss, result.accuracy) == (fresh.loss, fresh.accuracy)
+    assert result.metrics == fresh.metrics
     assert len(list((tmp_path / "model" / "tensorboard").iterdir())) == 1
 
 
