@@ -232,7 +232,7 @@ def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
-    from pipelines.submission import Backoff
+    from components.outages import Backoff
 
     backoff = Backoff(report=lambda text: print(f"hint: {text}", file=sys.stderr))
     return settings, importlib.import_module(f"pipelines.{arguments.target}").connect(settings), backoff
@@ -492,8 +492,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _platform_error() -> type[Exception]:
-    """Asked for only when something was raised: its import takes half a second."""
-    from pipelines.submission import PlatformError
+    """Asked for only when something was raised."""
+    from components.outages import PlatformError
 
     return PlatformError
 

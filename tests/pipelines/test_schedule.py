@@ -1,6 +1,5 @@
 """Claims about schedules, through Vertex AI's real client against a stateful fake."""
 
-import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,11 +8,13 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
 from components.errors import InputError
+from components.outages import Backoff
+from components.vertex_service import VertexService
 from pipelines.cli import main
 from pipelines.config import load_config
 from pipelines.schedule import change_state, check_cron, upsert
 from pipelines.settings import Settings
-from pipelines.submission import Backoff, State, plan_submission
+from pipelines.submission import State, plan_submission
 from pipelines.vertex import Vertex
 from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate
@@ -54,7 +55,7 @@ def backoff(clock):
 
 
 def connect(fake, clock):
-    return Vertex(dataclasses.replace(SETTINGS, vertex_endpoint=fake.url), AnonymousCredentials(), clock.now)
+    return Vertex(SETTINGS, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials()), clock.now)
 
 
 def test_a_schedule_is_created_once_and_then_left(job, fake, vertex, backoff):

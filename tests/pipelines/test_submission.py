@@ -9,14 +9,12 @@ import pytest
 
 from components.errors import InputError
 from components.machine_spec import parse_machine
+from components.outages import Backoff, OutageError, PlatformError
 from pipelines.config import load_config
 from pipelines.settings import Settings
 from pipelines.submission import (
-    Backoff,
     Job,
-    OutageError,
     Plan,
-    PlatformError,
     Retrying,
     State,
     Submission,
