@@ -126,6 +126,11 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, in
     shape = (*(rule.image_size or (height, width)), channels)
     if _jpeg_kind(content) not in ("", _UNUSUAL) or content.startswith(b"\x89PNG\r\n\x1a\n"):
         return content, shape
+    return encode_png(pixels), shape
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """A PNG file of uint8[height, width, 1 or 3], from which the very same pixels are read."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(buffer, "PNG")
-    return buffer.getvalue(), shape
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
+    return buffer.getvalue()

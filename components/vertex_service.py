@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from components.errors import InputError
-from components.outages import ExistsError, MissingError, OutageError
+from components.outages import ExistsError, MissingError, OutageError, PlatformError
 
 # Where a step finds Vertex AI, if it is not at the region's own address.
 ADDRESS_VARIABLE = "TPU_PIPELINES_VERTEX_ENDPOINT"
@@ -81,13 +81,13 @@ class VertexService:
         """Ask once whether a long-running operation, as `call` gave it for `method`, has ended.
 
         Raises:
-            InputError: If it has failed, and the like as with `call`.
+            PlatformError: If it has failed; repeats the service's message.
         """
         with self._translated(method):
-            if not operation.done(retry=None):
-                return False
-            operation.result()
-            return True
+            is_done: bool = operation.done(retry=None)
+        if is_done and operation.operation.error.code:
+            raise PlatformError(f"Vertex AI failed to {method.replace('_', ' ')}: {operation.operation.error.message}")
+        return is_done
 
     @contextlib.contextmanager
     def _translated(self, method: str) -> Iterator[None]:

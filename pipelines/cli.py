@@ -211,7 +211,9 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 
 def _hint_at_tag(image: str) -> None:
-    if "@sha256:" not in image:
+    from components.container import is_pinned
+
+    if not is_pinned(image):
         print(
             f"hint: the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
             "TPU_PIPELINES_IMAGE=…@sha256:…",

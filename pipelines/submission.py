@@ -242,8 +242,7 @@ def _digest(config: Config, package: str) -> str:
 
     data = config.data.source
     if data.partition(":")[0] not in BUNDLED_SOURCES:
-        # The place stands in the pipeline; as part of the listing it would depend on our working directory.
-        data = dataclasses.replace(list_examples(config.data), root="/").stat_digest()
+        data = list_examples(config.data).stat_digest()
     spec = {key: value for key, value in _parse(package).items() if key != "sdkVersion"}
     parts = [spec, step_keys(config, data)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
