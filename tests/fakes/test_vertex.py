@@ -14,6 +14,7 @@ from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
 
 PARENT = "projects/my-project/locations/us-west1"
+MACHINE = {"machine_spec": {"machine_type": "n1-standard-2"}}
 CONTAINER = {"image_uri": "europe-docker.pkg.dev/my-project/images/serving@sha256:0"}
 
 
@@ -59,7 +60,8 @@ def test_an_endpoint_splits_its_traffic_as_it_is_told(fake):
     endpoint = endpoints.create_endpoint(parent=PARENT, endpoint={"display_name": "digits"}).result().name
 
     def deploy(model, split):
-        request = {"endpoint": endpoint, "deployed_model": {"model": model}, "traffic_split": split}
+        deployed = {"model": model, "dedicated_resources": MACHINE}
+        request = {"endpoint": endpoint, "deployed_model": deployed, "traffic_split": split}
         return endpoints.deploy_model(request).result().deployed_model.id
 
     first = deploy(names[0], {"0": 100})
@@ -94,7 +96,10 @@ def test_predictions_are_those_of_the_server_that_the_model_has(fake):
         fake.serve = lambda model: f"http://127.0.0.1:{server.server_port}"
         model = upload(fake, "gs://b/1").model
         endpoint = client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e"}).result().name
-        client(fake, "Endpoint").deploy_model(endpoint=endpoint, deployed_model={"model": model}).result()
+        deployed = {"model": model, "dedicated_resources": MACHINE}
+        client(fake, "Endpoint").deploy_model(
+            endpoint=endpoint, deployed_model=deployed, traffic_split={"0": 100}
+        ).result()
         response = client(fake, "Prediction").predict(endpoint=endpoint, instances=[2.0])
         assert json_format.MessageToDict(v1.PredictResponse.pb(response))["predictions"] == [{"class": 4.0}]
         with pytest.raises(exceptions.BadRequest, match=r"No\."):
@@ -109,7 +114,8 @@ def test_a_model_that_cannot_be_served_fails_its_deployment_and_changes_nothing(
     fake.serve = refuse
     endpoint = client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e"}).result().name
     operation = client(fake, "Endpoint").deploy_model(
-        endpoint=endpoint, deployed_model={"model": upload(fake, "gs://b/1").model}
+        endpoint=endpoint,
+        deployed_model={"model": upload(fake, "gs://b/1").model, "dedicated_resources": MACHINE},
     )
     with pytest.raises(exceptions.FailedPrecondition, match=r"Model server never became ready: no such file"):
         operation.result()

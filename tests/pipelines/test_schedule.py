@@ -16,9 +16,6 @@ from pipelines.schedule import change_state, check_cron, upsert
 from pipelines.settings import Settings
 from pipelines.submission import State, plan_submission
 from pipelines.vertex import Vertex
-from tests.fakes.clock import Clock
-from tests.fakes.execution import Simulate
-from tests.fakes.vertex import FakeVertex
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket", labels={"team": "vision"})
 NIGHTLY = "0 3 * * *"
@@ -31,17 +28,6 @@ def make_job(*overrides):
 @pytest.fixture(scope="module")
 def job():
     return make_job()
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def fake(clock):
-    with FakeVertex(Simulate(), clock=clock.now) as fake:
-        yield fake
 
 
 @pytest.fixture

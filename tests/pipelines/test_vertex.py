@@ -49,17 +49,6 @@ def plan():
 
 
 @pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def fake(clock):
-    with FakeVertex(Simulate(), clock=clock.now) as fake:
-        yield fake
-
-
-@pytest.fixture
 def vertex(fake, clock):
     return connect(fake, clock)
 
