@@ -34,6 +34,7 @@ from components.vertex_registry import (
     VertexVersion,
     as_label,
 )
+from components.vertex_service import types
 
 _MODELS, _ENDPOINTS = "ModelService", "EndpointService"
 _DESCRIPTION_LENGTH = 1000
@@ -356,12 +357,13 @@ class VertexTarget:
         answers = {}
         for position, image in enumerate(images):
             instance = {"b64": base64.b64encode(encode_png(image)).decode()}
-            request = {"endpoint": endpoint, "instances": [instance]}
+            request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
             try:
                 response = backoff(partial(service.call, "PredictionService", "predict", request))
                 if deployed in ("", response.deployed_model_id):
                     (prediction,) = response.predictions
-                    answers[position] = np.array([prediction["probabilities"][name] for name in class_names])
+                    probabilities = prediction["probabilities"]
+                    answers[position] = np.array([probabilities[name] for name in class_names], np.float64)
             except MissingError:
                 raise
             except (InputError, ValueError, KeyError, TypeError) as error:
