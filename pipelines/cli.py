@@ -210,6 +210,14 @@ def _compile(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _check_data(config: Any) -> None:
+    """Refuse what would fail once it costs money. Data that would have to be downloaded first are left to the steps."""
+    from pipelines.run_local import check_data
+
+    if not config.data.source.startswith(("keras:", "tfds:")):
+        check_data(config)
+
+
 def _hint_at_tag(image: str) -> None:
     from components.container import is_pinned
 
@@ -264,7 +272,9 @@ def _submit(arguments: argparse.Namespace) -> int:
     from pipelines.config import load_config
     from pipelines.submission import Retrying, plan_submission, submit, wait
 
-    plan = plan_submission(load_config(arguments.config, arguments.overrides), arguments.target, settings)
+    config = load_config(arguments.config, arguments.overrides)
+    plan = plan_submission(config, arguments.target, settings)
+    _check_data(config)
     _hint_at_tag(plan.image)
     if arguments.dry_run:
         print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))

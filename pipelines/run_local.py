@@ -125,6 +125,19 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
             "Use another name."
         )
     _check_run_dir(config, run_dir)
+    plan = check_data(config)
+    if config.deploy:
+        open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
+    _check_champion(config, plan.listing.class_names)
+    return plan
+
+
+def check_data(config: Config) -> DatasetPlan:
+    """What the data are, and whether they fit the batch and the splits that are asked for; by listing them alone.
+
+    Raises:
+        InputError: On the first thing that is wrong.
+    """
     plan = plan_dataset(config.data)
     config.training.check_batch_fits(plan.split_examples["train"])
     for section, split in (("gate", config.gate.split), ("export", config.export.split)):
@@ -133,9 +146,6 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
                 f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "
                 f"data.{split}_fraction or name another split."
             )
-    if config.deploy:
-        open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
-    _check_champion(config, plan.listing.class_names)
     return plan
 
 

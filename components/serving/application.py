@@ -23,7 +23,7 @@ from components.serving.instances import TooManyInstancesError, parse_request, r
 from components.serving.params import ServeParams
 
 _BODY_TIMEOUT_SECONDS = 30.0
-_MAX_THREADS = 4  # Each may decode an image of 134 million pixels, 0.9 GB, that a small file claims to be.
+_MAX_THREADS = 4  # Each may decode an image of `max_image_pixels`, 120 MB, that a small file claims to be.
 _RETRY_AFTER = {"Retry-After": "1"}
 _CLIENT_LEFT = 499  # As nginx has it. Nobody reads this answer; it is for the log.
 
@@ -88,7 +88,12 @@ class Application:
         loop, model = asyncio.get_running_loop(), self._model
         # Off the event loop, which a large body or image would block for all others.
         asked = await loop.run_in_executor(
-            self._threads, parse_request, body, model.image_shape, self._params.max_instances
+            self._threads,
+            parse_request,
+            body,
+            model.image_shape,
+            self._params.max_instances,
+            self._params.max_image_pixels,
         )
         request.state.instances = len(asked.images)
         probabilities = await self._batcher.predict(asked.images)

@@ -38,7 +38,7 @@ class PredictRequest:
     top: int | None
 
 
-def parse_request(body: bytes, image_shape: ImageShape, max_instances: int) -> PredictRequest:
+def parse_request(body: bytes, image_shape: ImageShape, max_instances: int, max_image_pixels: int) -> PredictRequest:
     """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
 
     An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if need be, or its pixels: nested
@@ -64,7 +64,7 @@ def parse_request(body: bytes, image_shape: ImageShape, max_instances: int) -> P
     images = np.empty((len(instances), *image_shape), np.uint8)
     for index, instance in enumerate(instances):
         try:
-            images[index] = _parse_image(instance, image_shape)
+            images[index] = _parse_image(instance, image_shape, max_image_pixels)
         except InputError as error:
             raise InputError(f"instances[{index}]: {error}") from error
     return PredictRequest(images, top)
@@ -121,24 +121,25 @@ def _parse_top(parameters: Any) -> int | None:
     return int(top)
 
 
-def _parse_image(instance: Any, image_shape: ImageShape) -> np.ndarray:
+def _parse_image(instance: Any, image_shape: ImageShape, max_pixels: int) -> np.ndarray:
     image = instance
     if isinstance(instance, dict) and len(instance) == 1:
         image = next((instance[name] for name in _INPUT_NAMES if name in instance), instance)
     if isinstance(image, list):
         return _check_pixels(image, image_shape)
     if isinstance(image, dict) and image.keys() == {_ENCODED} and isinstance(image[_ENCODED], str):
-        return _decode_file(image[_ENCODED], image_shape)
+        return _decode_file(image[_ENCODED], image_shape, max_pixels)
     raise InputError(
         f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(image_shape)}. '
         f"Received: {_describe(instance)}."
     )
 
 
-def _decode_file(encoded: str, image_shape: ImageShape) -> np.ndarray:
+def _decode_file(encoded: str, image_shape: ImageShape, max_pixels: int) -> np.ndarray:
     height, width, channels = image_shape
+    rule = ImageRule((height, width), channels, max_pixels)
     try:
-        return decode_pixels(base64.b64decode(encoded, validate=True), ImageRule((height, width), channels))
+        return decode_pixels(base64.b64decode(encoded, validate=True), rule)
     except ValueError as error:
         raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
     except UnreadableImageError as error:

@@ -396,6 +396,49 @@ def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
     assert "kubernetes" in (tmp_path / "new" / "pipeline.yaml").read_text()
 
 
+REGISTRY = "projects/my-project/locations/us-west1/models"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        (["deploy.registry=vertex"], SETTINGS),
+        ([f"deploy.registry={REGISTRY}", "deploy.artifacts_uri=gs://my-bucket/pipelines/registry"], None),
+    ],
+)
+def test_with_a_registry_on_vertex_ai_the_model_is_deployed_and_the_champion_comes_from_there(
+    tmp_path, target, overrides, settings
+):
+    path = tmp_path / "pipeline.yaml"
+    compile_digits(target, path, *overrides, "deploy.endpoint=digits", settings=settings)
+    spec = next(yaml.safe_load_all(path.read_text()))
+    inputs = spec["root"]["inputDefinitions"]["parameters"]
+    assert inputs["champion"]["defaultValue"] == f"{REGISTRY}/digits@champion"
+    (promoted,) = (component for component in spec["components"].values() if "dag" in component)
+    deploy, evaluate = promoted["dag"]["tasks"]["deploy-model"], spec["root"]["dag"]["tasks"]["evaluate-model"]
+    given = {
+        name: value["runtimeValue"]["constant"]
+        for name, value in deploy["inputs"]["parameters"].items()
+        if "runtimeValue" in value
+    }
+    assert given["registry"] == REGISTRY
+    assert given["artifacts_uri"] == "gs://my-bucket/pipelines/registry"
+    assert (given["model_name"], given["endpoint"], given["endpoint_traffic"]) == ("digits", "digits", 100)
+    assert given["lineage"]["config"]["name"] == "digits"
+    assert set(given["lineage"]["code"]) >= {"train_model", "deploy_model"}
+    for task in (deploy, evaluate):
+        assert not task["cachingOptions"].get("enableCache"), "an alias is the same text wherever it stands"
+    assert spec["root"]["dag"]["tasks"]["train-model"]["cachingOptions"]["enableCache"]
+
+
+def test_a_registry_on_vertex_ai_needs_to_know_where(tmp_path):
+    with pytest.raises(InputError, match="Missing settings: project, region"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex")
+    with pytest.raises(InputError, match="Missing settings: bucket"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", f"deploy.registry={REGISTRY}")
+
+
 def run_command(path, *arguments, **environment):
     code = (
         "import sys\n"

@@ -519,6 +519,19 @@ def test_a_dry_run_prints_the_requests_and_sends_none(fake, environment, capfd):
     assert fake.calls == []
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.batch_size_per_replica=5000", "batch_size"),
+        ("data.test_fraction=0", "gate.split='test' has no examples"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_before_anything_is_sent(fake, environment, capfd, override, words):
+    assert main(["submit", "digits", "--set", "machine=v5e-4", "--set", override]) == 2
+    assert words in capfd.readouterr().err
+    assert fake.calls == []
+
+
 @pytest.mark.parametrize("command", [("submit", "digits"), ("status", "digits"), ("schedule", "digits", "--pause")])
 def test_missing_settings_are_named_together_before_anything_slow_is_imported(command, tmp_path):
     code = (

@@ -18,7 +18,9 @@ MODEL = ExportedModel("pets", ("cat", "dog", "rötel"), GREY, lambda images: ima
 
 def parse(*instances, shape=GREY, **rest):
     body = instances[0] if instances and isinstance(instances[0], bytes) else {"instances": list(instances), **rest}
-    return parse_request(body if isinstance(body, bytes) else json.dumps(body).encode(), shape, max_instances=4)
+    return parse_request(
+        body if isinstance(body, bytes) else json.dumps(body).encode(), shape, 4, max_image_pixels=10_000
+    )
 
 
 def b64(content):
