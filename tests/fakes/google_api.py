@@ -193,10 +193,6 @@ class GoogleApiServer:
         """From now on take only tokens that POST /token, an OAuth token exchange, has given out."""
         self._valid_tokens, self._token_lifetime_seconds = set(), lifetime_seconds
 
-    def require_no_tokens(self) -> None:
-        """From now on take any token, or none."""
-        self._valid_tokens = None
-
     def expire_tokens(self) -> None:
         """Let every token that was given out be refused from now on."""
         self._valid_tokens = set()
