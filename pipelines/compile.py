@@ -143,6 +143,12 @@ def _with_registry(config: Config, settings: Settings) -> Config:
     deploy = config.deploy
     if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
         return config
+    if "." not in deploy.serving_image.partition("/")[0]:
+        raise InputError(
+            f"Vertex AI cannot fetch the serving image {deploy.serving_image!r}: expected one in Artifact Registry, as "
+            "europe-docker.pkg.dev/PROJECT/REPOSITORY/serving@sha256:…. Build it with `make image`, push it, and set "
+            "TPU_PIPELINES_SERVING_IMAGE."
+        )
     registry, artifacts_uri = deploy.registry, deploy.artifacts_uri
     if registry == VERTEX:
         settings.require("project", "region")

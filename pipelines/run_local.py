@@ -126,6 +126,10 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
         )
     _check_run_dir(config, run_dir)
     plan = check_data(config)
+    if config.deploy and is_on_vertex(config.deploy.registry) and not config.deploy.artifacts_uri:
+        raise InputError(
+            "Cannot register on Vertex AI without a place for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
+        )
     if config.deploy:
         open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
     _check_champion(config, plan.listing.class_names)

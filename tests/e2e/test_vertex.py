@@ -20,6 +20,7 @@ DATA = "gs://bucket/data/digits.npz"
 OPTIONS = (
     *("machine=v5e-4", f"data.source=npz:{DATA}", "preflight=false", "gate.minimum={}"),
     *("export.calibration_examples=50", "model.parameters={filters: 8, units: 32}"),
+    f"deploy.serving_image=europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}",
     *("deploy.registry=vertex", "deploy.endpoint=digits", "deploy.endpoint_traffic=50"),
 )
 

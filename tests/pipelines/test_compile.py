@@ -397,6 +397,7 @@ def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
 
 
 REGISTRY = "projects/my-project/locations/us-west1/models"
+SERVING_IMAGE = f"deploy.serving_image=europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -411,7 +412,7 @@ def test_with_a_registry_on_vertex_ai_the_model_is_deployed_and_the_champion_com
     tmp_path, target, overrides, settings
 ):
     path = tmp_path / "pipeline.yaml"
-    compile_digits(target, path, *overrides, "deploy.endpoint=digits", settings=settings)
+    compile_digits(target, path, *overrides, SERVING_IMAGE, "deploy.endpoint=digits", settings=settings)
     spec = next(yaml.safe_load_all(path.read_text()))
     inputs = spec["root"]["inputDefinitions"]["parameters"]
     assert inputs["champion"]["defaultValue"] == f"{REGISTRY}/digits@champion"
@@ -434,9 +435,11 @@ def test_with_a_registry_on_vertex_ai_the_model_is_deployed_and_the_champion_com
 
 def test_a_registry_on_vertex_ai_needs_to_know_where(tmp_path):
     with pytest.raises(InputError, match="Missing settings: project, region"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex")
+        compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, "deploy.registry=vertex")
     with pytest.raises(InputError, match="Missing settings: bucket"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", f"deploy.registry={REGISTRY}")
+        compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, f"deploy.registry={REGISTRY}")
+    with pytest.raises(InputError, match=r"cannot fetch the serving image 'tpu-pipelines/serving:latest'"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex", settings=SETTINGS)
 
 
 def run_command(path, *arguments, **environment):
