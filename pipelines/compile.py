@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components import storage
-from components.container import IMAGE
+from components.container import IMAGE, SERVING_IMAGE
 from components.deploy_model.params import VERTEX
 from components.errors import InputError, did_you_mean
 from components.machine_spec import MachineSpec, load_catalogue
@@ -143,9 +143,10 @@ def _with_registry(config: Config, settings: Settings) -> Config:
     deploy = config.deploy
     if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
         return config
-    if "." not in deploy.serving_image.partition("/")[0]:
+    image = deploy.serving_image or SERVING_IMAGE
+    if "." not in image.partition("/")[0]:
         raise InputError(
-            f"Vertex AI cannot fetch the serving image {deploy.serving_image!r}: expected one in Artifact Registry, as "
+            f"Vertex AI cannot fetch the serving image {image!r}: expected one in Artifact Registry, as "
             "europe-docker.pkg.dev/PROJECT/REPOSITORY/serving@sha256:…. Build it with `make image`, push it, and set "
             "TPU_PIPELINES_SERVING_IMAGE."
         )
@@ -156,9 +157,8 @@ def _with_registry(config: Config, settings: Settings) -> Config:
     if not artifacts_uri:
         settings.require("bucket")
         artifacts_uri = f"{settings.bucket.rstrip('/')}/registry"
-    return dataclasses.replace(
-        config, deploy=dataclasses.replace(deploy, registry=registry, artifacts_uri=artifacts_uri)
-    )
+    deploy = dataclasses.replace(deploy, registry=registry, artifacts_uri=artifacts_uri, serving_image=image)
+    return dataclasses.replace(config, deploy=deploy)
 
 
 def _is_vertex_reference(text: str) -> bool:

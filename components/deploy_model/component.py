@@ -4,7 +4,7 @@ from typing import Any, Dict
 
 from kfp import dsl
 
-from components.container import IMAGE, SERVING_IMAGE
+from components.container import IMAGE
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -20,7 +20,7 @@ def deploy_model(
     health_check_examples: int = 32,
     health_check_tolerance: float = 0.01,
     artifacts_uri: str = "",
-    serving_image: str = SERVING_IMAGE,
+    serving_image: str = "",
     endpoint: str = "",
     endpoint_traffic: int = 100,
     endpoint_machine_type: str = "n1-standard-2",

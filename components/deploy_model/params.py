@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from components import storage
-from components.container import SERVING_IMAGE
 from components.errors import InputError
 from components.registry import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
 
@@ -29,7 +28,8 @@ class DeployParams:
         health_check_tolerance: Largest difference of a probability between its answers and those that were evaluated.
         artifacts_uri: Of a registry on Vertex AI: folder on gs:// that keeps every version's model and export. In a
             configuration, empty is `registry` in the settings' bucket.
-        serving_image: Of a registry on Vertex AI: the image that serves a version.
+        serving_image: Of a registry on Vertex AI: the image that serves a version. Empty is what
+            TPU_PIPELINES_SERVING_IMAGE says where the pipeline is compiled.
         endpoint: Of a registry on Vertex AI: id of the endpoint that is to serve the new version; it is created where
             there is none. Empty is none.
         endpoint_traffic: Percentage of the endpoint's requests for the new version; the others share the rest as
@@ -45,7 +45,7 @@ class DeployParams:
     health_check_examples: int = 32
     health_check_tolerance: float = 0.01
     artifacts_uri: str = ""
-    serving_image: str = SERVING_IMAGE
+    serving_image: str = ""
     endpoint: str = ""
     endpoint_traffic: int = 100
     endpoint_machine_type: str = "n1-standard-2"

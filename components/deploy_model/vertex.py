@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from components import storage
+from components.container import SERVING_IMAGE
 from components.deploy_model.params import DeployParams
 from components.errors import InputError
 from components.images import encode_png
@@ -143,7 +144,7 @@ class VertexTarget:
                 "version_description": f"{metrics}; {'; '.join(facts['reasons'])}"[:_DESCRIPTION_LENGTH],
                 "artifact_uri": f"{uri}/{EXPORT_DIR}",
                 "container_spec": {
-                    "image_uri": self._params.serving_image,
+                    "image_uri": self._params.serving_image or SERVING_IMAGE,
                     "predict_route": serving.predict_route,
                     "health_route": serving.health_route,
                     "ports": [{"container_port": serving.port}],
