@@ -62,6 +62,13 @@ def _params(params: Any) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(params).items() if name not in _WITHOUT_EFFECT}
 
 
+def lineage(config: Config) -> dict[str, Any]:
+    """What a registry records of a run beside what its artifacts say: its name, its configuration, its code."""
+    left_out = {"preflight_training": config.preflight is None, "deploy_model": config.deploy is None}
+    code = {step: code_version(step) for step in STEPS if not left_out.get(step)}
+    return {"run": config.name, "config": config.as_dict(), "code": code}
+
+
 def step_keys(config: Config, data: str, opponent: str = "") -> dict[str, str]:
     """A key per step.
 

@@ -260,8 +260,18 @@ def _compile(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _check_data(config: Any) -> None:
+    """Refuse what would fail once it costs money. Data that would have to be downloaded first are left to the steps."""
+    from pipelines.run_local import check_data
+
+    if not config.data.source.startswith(("keras:", "tfds:")):
+        check_data(config)
+
+
 def _hint_at_tag(image: str) -> None:
-    if "@sha256:" not in image:
+    from components.container import is_pinned
+
+    if not is_pinned(image):
         print(
             f"hint: the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
             "TPU_PIPELINES_IMAGE=…@sha256:…",
@@ -275,7 +285,7 @@ def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
-    from pipelines.submission import Backoff
+    from components.outages import Backoff
 
     backoff = Backoff(report=lambda text: print(f"hint: {text}", file=sys.stderr))
     return settings, importlib.import_module(f"pipelines.{arguments.target}").connect(settings), backoff
@@ -304,7 +314,9 @@ def _submit(arguments: argparse.Namespace) -> int:
     from pipelines.config import load_config
     from pipelines.submission import Retrying, plan_submission, submit, wait
 
-    plan = plan_submission(load_config(arguments.config, arguments.overrides), arguments.target, settings)
+    config = load_config(arguments.config, arguments.overrides)
+    plan = plan_submission(config, arguments.target, settings)
+    _check_data(config)
     _hint_at_tag(plan.image)
     if arguments.dry_run:
         print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
@@ -532,8 +544,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _platform_error() -> type[Exception]:
-    """Asked for only when something was raised: its import takes half a second."""
-    from pipelines.submission import PlatformError
+    """Asked for only when something was raised."""
+    from components.outages import PlatformError
 
     return PlatformError
 

@@ -29,7 +29,7 @@ PREFLIGHT_KEYS = (
     "compile_timeout_seconds",
     "compile_memory_mib",
 )
-DEPLOY_KEYS = ("registry", "model_name", "alias", "health_check_examples", "health_check_tolerance")
+DEPLOY_KEYS = tuple(field.name for field in dataclasses.fields(DeployParams) if field.name != "lineage")
 CONFIGS_DIR = Path(__file__).parent / "configs"
 _NAME_LENGTH = 64
 T = TypeVar("T")

@@ -56,7 +56,9 @@ class Listing:
 
     def stat_digest(self) -> str:
         """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
-        digest = hashlib.sha256(repr((self.version, self.class_names, os.path.abspath(self.root))).encode())
+        # Only of a folder here does its name say where it is, and only together with the working directory.
+        root = os.path.abspath(self.root) if self.files and not storage.is_remote(self.root) else self.root
+        digest = hashlib.sha256(repr((self.version, self.class_names, root)).encode())
         for key, label in zip(self.keys, self.labels.tolist(), strict=True):
             file = self.files.get(key)
             digest.update(f"{key}\0{label}\0{file and (file.num_bytes, file.version)}\n".encode())

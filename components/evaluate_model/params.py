@@ -19,8 +19,9 @@ class EvaluateParams:
 
     Attributes:
         champion: Model to beat: a folder as train_model wrote it, here or on gs://, or `REGISTRY/MODEL@champion` (or
-            `@0001`) for one from a registry; empty for none. In a configuration, empty is the champion of the registry
-            that the deploy section names, and none without one.
+            `@0001`) for one from a registry, which may be `projects/PROJECT/locations/REGION/models` on Vertex AI;
+            empty for none. In a configuration, empty is the champion of the registry that the deploy section names, and
+            none without one.
         minimum: Least value of a metric, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric, such as {"loss": 0.5}.
         max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted.

@@ -40,7 +40,7 @@ class PredictRequest:
     top: int | None
 
 
-def parse_request(body: bytes, wanted: Input, max_instances: int) -> PredictRequest:
+def parse_request(body: bytes, wanted: Input, max_instances: int, max_image_pixels: int) -> PredictRequest:
     """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
 
     An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if need be, or its pixels: nested
@@ -66,7 +66,7 @@ def parse_request(body: bytes, wanted: Input, max_instances: int) -> PredictRequ
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     for index, instance in enumerate(instances):
         try:
-            inputs[index] = _parse_instance(wanted, instance)
+            inputs[index] = _parse_instance(wanted, instance, max_image_pixels)
         except InputError as error:
             raise InputError(f"instances[{index}]: {error}") from error
     return PredictRequest(inputs, top)
@@ -124,13 +124,13 @@ def _parse_top(parameters: Any) -> int | None:
 
 
 @functools.singledispatch
-def _parse_instance(wanted: Any, instance: Any) -> np.ndarray:
+def _parse_instance(wanted: Any, instance: Any, max_image_pixels: int) -> np.ndarray:
     """One instance as the model takes it."""
     raise TypeError(f"No reader for instances of {type(wanted)}.")
 
 
 @_parse_instance.register
-def _(wanted: ImageInput, instance: Any) -> np.ndarray:
+def _(wanted: ImageInput, instance: Any, max_image_pixels: int) -> np.ndarray:
     image_shape = wanted.image_shape
     image = instance
     if isinstance(instance, dict) and len(instance) == 1:
@@ -138,17 +138,18 @@ def _(wanted: ImageInput, instance: Any) -> np.ndarray:
     if isinstance(image, list):
         return _check_pixels(image, image_shape)
     if isinstance(image, dict) and image.keys() == {_ENCODED} and isinstance(image[_ENCODED], str):
-        return _decode_file(image[_ENCODED], image_shape)
+        return _decode_file(image[_ENCODED], image_shape, max_image_pixels)
     raise InputError(
         f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(image_shape)}. '
         f"Received: {_describe(instance)}."
     )
 
 
-def _decode_file(encoded: str, image_shape: ImageShape) -> np.ndarray:
+def _decode_file(encoded: str, image_shape: ImageShape, max_pixels: int) -> np.ndarray:
     height, width, channels = image_shape
+    rule = ImageRule((height, width), channels, max_pixels)
     try:
-        return decode_pixels(base64.b64decode(encoded, validate=True), ImageRule((height, width), channels))
+        return decode_pixels(base64.b64decode(encoded, validate=True), rule)
     except ValueError as error:
         raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
     except UnreadableImageError as error:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from components.artifacts import Manifest
+from components.errors import InputError
 from components.preflight_training import compiler
 from pipelines import run_local
 from pipelines.caching import STEPS
@@ -149,6 +150,14 @@ def test_retraining_is_judged_against_the_registrys_champion(finished_run, tmp_p
     assert "error: Cannot read" in done.stderr
     assert "aliases.json" in done.stderr
     run(finished_run[0])  # As it was found.
+
+
+def test_a_local_run_has_no_project_for_a_registry(tmp_path):
+    with pytest.raises(
+        InputError, match=r"knows no project\. Received: deploy\.registry=vertex\. Use deploy\.registry="
+    ):
+        run_local.run_local(load_config("digits", ["deploy.registry=vertex"]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_deployment_there_is_no_registry(finished_run):

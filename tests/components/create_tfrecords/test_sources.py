@@ -524,6 +524,15 @@ def test_digests_change_with_content_labels_and_names(image_folder, encode):
     assert list_examples(params).content_digest() not in (content, changed)
 
 
+@pytest.mark.parametrize("source", ["sklearn:digits", "images:gs://bucket/photos"])
+def test_what_is_the_same_from_everywhere_has_the_same_digest_in_every_folder(source, bucket, tmp_path, monkeypatch):
+    for name in ("cats/1.png", "dogs/1.png"):
+        bucket.blob(f"photos/{name}").upload_from_string(b"picture")
+    before = list_examples(WriteParams(source)).stat_digest()
+    monkeypatch.chdir(tmp_path)
+    assert list_examples(WriteParams(source)).stat_digest() == before
+
+
 # Params
 
 

@@ -20,7 +20,10 @@ MODEL = ExportedModel("pets", ("cat", "dog", "rötel"), ImageInput(GREY, "raw"),
 def parse(*instances, shape=GREY, **rest):
     body = instances[0] if instances and isinstance(instances[0], bytes) else {"instances": list(instances), **rest}
     return parse_request(
-        body if isinstance(body, bytes) else json.dumps(body).encode(), ImageInput(shape, "raw"), max_instances=4
+        body if isinstance(body, bytes) else json.dumps(body).encode(),
+        ImageInput(shape, "raw"),
+        max_instances=4,
+        max_image_pixels=10_000,
     )
 
 
