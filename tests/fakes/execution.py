@@ -329,7 +329,8 @@ class RunOnCpu:
         executor_input = json.loads(words[place])
         executor_input["inputs"]["parameterValues"]["accelerator"] = "cpu"
         words[place] = json.dumps(executor_input)
-        base = job.job_spec.base_output_directory.output_uri_prefix
+        # As a container sees it that has the bucket mounted; no other test's /gcs.
+        base = job.job_spec.base_output_directory.output_uri_prefix.replace("gs://", f"{self.root}/gcs/")
         environment = {
             **{one.name: one.value for one in container.env},
             "AIP_MODEL_DIR": f"{base}/model/",
