@@ -17,7 +17,10 @@ from components.errors import InputError, did_you_mean
 
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
+    "mnist_cnn": "components.models.mnist_cnn",
+    "fashion_mnist_cnn": "components.models.fashion_mnist_cnn",
     "cifar10_cnn": "components.models.cifar10_cnn",
+    "cifar10_resnet": "components.models.cifar10_resnet",
 }
 _BUILDER = "build_model"
 _GIVEN = {"image_shape", "num_classes"}
