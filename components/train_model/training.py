@@ -235,7 +235,11 @@ class _Session:
         arrays = self._snapshot(self.steps)
         weights = {name: arrays[judged] for name, judged in self._judged.items()}
         if self._validation is not None:
-            entry |= self._validate(self._validation, arrays, weights)
+            if self.params.ema_decay:
+                self._assign(weights)
+            entry |= self._validate(self._validation)
+            if self.params.ema_decay:
+                self._assign(arrays)
         judged = entry.get("validation_loss", entry["loss"])
         if not np.isfinite(judged):
             raise self.divergence(self.steps, "the validation loss")
@@ -256,17 +260,12 @@ class _Session:
         with self.device.scope():
             checkpoints.restore(self._weights(), {name: arrays[name] for name in self._judged})
 
-    def _validate(
-        self, examples: records.Examples, trained: Mapping[str, np.ndarray], judged: Mapping[str, np.ndarray]
-    ) -> dict[str, float]:
-        """Judge some weights, and go back to those that are trained."""
+    def _validate(self, examples: records.Examples) -> dict[str, float]:
         from components.models.loading import predict
 
-        self._assign(judged)
         probabilities = predict(
             self.model, examples.images, self.params.batch_size_per_replica, self.device.num_replicas
         )
-        self._assign(trained)
         chosen = probabilities[np.arange(len(examples.labels)), examples.labels].astype(np.float64)
         return {
             "validation_loss": float(-np.log(np.maximum(chosen, 1e-7)).mean()),
