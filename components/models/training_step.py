@@ -3,6 +3,7 @@
 Both are put around the model's `train_step`, the function that `fit` compiles, and no part of the model itself.
 """
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ def prepare_batches(model: Any, settings: Augmentation, num_replicas: int) -> No
         draws = Draws(seed_value, step)
         return *augment(images, labels, settings, draws, model.output_shape[-1], groups), weights
 
+    @functools.wraps(plain)  # The program keeps its name.
     def jax_step(state: Any, data: Any) -> Any:
         optimizer_values = state[2]
         return plain(state, prepare(data, optimizer_values[place], optimizer_values[0]))
@@ -79,6 +81,7 @@ def average_weights(model: Any, decay: float) -> Sequence[Any]:
         kept = keras.ops.cast(keras.ops.minimum(decay, steps / (steps + 9)), average.dtype)
         return weight + kept * (average - weight)
 
+    @functools.wraps(plain)  # The program keeps its name.
     def jax_step(state: Any, data: Any) -> Any:
         step = state[2][0]
         logs, (trained_values, other_values, optimizer_values, metric_values) = plain(state, data)
