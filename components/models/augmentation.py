@@ -172,7 +172,8 @@ def _take(images: Any, places: Any, axis: int) -> Any:
     import jax
     import jax.numpy as jnp
 
-    # A product with ones and zeros, exact for 8 bits: what a TPU does at once, while it gathers rows one by one.
+    # A product with ones and zeros, exact for 8 bits: by the TPU compiler's estimate twice as fast as a gather on v3,
+    # and as fast on v5e and v6e.
     chosen = jax.nn.one_hot(places, images.shape[axis], dtype=jnp.bfloat16)
     equation = "bih,bhwc->biwc" if axis == 1 else "biw,bhwc->bhic"
     return jnp.einsum(equation, chosen, images.astype(jnp.bfloat16)).astype(jnp.uint8)

@@ -71,6 +71,7 @@ def test_resnet_halves_the_image_twice_and_once_more_with_a_pooled_stem():
     for parameters, size in (({}, 8), ({"stem_pooling": True, "width": 32}, 4)):
         model = build_model("cifar10_resnet", (32, 32, 3), 10, parameters)
         assert model.layers[-3].output.shape[1:3] == (size, size)
+    assert model.count_params() == 1_087_722
 
 
 @pytest.mark.parametrize(("depth", "nearest"), [(18, 20), (21, 20), (110, 56), (31, 32)])

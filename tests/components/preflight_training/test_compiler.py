@@ -1,5 +1,6 @@
 """The user's models that fail, each in its own way, what training runs, and every model for every chip."""
 
+import dataclasses
 import json
 import os
 import re
@@ -190,6 +191,25 @@ _EVERYTHING = {
     "optimizer": "adamw",
     "weight_decay": 0.01,
 }
+
+
+def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
+    plain, augmented = (
+        compile_one(dataclasses.replace(make_task(), optimization=one), cache_dir, machine="v5e-8")
+        for one in (OPTIMIZATION, {**OPTIMIZATION, **_EVERYTHING})
+    )
+    assert augmented.cost.collectives == plain.cost.collectives
+    assert augmented.cost.cycles > plain.cost.cycles
+    assert augmented.cost.unknown_loops == 0
+    assert augmented.cost.guessed_cycles < 0.1 * augmented.cost.cycles
+    assert augmented.cost.host_calls == ()
+
+
+def test_augmentation_compiles_on_tensorflow_too(cache_dir):
+    task = dataclasses.replace(make_task(backend="tensorflow"), optimization={**OPTIMIZATION, **_EVERYTHING})
+    outcome = compile_one(task, cache_dir)
+    assert (outcome.verdict, outcome.reason) == (FITS, "")
+    assert outcome.cost.unknown_loops == 0
 
 
 @pytest.mark.parametrize("changes", [{}, _EVERYTHING], ids=["plain", "everything"])
