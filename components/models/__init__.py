@@ -22,7 +22,10 @@ from components.interface import FACTS, IMAGE, Interface
 
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
+    "mnist_cnn": "components.models.mnist_cnn",
+    "fashion_mnist_cnn": "components.models.fashion_mnist_cnn",
     "cifar10_cnn": "components.models.cifar10_cnn",
+    "cifar10_resnet": "components.models.cifar10_resnet",
 }
 _BUILDER = "build_model"
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,12 @@ class _Session:
         keras.utils.set_random_seed(params.seed)
         with device.scope():
             self.model = build_model(params.model, manifest.interface, params.model_parameters)
-            compile_model(self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile)
+            judged = compile_model(
+                self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile
+            )
+        # For each weight the variable that is judged and saved in its place: its running average, or itself.
+        names = {id(variable): name for name, variable in self.variables().items()}
+        self._judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
         self._reader: EpochReader = open_training_split(
             records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
         )
@@ -126,14 +132,17 @@ class _Session:
         }
         return {f"{kind}/{i:05d}": variable for kind, some in kinds.items() for i, variable in enumerate(some)}
 
+    def _weights(self) -> dict[str, Any]:
+        return {name: variable for name, variable in self.variables().items() if name in self._judged}
+
     def run(self) -> None:
         """Train to the end, from the checkpoint if there is one."""
         restored = self._restore()
         if restored is None:  # Curves of another training would be drawn into this one's.
             shutil.rmtree(self._checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
-        # Between sessions the optimizer's state and two sets of weights, in the end two more sets.
+        # Between sessions the optimizer's state, averages and two sets of weights, in the end two more sets.
         weight_bytes = sum(array.nbytes for array in checkpoints.snapshot(self._weights()).values())
-        storage.require_free_bytes(self._checkpoint_dir, 6 * weight_bytes)
+        storage.require_free_bytes(self._checkpoint_dir, 7 * weight_bytes)
         import tensorflow as tf
 
         from components.train_model.callbacks import StepWatch
@@ -187,13 +196,17 @@ class _Session:
         Raises:
             InputError: If training diverged.
         """
+        now = dataclasses.replace(self.progress, step=step, seconds=self.progress.seconds + seconds)
+        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, self._snapshot(step), now)
+
+    def _snapshot(self, step: int) -> dict[str, np.ndarray]:
+        """Every variable's value, all of them finite."""
         if self.device.backend == "jax":
             self.model.jax_state_sync()
         arrays = checkpoints.snapshot(self.variables())
         if not checkpoints.all_finite(arrays):
             raise self.divergence(step, "a weight")
-        now = dataclasses.replace(self.progress, step=step, seconds=self.progress.seconds + seconds)
-        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
+        return arrays
 
     def divergence(self, step: int, what: str) -> InputError:
         """The error for a value that is not finite."""
@@ -220,27 +233,33 @@ class _Session:
             "seconds": seconds,
             "examples_per_second": logs["examples"] / seconds,
         }
+        arrays = self._snapshot(self.steps)
+        weights = {name: arrays[judged] for name, judged in self._judged.items()}
         if self._validation is not None:
+            if self.params.ema_decay:
+                self._assign(weights)
             entry |= self._validate(self._validation)
+            if self.params.ema_decay:
+                self._assign(arrays)
         judged = entry.get("validation_loss", entry["loss"])
-        weights = checkpoints.snapshot(self._weights())
-        if not np.isfinite(judged) or not checkpoints.all_finite(weights):
-            raise self.divergence(self.steps, "the validation loss or a weight")
+        if not np.isfinite(judged):
+            raise self.divergence(self.steps, "the validation loss")
         now.history.append(entry)
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
         if now.best_loss is None or judged < now.best_loss:
             now.best_loss, now.best_epoch = judged, now.epoch
             self._best = weights
             checkpoints.save_arrays(self._checkpoint_dir / checkpoints.BEST_FILE, self._best, now)
-        self.save_checkpoint(0, 0.0)
+        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
         with writer.as_default(step=now.epoch):
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
         writer.flush()
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
 
-    def _weights(self) -> dict[str, Any]:
-        return {f"weight/{i:05d}": variable for i, variable in enumerate(self.model.variables)}
+    def _assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        with self.device.scope():
+            checkpoints.restore(self._weights(), {name: arrays[name] for name in self._judged})
 
     def _validate(self, examples: records.Examples) -> dict[str, float]:
         from components.models.loading import predict
@@ -279,9 +298,11 @@ class _Session:
         )
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged)
+            arrays = checkpoints.snapshot(self.variables())
+            self._assign({name: arrays[judged] for name, judged in self._judged.items()})
             self.model.save_weights(staged / LAST_WEIGHTS_FILE)
             if self._best is not None:
-                checkpoints.restore(self._weights(), self._best)
+                self._assign(self._best)
             self.model.save_weights(staged / BEST_WEIGHTS_FILE)
             lines = [json.dumps(entry) for entry in now.history]
             (staged / HISTORY_FILE).write_text("\n".join(lines) + "\n")

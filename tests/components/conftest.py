@@ -125,5 +125,17 @@ def run_step_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
     return run
 
 
+@pytest.fixture(scope="session")
+def run_python() -> Callable[[str], str]:
+    """Run Python code in a process of its own, where Keras may have another backend; returns its stdout."""
+
+    def run(code: str) -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run
+
+
 def _fields(params: Any) -> Mapping[str, Any]:
     return params if isinstance(params, Mapping) else dataclasses.asdict(params)

@@ -1,3 +1,4 @@
+import importlib
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ from components.models import REGISTRY, build_model, check_model
 _SHAPE, _CLASSES = (8, 8, 1), 10
 _DIGITS = Interface(ImageInput(_SHAPE, "raw"), _CLASSES)
 _PICTURES = Interface(ImageInput((32, 32, 3), "raw"), 10)
+_MNIST = Interface(ImageInput((28, 28, 1), "raw"), 10)
 _SOURCE = """
 import keras
 
@@ -45,14 +47,41 @@ def test_registered_models_give_probabilities_for_pixels(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "interface", "num_parameters"), [("digits_cnn", _DIGITS, 151_306), ("cifar10_cnn", _PICTURES, 1_676_982)]
+    ("name", "interface", "num_parameters"),
+    [
+        ("digits_cnn", _DIGITS, 151_306),
+        ("mnist_cnn", _MNIST, 468_202),
+        ("fashion_mnist_cnn", _MNIST, 437_482),
+        ("cifar10_cnn", _PICTURES, 1_676_982),
+        ("cifar10_resnet", _PICTURES, 274_042),
+    ],
 )
 def test_models_are_as_large_as_their_docstrings_say(name, interface, num_parameters):
-    from components.models import cifar10_cnn, digits_cnn
-
     assert build_model(name, interface, {}).count_params() == num_parameters
-    documented = {"digits_cnn": digits_cnn, "cifar10_cnn": cifar10_cnn}[name].build_model.__doc__
+    documented = importlib.import_module(REGISTRY[name]).build_model.__doc__
     assert f"{num_parameters:,} parameters" in documented
+
+
+@pytest.mark.parametrize("depth", [20, 32, 56])
+def test_resnet_has_as_many_layers_as_its_depth(depth):
+    """As the paper counts: convolutions and the dense layer, without those of the shortcuts."""
+    model = build_model("cifar10_resnet", _PICTURES, {"depth": depth})
+    kernels = [v.shape for v in model.trainable_variables if len(v.shape) > 1]
+    assert sum(shape[:2] != (1, 1) for shape in kernels) == depth
+    assert [shape for shape in kernels if shape[:2] == (1, 1)] == [(1, 1, 16, 32), (1, 1, 32, 64)]
+
+
+def test_resnet_halves_the_image_twice_and_once_more_with_a_pooled_stem():
+    for parameters, size in (({}, 8), ({"stem_pooling": True, "width": 32}, 4)):
+        model = build_model("cifar10_resnet", _PICTURES, parameters)
+        assert model.layers[-3].output.shape[1:3] == (size, size)
+    assert model.count_params() == 1_087_722
+
+
+@pytest.mark.parametrize(("depth", "nearest"), [(18, 20), (21, 20), (110, 56), (31, 32)])
+def test_resnet_of_no_such_depth_is_refused_with_the_nearest(depth, nearest):
+    with pytest.raises(InputError, match=rf"6n \+ 2, from 20 to 56\. Received: depth={depth}\. Try depth={nearest}"):
+        build_model("cifar10_resnet", _PICTURES, {"depth": depth})
 
 
 def test_cifar10_cnn_is_the_network_of_the_tutorial():
@@ -68,7 +97,7 @@ def test_cifar10_cnn_is_the_network_of_the_tutorial():
 
 def test_unknown_model_is_refused_with_the_nearest_name():
     with pytest.raises(
-        InputError, match=r"Unknown model 'cifar_cnn'.*digits_cnn, cifar10_cnn.*Did you mean 'cifar10_cnn'"
+        InputError, match=r"Unknown model 'cifar_cnn'.*digits_cnn, .*cifar10_cnn.*Did you mean 'cifar10_cnn'"
     ):
         check_model("cifar_cnn")
     with pytest.raises(InputError, match=r"Unknown model 'zzz'.*module:function\.$"):
