@@ -5,12 +5,10 @@ Both are put around the model's `train_step`, the function that `fit` compiles, 
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from components.models.augmentation import Augmentation, Draws, augment, check_images, softens_labels
-
-Prepare = Callable[[Any, Any, Any], Any]  # (data, step, seed) → data
 
 
 def prepare_batches(model: Any, settings: Augmentation, num_replicas: int) -> None:
@@ -33,7 +31,7 @@ def prepare_batches(model: Any, settings: Augmentation, num_replicas: int) -> No
         aggregation="only_first_replica",
         name="augmentation_seed",
     )
-    place = _places(model.optimizer.variables)[id(seed)]
+    places = _places(model.optimizer.variables)
     groups = num_replicas if uses_jax else 1  # TensorFlow's step sees the part of one replica.
     plain = model.train_step
 
@@ -44,8 +42,8 @@ def prepare_batches(model: Any, settings: Augmentation, num_replicas: int) -> No
 
     @functools.wraps(plain)  # The program keeps its name.
     def jax_step(state: Any, data: Any) -> Any:
-        optimizer_values = state[2]
-        return plain(state, prepare(data, optimizer_values[place], optimizer_values[0]))
+        step = state[2][places[id(model.optimizer.iterations)]]
+        return plain(state, prepare(data, state[2][places[id(seed)]], step))
 
     def tensorflow_step(data: Any) -> Any:
         return plain(prepare(data, seed.value, model.optimizer.iterations.value))
@@ -83,7 +81,7 @@ def average_weights(model: Any, decay: float) -> Sequence[Any]:
 
     @functools.wraps(plain)  # The program keeps its name.
     def jax_step(state: Any, data: Any) -> Any:
-        step = state[2][0]
+        step = state[2][places[id(model.optimizer.iterations)]]
         logs, (trained_values, other_values, optimizer_values, metric_values) = plain(state, data)
         optimizer_values = list(optimizer_values)
         for i, weight in weights.items():

@@ -35,6 +35,17 @@ QUICK = TrainParams(
     precision="float32",
 )
 
+# Everything that the training step does beside Keras's own, and weight decay.
+EVERYTHING: Mapping[str, Any] = {
+    "random_flip": "horizontal",
+    "random_crop_pixels": 1,
+    "mixup_alpha": 0.2,
+    "label_smoothing": 0.1,
+    "ema_decay": 0.9,
+    "optimizer": "adamw",
+    "weight_decay": 0.01,
+}
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let pass what other people's packages warn of and we cannot change."""

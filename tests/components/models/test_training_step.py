@@ -14,16 +14,8 @@ from components.models import REGISTRY, build_model
 from components.models.compiling import compile_model
 from components.records import load_split
 from components.train_model import train_model
+from tests.components.conftest import EVERYTHING
 
-_EVERYTHING = {
-    "random_flip": "horizontal",
-    "random_crop_pixels": 1,
-    "mixup_alpha": 0.2,
-    "label_smoothing": 0.1,
-    "ema_decay": 0.9,
-    "optimizer": "adamw",
-    "weight_decay": 0.01,
-}
 _NORMALISED = """
 import keras
 from keras import layers
@@ -59,7 +51,7 @@ def _compiled(model, quick, shape=(8, 8, 1), **changes):
 @pytest.mark.parametrize("model", REGISTRY)
 def test_every_model_takes_a_step_with_everything_on(model, quick):
     shape = (8, 8, 1) if model == "digits_cnn" else (28, 28, 1) if "mnist" in model else (32, 32, 3)
-    built, judged = _compiled(model, quick, shape, **_EVERYTHING)
+    built, judged = _compiled(model, quick, shape, **EVERYTHING)
     before = [np.array(v) for v in built.trainable_variables]
     logs = built.train_on_batch(*_batch(10, shape), np.ones(8, np.float32), return_dict=True)
     assert 0 < logs["loss"] < 20
@@ -138,7 +130,7 @@ def test_the_program_is_the_same_for_every_seed(normalised, quick):
     constants = []
     for seed in (1, 2):
         keras.utils.set_random_seed(seed)
-        built, _ = _compiled(normalised, quick, **_EVERYTHING)
+        built, _ = _compiled(normalised, quick, **EVERYTHING)
         batch = (*_batch(10, (8, 8, 1)), np.ones(8, np.float32))
         graph = tf.function(built.train_step).get_concrete_function(batch).graph
         constants.append([op.get_attr("value") for op in graph.get_operations() if op.type == "Const"])
@@ -147,7 +139,7 @@ def test_the_program_is_the_same_for_every_seed(normalised, quick):
 
 
 def test_saved_model_knows_nothing_of_augmentation(quick, digits_records, trained_digits, tmp_path):
-    train_model(replace(quick, epochs=1, **_EVERYTHING), digits_records, tmp_path / "model")
+    train_model(replace(quick, epochs=1, **EVERYTHING), digits_records, tmp_path / "model")
     saved, plain = (
         json.loads((folder / ARCHITECTURE_FILE).read_text())["config"]["layers"]
         for folder in (tmp_path / "model", trained_digits)

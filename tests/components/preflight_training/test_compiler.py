@@ -13,6 +13,7 @@ from components.machine_spec import load_catalogue
 from components.models import REGISTRY
 from components.preflight_training import sandbox
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
+from tests.components.conftest import EVERYTHING
 from tests.components.preflight_training.conftest import (
     LIMITS,
     OPTIMIZATION,
@@ -183,21 +184,10 @@ def without_places(text):
         return ir.Module.parse(text).operation.get_asm(enable_debug_info=False)
 
 
-_EVERYTHING = {
-    "random_flip": "horizontal",
-    "random_crop_pixels": 1,
-    "mixup_alpha": 0.2,
-    "label_smoothing": 0.1,
-    "ema_decay": 0.9,
-    "optimizer": "adamw",
-    "weight_decay": 0.01,
-}
-
-
 def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
     plain, augmented = (
         compile_one(dataclasses.replace(make_task(), optimization=one), cache_dir, machine="v5e-8")
-        for one in (OPTIMIZATION, {**OPTIMIZATION, **_EVERYTHING})
+        for one in (OPTIMIZATION, {**OPTIMIZATION, **EVERYTHING})
     )
     assert augmented.cost.collectives == plain.cost.collectives
     assert augmented.cost.cycles > plain.cost.cycles
@@ -207,13 +197,13 @@ def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
 
 
 def test_augmentation_compiles_on_tensorflow_too(cache_dir):
-    task = dataclasses.replace(make_task(backend="tensorflow"), optimization={**OPTIMIZATION, **_EVERYTHING})
+    task = dataclasses.replace(make_task(backend="tensorflow"), optimization={**OPTIMIZATION, **EVERYTHING})
     outcome = compile_one(task, cache_dir)
     assert (outcome.verdict, outcome.reason) == (FITS, "")
     assert outcome.cost.unknown_loops == 0
 
 
-@pytest.mark.parametrize("changes", [{}, _EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_the_step_compiled_is_the_very_step_that_training_runs(
     digits_records, tmp_path, run_child, step_command, changes
 ):
@@ -258,7 +248,7 @@ _DATA = {
 @pytest.mark.parametrize("model", REGISTRY)
 def test_every_model_fits_every_chip(model, tmp_path):
     shape, num_examples = _DATA[model]
-    optimization = {**OPTIMIZATION, **_EVERYTHING}
+    optimization = {**OPTIMIZATION, **EVERYTHING}
     task = Task(model, {}, Interface(ImageInput(shape, "raw"), 10), num_examples, optimization, "jax", "mixed_bfloat16")
     compilations = [make_compilation(machine, 128) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)

@@ -12,17 +12,9 @@ import pytest
 
 from components.train_model import train_model
 from components.train_model.checkpoint import load_arrays
+from tests.components.conftest import EVERYTHING
 
 _WATCHED_SECONDS = 120
-_AUGMENTED = {
-    "random_flip": "horizontal",
-    "random_crop_pixels": 1,
-    "mixup_alpha": 0.2,
-    "label_smoothing": 0.1,
-    "ema_decay": 0.9,
-    "optimizer": "sgd",
-    "weight_decay": 0.01,
-}
 
 
 def _weights(path):
@@ -74,7 +66,7 @@ def _assert_killed_training_continues(params, digits_records, reference, tmp_pat
 
 
 def test_killed_training_continues_to_the_same_weights(quick, digits_records, tmp_path, run_step, step_command):
-    params = replace(quick, warmup_epochs=1, learning_rate_schedule="cosine", **_AUGMENTED)
+    params = replace(quick, warmup_epochs=1, learning_rate_schedule="cosine", **EVERYTHING)
     train_model(params, digits_records, tmp_path / "whole")
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
 
@@ -93,7 +85,7 @@ def test_killed_streamed_training_continues_to_the_same_weights(
 def test_killed_jax_training_continues_to_the_same_weights(
     quick, digits_records, tmp_path, run_step, step_command, num_replicas
 ):
-    params = replace(quick, backend="jax", num_replicas=num_replicas, **_AUGMENTED)
+    params = replace(quick, backend="jax", num_replicas=num_replicas, **EVERYTHING)
     whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
@@ -103,7 +95,7 @@ def test_killed_jax_training_continues_to_the_same_weights(
 def test_killed_training_on_replicas_continues_to_the_same_weights(
     quick, digits_records, tmp_path, run_step, step_command
 ):
-    params = replace(quick, num_replicas=2, **_AUGMENTED)
+    params = replace(quick, num_replicas=2, **EVERYTHING)
     whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
