@@ -23,6 +23,7 @@ from components.interface import FACTS, IMAGE, Interface
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
     "cifar10_cnn": "components.models.cifar10_cnn",
+    "imdb_lstm": "components.models.imdb_lstm",
 }
 _BUILDER = "build_model"
 

@@ -1,3 +1,4 @@
+import importlib
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ from components.models import REGISTRY, build_model, check_model
 
 _SHAPE, _CLASSES = (8, 8, 1), 10
 _DIGITS = Interface(ImageInput(_SHAPE, "raw"), _CLASSES)
+_IMDB = Interface(TextInput(250, 15_000, "f" * 64, "words", "start"), 2)
 _PICTURES = Interface(ImageInput((32, 32, 3), "raw"), 10)
 _SOURCE = """
 import keras
@@ -36,7 +38,10 @@ def source(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+_OF_TEXTS = {"imdb_lstm"}
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY.keys() - _OF_TEXTS))
 def test_registered_models_give_probabilities_for_pixels(name):
     model = build_model(name, Interface(ImageInput((32, 32, 3), "raw"), 7), {})
     answer = np.asarray(model(np.full((2, 32, 32, 3), 255, np.uint8)))
@@ -44,14 +49,38 @@ def test_registered_models_give_probabilities_for_pixels(name):
     np.testing.assert_allclose(answer.sum(axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("name", sorted(_OF_TEXTS))
+def test_registered_models_give_probabilities_for_texts(name, num_classes):
+    model = build_model(name, Interface(TextInput(9, 50, "f" * 64, "words", "start"), num_classes), {})
+    ids = np.random.default_rng(0).integers(0, 50, (4, 9)).astype(np.int32)
+    answer = np.asarray(model(ids))
+    assert answer.shape == (4, num_classes)
+    assert answer.dtype == np.float32
+    np.testing.assert_allclose(answer.sum(axis=1), 1, rtol=1e-5)
+    assert len(np.unique(answer[:, 0])) == 4
+
+
+def test_an_lstm_written_out_gives_the_same_answers():
+    interface = Interface(TextInput(9, 50, "f" * 64, "words", "start"), 2)
+    loop, written_out = (build_model("imdb_lstm", interface, {"unroll": unroll}) for unroll in (False, True))
+    written_out.set_weights(loop.get_weights())
+    ids = np.random.default_rng(0).integers(0, 50, (4, 9)).astype(np.int32)
+    np.testing.assert_allclose(np.asarray(written_out(ids)), np.asarray(loop(ids)), atol=1e-6)
+
+
 @pytest.mark.parametrize(
-    ("name", "interface", "num_parameters"), [("digits_cnn", _DIGITS, 151_306), ("cifar10_cnn", _PICTURES, 1_676_982)]
+    ("name", "interface", "num_parameters"),
+    [
+        ("digits_cnn", _DIGITS, 151_306),
+        ("cifar10_cnn", _PICTURES, 1_676_982),
+        ("imdb_lstm", _IMDB, 496_705),
+    ],
 )
 def test_models_are_as_large_as_their_docstrings_say(name, interface, num_parameters):
-    from components.models import cifar10_cnn, digits_cnn
+    documented = importlib.import_module(REGISTRY[name]).build_model.__doc__
 
     assert build_model(name, interface, {}).count_params() == num_parameters
-    documented = {"digits_cnn": digits_cnn, "cifar10_cnn": cifar10_cnn}[name].build_model.__doc__
     assert f"{num_parameters:,} parameters" in documented
 
 
