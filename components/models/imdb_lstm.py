@@ -9,6 +9,7 @@ def build_model(
     num_classes: int,
     embedding: int = 32,
     units: int = 32,
+    embedding_dropout: float = 0.3,
     dropout: float = 0.5,
     unroll: bool = False,
 ) -> Any:
@@ -25,7 +26,8 @@ def build_model(
         num_classes: float32[batch, num_classes] probabilities come out: two from a sigmoid, more from a softmax.
         embedding: Width of a token's vector.
         units: Width of the LSTM in each direction.
-        dropout: Share of the features of the embedding, and of the maximum, that are dropped in training.
+        embedding_dropout: Share of the embedding's features that are dropped in training, in all tokens alike.
+        dropout: Share of the maximum's.
         unroll: Write the loop out: twice as fast on a CPU, but half a minute of compilation, and a large program.
     """
     import keras
@@ -33,7 +35,7 @@ def build_model(
 
     tokens = keras.Input((num_tokens,), dtype="int32")
     x = layers.Embedding(vocabulary_size, embedding)(tokens)
-    x = layers.SpatialDropout1D(dropout)(x)
+    x = layers.SpatialDropout1D(embedding_dropout)(x)
     x = layers.Bidirectional(layers.LSTM(units, return_sequences=True, unroll=unroll))(x)
     x = layers.GlobalMaxPooling1D()(x)
     x = layers.Dropout(dropout)(x)
