@@ -32,7 +32,8 @@ DEPLOYMENT_FILE = "deployment.json"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 
-LABEL_FEATURE, KEY_FEATURE = "label", "key"  # The input's own field has the name that its `Input` gives it.
+# The input's own field has the name that its `Input` gives it.
+LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE = "label", "key", "text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +48,16 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The shards of one split, in order, and its number of examples per class, in the order of the class names."""
+    """The shards of one split, in order, and its number of examples per class, in the order of the class names.
+
+    `statistics` counts what was done to them: of texts `num_truncated`, `num_padded`, `num_tokens` (of those kept),
+    `num_unknown` (of these), and outside the training split `num_also_in_train`.
+    """
 
     num_examples: int
     class_counts: tuple[int, ...]
     shards: tuple[Shard, ...]
+    statistics: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +121,7 @@ class Manifest:
                     split["num_examples"],
                     tuple(split["class_counts"]),
                     tuple(Shard(**shard) for shard in split["shards"]),
+                    split["statistics"],
                 )
                 for name, split in raw.pop("splits").items()
             }

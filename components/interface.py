@@ -21,14 +21,18 @@ class Input(Protocol):
 
     Attributes:
         kind: Its name in the manifest.
-        plural: Several of them, in messages.
+        noun: One of them, in messages.
         feature: The field of a tf.train.Example that holds it.
     """
 
     @property
     def kind(self) -> str: ...  # noqa: D102
     @property
-    def plural(self) -> str: ...  # noqa: D102
+    def noun(self) -> str: ...  # noqa: D102
+    @property
+    def plural(self) -> str:
+        """Several of them, in messages."""
+
     @property
     def feature(self) -> str: ...  # noqa: D102
     @property
@@ -61,7 +65,7 @@ class ImageInput:
     encoding: str = dataclasses.field(compare=False)
     kind: str = dataclasses.field(default=IMAGE, init=False)
 
-    plural = "images"
+    noun, plural = "image", "images"
     feature = "image"
     dtype = "uint8"
 
@@ -98,7 +102,7 @@ class TextInput:
     truncate: str
     kind: str = dataclasses.field(default=TEXT, init=False)
 
-    plural = "texts"
+    noun, plural = "text", "texts"
     feature = "tokens"
     dtype = "int32"
 

@@ -16,7 +16,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Manifest
+from components.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, Manifest
 from components.interface import ImageInput, TextInput
 
 RAW, ENCODED = "raw", "encoded"
@@ -171,7 +171,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
     Returns:
         A dataset of dictionaries: the input under the name of its feature, as `image` uint8[batch, height, width,
         channels] or `tokens` int32[batch, num_tokens]; the target as `label`, of classes int32[batch]; and with
-        `with_keys` also `key` string[batch].
+        `with_keys` also `key` string[batch], and of texts `text` string[batch].
     """
     tf = tensorflow()
     given, interface = manifest.input, manifest.interface
@@ -181,7 +181,8 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
         LABEL_FEATURE: tf.io.FixedLenFeature(interface.target_shape, task.stored_dtype),
     }
     if with_keys:
-        spec[KEY_FEATURE] = tf.io.FixedLenFeature([], tf.string)
+        for name in (KEY_FEATURE, TEXT_FEATURE) if isinstance(given, TextInput) else (KEY_FEATURE,):
+            spec[name] = tf.io.FixedLenFeature([], tf.string)
 
     def parse(batch: Any) -> Any:
         fields = tf.io.parse_example(batch, spec)
@@ -288,12 +289,22 @@ def decoded_bytes(manifest: Manifest, split: str) -> int:
 
 def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
     """Some inputs of a split, dtype[*shape] each, by their place in its stored order."""
+    return _pick(directory, manifest, split, indices, manifest.input.feature)
+
+
+def pick_texts(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, str]:
+    """Some texts of a split as they were found, by their place in its stored order."""
+    found = _pick(directory, manifest, split, indices, TEXT_FEATURE)
+    return {index: text.decode() for index, text in found.items()}
+
+
+def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int], field: str) -> dict[int, Any]:
     wanted = sorted(set(indices))
-    found: dict[int, np.ndarray] = {}
+    found: dict[int, Any] = {}
     start = 0
-    for batch in read_batches(directory, manifest, split).as_numpy_iterator():
+    for batch in read_batches(directory, manifest, split, with_keys=True).as_numpy_iterator():
         end = start + len(batch[LABEL_FEATURE])
-        found |= {index: batch[manifest.input.feature][index - start] for index in wanted if start <= index < end}
+        found |= {index: batch[field][index - start] for index in wanted if start <= index < end}
         start = end
     return found
 

@@ -12,6 +12,7 @@ from typing import Any
 
 # The same numbers as components.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
+_SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
 
 
 def _add_config(command: Any, default: str = "") -> None:
@@ -86,7 +87,7 @@ def _describe(summary: dict[str, Any]) -> str:
     for name, facts in summary["export"].get("formats", {}).items():
         lines.append(
             f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  accuracy {facts['accuracy']:.4f}  "
-            f"{facts['latency_ms']:.2f} ms an image  {facts['images_per_second']:,.0f} images/s"
+            f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
         )
     if deployment := summary["deployment"]:
         line = f"  {deployment['model_name']} version {deployment['version']} is the {deployment['alias']}"
@@ -131,13 +132,21 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _add_predict(commands: Any) -> None:
     predict = commands.add_parser(
         "predict",
-        help="classify images on CPU with an exported model",
-        description="Classify images on CPU with an exported model. Needs no TensorFlow and no training code.",
+        help="classify images or texts on CPU with an exported model",
+        description="Classify images or texts on CPU with an exported model. Needs no TensorFlow and no training code.",
     )
     predict.add_argument("export_dir", type=Path, metavar="EXPORT_DIR", help="the export folder of a run")
-    predict.add_argument("inputs", nargs="+", metavar="INPUT", help="image files, folders of them, or .npy/.npz arrays")
-    predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per image (default: 3)")
-    predict.add_argument("--json", action="store_true", help="one JSON line per image")
+    predict.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="image files, folders of them, or .npy/.npz arrays; for a model of texts .txt files, folders of them, "
+        ".csv files, or texts themselves",
+    )
+    predict.add_argument("--lines", action="store_true", help="a .txt file holds a text a line")
+    predict.add_argument("--column", default="text", metavar="NAME", help="of a .csv file (default: text)")
+    predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per input (default: 3)")
+    predict.add_argument("--json", action="store_true", help="one JSON line per input")
     predict.add_argument("--int8", action="store_true", help="use the int8 model")
     predict.set_defaults(command=_predict)
 
@@ -145,12 +154,22 @@ def _add_predict(commands: Any) -> None:
 def _predict(arguments: argparse.Namespace) -> int:
     from components.prediction import predict_inputs
 
-    for one in predict_inputs(arguments.export_dir, arguments.inputs, arguments.top, arguments.int8):
+    predictions = predict_inputs(
+        arguments.export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
+    )
+    for one in predictions:
         if arguments.json:
             print(json.dumps({"input": one.name, "classes": dict(one.classes)}))
         else:
-            print(f"{one.name}  " + "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes))
+            print(
+                f"{_one_line(one.name)}  " + "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes)
+            )
     return DONE
+
+
+def _one_line(name: str) -> str:
+    plain = " ".join(name.split())
+    return plain if len(plain) <= _SHOWN_CHARACTERS else f"{plain[:_SHOWN_CHARACTERS]}…"
 
 
 def _add_serve(commands: Any) -> None:

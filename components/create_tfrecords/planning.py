@@ -32,7 +32,7 @@ class DatasetPlan:
 
 
 def plan_dataset(params: WriteParams) -> DatasetPlan:
-    """List the source and divide it, reading no image.
+    """List the source and divide it, reading no image and no text file.
 
     Raises:
         InputError: If the source cannot be used, or a split that was asked for has no examples.

@@ -10,7 +10,7 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
@@ -20,9 +20,11 @@ from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.params import WriteParams
 from components.errors import InputError, did_you_mean
+from components.interface import IMAGE, TEXT
 
 _REMOTE_THREADS = 16
 _SHOWN = 5
+_MAX_CSV_FIELD_CHARACTERS = 1 << 20  # A quote that nobody closes ends here.
 _IGNORED_FILES = {"Thumbs.db", "desktop.ini"}
 
 
@@ -40,6 +42,8 @@ class Listing:
         root: Folder that file keys are relative to; empty for arrays.
         files: Size in bytes and version of every file, by key; empty for arrays.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
+        texts: In UTF-8, for sources that hold them in one file, else None.
+        kind: What an example is: `image` or `text`.
         version: What identifies an array source's content, or a CSV's own.
     """
 
@@ -52,13 +56,15 @@ class Listing:
     root: str = ""
     files: dict[str, storage.StoredFile] = dataclasses.field(default_factory=dict)
     images: np.ndarray | None = None
+    texts: tuple[bytes, ...] | None = None
+    kind: str = IMAGE
     version: str = ""
 
     def stat_digest(self) -> str:
         """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
         # Only of a folder here does its name say where it is, and only together with the working directory.
         root = os.path.abspath(self.root) if self.files and not storage.is_remote(self.root) else self.root
-        digest = hashlib.sha256(repr((self.version, self.class_names, root)).encode())
+        digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
         for key, label in zip(self.keys, self.labels.tolist(), strict=True):
             file = self.files.get(key)
             digest.update(f"{key}\0{label}\0{file and (file.num_bytes, file.version)}\n".encode())
@@ -66,7 +72,7 @@ class Listing:
 
     def content_digest(self) -> str:
         """SHA-256 of the content: reads every file once (about 30,000 small files a second)."""
-        digest = hashlib.sha256(repr((self.version, self.class_names, self.groups)).encode())
+        digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, self.groups)).encode())
         if self.splits is not None:
             digest.update("\0".join(self.splits.tolist()).encode())
 
@@ -105,6 +111,7 @@ def list_examples(params: WriteParams) -> Listing:
             f"group_column={params.group_column!r} needs a csv: source. Received: {params.source!r}. Remove it."
         )
     listing = _SOURCES[kind](location, params)
+    _check_kind(listing, params)
     present = np.unique(listing.labels)
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
@@ -113,6 +120,19 @@ def list_examples(params: WriteParams) -> Listing:
             "Give every class its own folder or label."
         )
     return listing
+
+
+def _check_kind(listing: Listing, params: WriteParams) -> None:
+    of_images = ("image_size", "channels", "encoding")
+    of_texts = ("vocabulary_size", "num_tokens", "truncate")
+    default = WriteParams(params.source)
+    for name in of_images if listing.kind == TEXT else of_texts:
+        if getattr(params, name) != getattr(default, name):
+            raise InputError(
+                f"{name} is for {'images' if listing.kind == TEXT else 'texts'}. Received: "
+                f"{name}={getattr(params, name)!r} with {'texts' if listing.kind == TEXT else 'images'} in "
+                f"{params.source!r}. Remove it."
+            )
 
 
 def _index_labels(
@@ -147,6 +167,10 @@ def _is_utf8(name: str) -> bool:
 def _shown(items: Sequence[str]) -> str:
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return ", ".join(repr(item) for item in items[:_SHOWN]) + more
+
+
+def _from_folders(kind: str) -> Callable[[str, WriteParams], Listing]:
+    return lambda location, params: dataclasses.replace(_from_images(location, params), kind=kind)
 
 
 def _from_images(location: str, params: WriteParams) -> Listing:
@@ -193,8 +217,12 @@ def _from_images(location: str, params: WriteParams) -> Listing:
 
 
 def _from_csv(location: str, params: WriteParams) -> Listing:
-    """A CSV file with the columns `path`, `label` and optionally `split`; paths are relative to its folder."""
+    """A CSV file with the columns `path` or `text`, `label` and optionally `split`.
+
+    Paths of images are relative to its folder; texts stand in the file itself.
+    """
     content = storage.read_bytes(location)
+    csv.field_size_limit(_MAX_CSV_FIELD_CHARACTERS)
     folder, separator, _ = location.rpartition("/")
     root = (folder or "/") if separator else "."
     try:
@@ -206,14 +234,17 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         ) from error
     if not lines:
         raise InputError(
-            f"Found no rows in {location}: expected a header line with path and label, and a line per image."
+            f"Found no rows in {location}: expected a header line with path and label, or text and label, "
+            "and a line per example."
         )
     columns = list(reader.fieldnames or ())
-    wanted = ["path", "label"] + ([params.group_column] if params.group_column else [])
+    kind = TEXT if "text" in columns and "path" not in columns else IMAGE
+    holder = "text" if kind == TEXT else "path"
+    wanted = [holder, "label"] + ([params.group_column] if params.group_column else [])
     if missing := [name for name in wanted if name not in columns]:
         raise InputError(
             f"Missing columns in {location}: {_shown(missing)}. Received: {columns}. The first line must name the "
-            "columns path, label and optionally split."
+            "columns path (or text), label and optionally split."
         )
     if len(set(columns)) < len(columns):
         raise InputError(
@@ -223,11 +254,15 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     paths: list[str] = []
     for number, row in lines:
         # A line too short has None as a value, one too long has it as a key.
-        if None in row or None in row.values() or not all(row[name] for name in wanted):
+        # A text may be empty: it is set aside when it is read.
+        if None in row or None in row.values() or not all(row[name] for name in wanted if name != "text"):
             raise InputError(
                 f"Malformed line {number} of {location}: expected values for {columns}, received "
                 f"{[value for value in row.values() if value is not None]}. Correct the line."
             )
+        if kind == TEXT:
+            paths.append(f"row/{len(paths):08d}")
+            continue
         try:
             storage.join(root, row["path"])
         except InputError as error:
@@ -247,7 +282,10 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
             _check_groups([row[params.group_column] for row in rows], splits.tolist(), location)
     labels, classes = _index_labels([row["label"] for row in rows], params, paths)
     order = sorted(range(len(paths)), key=paths.__getitem__)
-    if storage.is_remote(root):
+    files: dict[str, storage.StoredFile] = {}
+    if kind == TEXT:
+        pass
+    elif storage.is_remote(root):
         known = {file.name: file for file in storage.list_files(root)}
         # A file that is missing is quarantined when it is read, like one that is damaged.
         files = {path: known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths}
@@ -260,8 +298,10 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         class_names=classes,
         splits=None if splits is None else splits[order],
         groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
-        root=root,
+        root=root if kind == IMAGE else "",
         files=files,
+        texts=tuple(rows[i]["text"].encode() for i in order) if kind == TEXT else None,
+        kind=kind,
         version=hashlib.sha256(content).hexdigest(),
     )
 
@@ -406,7 +446,7 @@ def _from_sklearn(location: str, params: WriteParams) -> Listing:
     return _from_arrays({"": (images, digits.target)}, hashlib.sha256(images.tobytes()).hexdigest(), params)
 
 
-_KERAS_DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
+_KERAS_DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb")
 
 
 def _from_keras(location: str, params: WriteParams) -> Listing:
@@ -416,21 +456,55 @@ def _from_keras(location: str, params: WriteParams) -> Listing:
     import keras
 
     try:
-        train, test = getattr(keras.datasets, location).load_data()
+        module = getattr(keras.datasets, location)
+        train, test = module.load_data()
+        word_index = module.get_word_index() if location == "imdb" else {}
     except Exception as error:  # The downloader raises a plain Exception.
         raise InputError(
             f"Could not download {params.source!r}: {error}. Put the file into ~/.keras/datasets, or use another "
             "source."
         ) from error
+    if location == "imdb":
+        return _from_word_ids({TRAIN: train, TEST: test}, word_index, params)
     digest = hashlib.sha256(train[0].tobytes() + test[0].tobytes()).hexdigest()
     return _from_arrays({TRAIN: train, TEST: test}, digest, params)
 
 
+_IMDB_FIRST_WORD = 3  # Before the words' own ids come those of padding, of the start and of what is unknown.
+
+
+def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteParams) -> Listing:
+    """Keras's film reviews: lists of word ids, put back into words."""
+    words = {index + _IMDB_FIRST_WORD: word for word, index in word_index.items()}
+    digest = hashlib.sha256()
+    texts: list[bytes] = []
+    for reviews, labels in arrays.values():
+        for review in reviews:
+            texts.append(" ".join(words[id_] for id_ in review if id_ in words).encode())
+            digest.update(texts[-1] + b"\n")
+        digest.update(np.asarray(labels).tobytes())
+    keys = [f"{split}/{i:08d}" for split, (reviews, _) in arrays.items() for i in range(len(reviews))]
+    names = ("neg", "pos")
+    labels, classes = _index_labels([names[i] for _, of in arrays.values() for i in of.tolist()], params, keys)
+    splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
+    return Listing(
+        source=params.source,
+        keys=tuple(keys),
+        labels=labels,
+        class_names=classes,
+        splits=splits,
+        texts=tuple(texts),
+        kind=TEXT,
+        version=digest.hexdigest(),
+    )
+
+
 _SOURCES: dict[str, Callable[[str, WriteParams], Listing]] = {
-    "images": _from_images,
+    "images": _from_folders(IMAGE),
     "csv": _from_csv,
     "npz": _from_npz,
     "idx": _from_idx,
     "sklearn": _from_sklearn,
     "keras": _from_keras,
+    "text": _from_folders(TEXT),
 }

@@ -27,7 +27,9 @@ from components.evaluate_model.gate import decide
 from components.evaluate_model.metrics import METRICS_BY_TASK, Metrics, scalar_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.report import Prediction, ReportContent, render_report
+from components.interface import TextInput
 from components.registry import model_digest
+from components.text import START
 
 _STEP = "evaluate_model"
 _CHUNK_BYTES = 256 << 20  # Decoded inputs held in memory at a time.
@@ -166,12 +168,16 @@ def _report_content(
     wrong = wrong[np.argsort(-confidence[wrong], kind="stable")]
     right = np.flatnonzero(predicted == scored.labels)[:_RIGHT_PICTURES]
     shown = wrong[: params.num_pictures]
-    pictures = records.pick_inputs(records_dir, manifest, params.split, [*shown.tolist(), *right.tolist()])
+    indices = [*shown.tolist(), *right.tolist()]
+    is_text = isinstance(manifest.input, TextInput)
+    texts = records.pick_texts(records_dir, manifest, params.split, indices) if is_text else {}
+    pictures = records.pick_inputs(records_dir, manifest, params.split, indices) if not is_text else {}
 
     def prediction(index: int) -> Prediction:
         return Prediction(
             key=scored.keys[index],
-            image=pictures[index],
+            image=pictures.get(index),
+            text=texts.get(index, ""),
             true_class=manifest.class_names[scored.labels[index]],
             predicted_class=manifest.class_names[predicted[index]],
             confidence=float(confidence[index]),
@@ -206,7 +212,22 @@ def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mappi
         "Training": f"{training['epochs']} epochs, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
         "Best epoch": str(training["best_epoch"]),
+        **_text_facts(params.split, manifest),
     }
+
+
+def _text_facts(split: str, manifest: Manifest) -> Mapping[str, str]:
+    given, told = manifest.input, manifest.split(split).statistics
+    if not isinstance(given, TextInput):
+        return {}
+    side = "last" if given.truncate == START else "first"
+    facts = {
+        "Texts": f"the {side} {given.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
+        "Unknown words": f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens",
+    }
+    if "num_also_in_train" in told:
+        facts["Also in train"] = f"{told['num_also_in_train']:,} texts, word for word"
+    return facts
 
 
 def _history(model_dir: Path) -> list[dict[str, Any]]:

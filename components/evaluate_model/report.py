@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from components import page
 from components.evaluate_model.metrics import ClassMetrics, Metrics
 
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
+_TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 30
 
@@ -26,19 +28,21 @@ class Prediction:
 
     Attributes:
         key: The example's name, such as its file's path.
-        image: uint8[height, width, channels], one channel or three.
+        image: uint8[height, width, channels], one channel or three; None for a text.
         true_class: Its label.
         predicted_class: The model's answer.
         confidence: The probability that the model gives its answer, in [0, 1].
         true_confidence: The probability that it gives the true class, in [0, 1].
+        text: The text, where it is one.
     """
 
     key: str
-    image: np.ndarray
+    image: np.ndarray | None
     true_class: str
     predicted_class: str
     confidence: float
     true_confidence: float
+    text: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +190,14 @@ def _matrix(metrics: Metrics) -> list[tuple[str, list[_Confusion]]]:
     ]
 
 
+def _cut(text: str) -> str:
+    """A text's beginning and end, without markup for line breaks."""
+    plain = " ".join(re.sub(r"<br */?>", " ", text).split())
+    if len(plain) <= _TEXT_START + _TEXT_END:
+        return plain
+    return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
+
+
 def _data_uri(pixels: np.ndarray) -> str:
     image = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
     image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
@@ -254,4 +266,4 @@ def _unit_square(axes: Axes) -> None:
     axes.legend()
 
 
-_ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri)
+_ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, cut=_cut)

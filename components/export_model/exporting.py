@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from components.artifacts import (
     INT8_TFLITE_FILE,
     LABEL_FEATURE,
     SAVED_MODEL_DIR,
+    TEXT_FEATURE,
     TRAIN,
     Manifest,
     ModelInfo,
@@ -30,7 +31,8 @@ from components.artifacts import (
 from components.errors import InputError
 from components.export_model import verification
 from components.export_model.params import ExportParams, ExportResult
-from components.interface import ImageInput, Input
+from components.interface import IMAGE, TEXT, ImageInput, Input, TextInput
+from components.text import copy_vocabulary, load_vocabulary, tokenizer_ops
 
 _STEP = "export_model"
 _BATCH_SIZE = 256
@@ -65,11 +67,12 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     model = load_trained_model(model_dir)
     with storage.staged_directory(output) as staged:
         with _quiet():
-            _write_saved_model(model, info, staged / SAVED_MODEL_DIR)
-            float_input = load_trained_model(model_dir, input_dtype="float32")
-            _, calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)
-            (staged / FLOAT_TFLITE_FILE).write_bytes(_convert(float_input, info.input, None))
-            (staged / INT8_TFLITE_FILE).write_bytes(_convert(float_input, info.input, calibration))
+            copy_vocabulary(model_dir, staged, info.input)
+            _write_saved_model(model, info, model_dir, staged / SAVED_MODEL_DIR)
+            calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
+            lite = _lite_models(info.input, model_dir, calibration)
+            (staged / FLOAT_TFLITE_FILE).write_bytes(lite.floating)
+            (staged / INT8_TFLITE_FILE).write_bytes(lite.quantized)
         with tempfile.TemporaryDirectory(prefix="export-") as work:
             trained_accuracy = _write_expectations(params, model, records_dir, manifest, Path(work))
             formats = _verify_in_fresh_process(staged, Path(work))
@@ -85,9 +88,9 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                     **dataclasses.asdict(info.input),
                     "dtype": info.input.dtype,
                     "shape": [None, *info.input.shape],
-                    "range": [0, 255],
-                    "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
+                    **_INPUT_FACTS[info.input.kind],
                 },
+                "quantization": lite.quantization,
                 "dataset_fingerprint": manifest.fingerprint,
                 "compared_on": {"split": params.split, "num_examples": result.num_examples},
                 "trained_accuracy": trained_accuracy,
@@ -99,7 +102,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             _STEP,
             f"{name}: accuracy {facts['accuracy']:.4f}, agreement {facts['agreement']:.4f}, "
             f"{facts['bytes'] / 2**20:.2f} MiB, "
-            f"{facts['latency_ms']:.2f} ms at batch 1, {facts['images_per_second']:,.0f} {info.input.plural}/s",
+            f"{facts['latency_ms']:.2f} ms at batch 1, {facts['examples_per_second']:,.0f} {info.input.plural}/s",
         )
     return result
 
@@ -124,7 +127,17 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _write_saved_model(model: Any, info: ModelInfo, path: Path) -> None:
+# What export.json says of the SavedModel's signatures.
+_INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
+    IMAGE: {
+        "range": [0, 255],
+        "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
+    },
+    TEXT: {"signatures": {"serving_default": "strings in UTF-8", "tokens": "ids of tokens"}},
+}
+
+
+def _write_saved_model(model: Any, info: ModelInfo, model_dir: Path, path: Path) -> None:
     tf = records.tensorflow()
     names = tf.constant(info.class_names)
 
@@ -136,17 +149,17 @@ def _write_saved_model(model: Any, info: ModelInfo, path: Path) -> None:
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
     module.weights = [variable.value for variable in model.variables]
-    tf.saved_model.save(module, str(path), signatures=_signatures(info.input, answer))
+    tf.saved_model.save(module, str(path), signatures=_signatures(info.input, answer, model_dir, module))
 
 
 @functools.singledispatch
-def _signatures(given: Any, answer: Callable[[Any], Any]) -> dict[str, Any]:
-    """The SavedModel's signatures by name, around a function of what the model takes."""
+def _signatures(given: Any, answer: Callable[[Any], Any], model_dir: Path, module: Any) -> dict[str, Any]:
+    """The SavedModel's signatures by name, around a function of what the model takes; `module` keeps what they need."""
     raise TypeError(f"No signatures for inputs of {type(given)}.")
 
 
 @_signatures.register
-def _(given: ImageInput, answer: Callable[[Any], Any]) -> dict[str, Any]:
+def _(given: ImageInput, answer: Callable[[Any], Any], model_dir: Path, module: Any) -> dict[str, Any]:
     tf = records.tensorflow()
     shape = given.image_shape
 
@@ -168,6 +181,75 @@ def _(given: ImageInput, answer: Callable[[Any], Any]) -> dict[str, Any]:
         "serving_default": tf.function(from_pixels, input_signature=[pixels]),
         "encoded": tf.function(from_encoded, input_signature=[files]),
     }
+
+
+@_signatures.register
+def _(given: TextInput, answer: Callable[[Any], Any], model_dir: Path, module: Any) -> dict[str, Any]:
+    tf = records.tensorflow()
+    tokenize, module.lookup = tokenizer_ops(given, load_vocabulary(model_dir, given))
+
+    def from_texts(text: Any) -> Any:
+        return answer(tokenize(text))
+
+    def from_tokens(tokens: Any) -> Any:
+        return answer(tokens)
+
+    texts = tf.TensorSpec((None,), tf.string, name="text")
+    tokens = tf.TensorSpec((None, *given.shape), tf.int32, name="tokens")
+    return {
+        "serving_default": tf.function(from_texts, input_signature=[texts]),
+        "tokens": tf.function(from_tokens, input_signature=[tokens]),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _LiteModels:
+    """The contents of the two LiteRT files, and what is quantised in the second."""
+
+    floating: bytes
+    quantized: bytes
+    quantization: str
+
+
+@functools.singledispatch
+def _lite_models(given: Any, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    """The model for LiteRT."""
+    raise TypeError(f"No LiteRT models of {type(given)}.")
+
+
+@_lite_models.register
+def _(given: ImageInput, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    from components.models.loading import load_trained_model
+
+    model = load_trained_model(model_dir, input_dtype="float32")
+    return _LiteModels(
+        _convert(model, given, None), _convert(model, given, calibration), "weights and activations, by calibration"
+    )
+
+
+@_lite_models.register
+def _(given: TextInput, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    from components.models.loading import load_trained_model
+
+    model = load_trained_model(model_dir)
+    return _LiteModels(
+        _convert_loops(model, given, quantize=False), _convert_loops(model, given, quantize=True), "weights"
+    )
+
+
+def _convert_loops(model: Any, given: TextInput, quantize: bool) -> bytes:
+    """A model with loops as a LiteRT file: int32 ids of one text in, since LiteRT knows no loop over a changing batch.
+
+    Quantised, its weights are int8, and what is computed with them is quantised as it comes: a loop is not calibrated.
+    """
+    tf = records.tensorflow()
+    spec = tf.TensorSpec((1, *given.shape), tf.int32, name="tokens")
+    function = tf.function(lambda tokens: {"probabilities": model(tokens, training=False)}, input_signature=[spec])
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], model)
+    converter.experimental_lower_to_saved_model = False  # So that weights become constants.
+    if quantize:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    return converter.convert()
 
 
 def _convert(model: Any, given: Input, calibration: np.ndarray | None) -> bytes:
@@ -196,12 +278,16 @@ def _write_expectations(params: ExportParams, model: Any, records_dir: Path, man
     expected = np.empty((num_examples, *manifest.interface.output_shape), np.float32)
     start = 0
     chunk = _BATCH_SIZE * 16
-    for fields in records.read_batches(records_dir, manifest, params.split, chunk).as_numpy_iterator():
+    texts: list[str] = []
+    for fields in records.read_batches(records_dir, manifest, params.split, chunk, with_keys=True).as_numpy_iterator():
         end = start + len(fields[LABEL_FEATURE])
         inputs[start:end], labels[start:end] = fields[manifest.input.feature], fields[LABEL_FEATURE]
         expected[start:end] = predict(model, inputs[start:end], _BATCH_SIZE)
+        texts += [text.decode() for text in fields.get(TEXT_FEATURE, ())]
         start = end
     inputs.flush()
+    if texts:
+        storage.write_json(work / verification.TEXTS_FILE, texts)
     np.save(work / verification.LABELS_FILE, labels)
     np.save(work / verification.EXPECTED_FILE, expected)
     return float(manifest.interface.task.scores(labels, expected).mean())

@@ -16,7 +16,7 @@ class ExportParams:
         tolerance: Largest difference of a probability, SavedModel and float LiteRT against the trained model.
         min_agreement: Least share of examples for which these predict the same class as the trained model.
         max_int8_accuracy_drop: How much accuracy int8 may lose against the trained model.
-        calibration_examples: Training images that set the ranges of int8.
+        calibration_examples: Training images that set the ranges of int8; texts need none.
         split: The split to compare on.
     """
 
@@ -48,7 +48,7 @@ class ExportResult:
         num_examples: Examples compared.
         trained_accuracy: Accuracy of the trained model on them.
         formats: By format (`saved_model`, `float`, `int8`): file, bytes, accuracy, agreement, max_difference,
-            latency_ms at batch 1 (median) and images_per_second at batch 64.
+            latency_ms at batch 1 (median) and examples_per_second at batch 64.
     """
 
     num_examples: int

@@ -7,16 +7,19 @@ Prints one JSON line: facts by format. It must not import anything of this proje
 
 import json
 import os
+import queue
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 INPUTS_FILE, LABELS_FILE, EXPECTED_FILE = "inputs.npy", "labels.npy", "expected.npy"
+TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
 _ENCODED_CHECKED = 8
@@ -32,7 +35,8 @@ def _saved_model(path: Path) -> tuple[Predict, Any]:
     loaded = tf.saved_model.load(str(path))
     signature = loaded.signatures["serving_default"]
     _refuse_device_ops(signature)
-    return lambda images: signature(image=tf.constant(images))["probabilities"].numpy(), loaded
+    (name,) = signature.structured_input_signature[1]
+    return lambda inputs: signature(**{name: tf.constant(inputs)})["probabilities"].numpy(), loaded
 
 
 def _refuse_device_ops(signature: Any) -> None:
@@ -55,24 +59,48 @@ def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict) -> None:
 
 
 def lite_predictor(path: Path) -> Predict:
-    """The model of a LiteRT file as a function: uint8[N, height, width, channels] → float32[N, classes], any N."""
+    """The model of a LiteRT file as a function: pixels or ids of N examples → float32[N, classes], any N."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
     current = 0
 
-    def predict(images: np.ndarray) -> np.ndarray:
+    def predict(inputs: np.ndarray) -> np.ndarray:
         nonlocal current
         given = interpreter.get_input_details()[0]
-        if len(images) != current:
-            interpreter.resize_tensor_input(given["index"], images.shape)
+        if len(inputs) != current:
+            interpreter.resize_tensor_input(given["index"], inputs.shape)
             interpreter.allocate_tensors()
-            current = len(images)
-        interpreter.set_tensor(given["index"], _as_input(images, given))
+            current = len(inputs)
+        interpreter.set_tensor(given["index"], _as_input(inputs, given))
         interpreter.invoke()
         return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
-    return predict
+    return _one_at_a_time(path) if interpreter.get_input_details()[0]["shape_signature"][0] == 1 else predict
+
+
+def _one_at_a_time(path: Path) -> Predict:
+    """For a model with loops, whose batch is fixed at 1: an interpreter per core, each of one thread."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    count = os.cpu_count() or 1
+    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(count):
+        interpreter = Interpreter(model_path=str(path), num_threads=1)
+        interpreter.allocate_tensors()
+        free.put(interpreter)
+    pool = ThreadPoolExecutor(count)
+
+    def predict_one(row: np.ndarray) -> np.ndarray:
+        interpreter = free.get()
+        try:
+            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], row[None])
+            interpreter.invoke()
+            return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        finally:
+            free.put(interpreter)
+
+    return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
 
 
 def _as_input(images: np.ndarray, given: dict[str, Any]) -> np.ndarray:
@@ -87,20 +115,21 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 
 
-def _batches(images: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(images), _BATCH_SIZE):
-        yield np.asarray(images[start : start + _BATCH_SIZE])
+def _batches(inputs: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(inputs), _BATCH_SIZE):
+        yield np.asarray(inputs[start : start + _BATCH_SIZE])
 
 
-def _measure(predict: Predict, images: np.ndarray, labels: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    predict(np.asarray(images[:_BATCH_SIZE]))
+def _measure(predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected: np.ndarray) -> dict[str, float]:
+    predict(np.asarray(inputs[:_BATCH_SIZE]))
     start = time.perf_counter()
-    answers = np.concatenate([predict(batch) for batch in _batches(images)])
+    answers = np.concatenate([predict(batch) for batch in _batches(inputs)])
     seconds = time.perf_counter() - start
     times = []
-    predict(np.asarray(images[:1]))
+    predict(np.asarray(inputs[:1]))
     for run in range(_LATENCY_RUNS):
-        one = np.asarray(images[run % len(images)][None])
+        at = run % len(inputs)
+        one = np.asarray(inputs[at : at + 1])
         begin = time.perf_counter()
         predict(one)
         times.append(time.perf_counter() - begin)
@@ -109,7 +138,7 @@ def _measure(predict: Predict, images: np.ndarray, labels: np.ndarray, expected:
         "agreement": float((answers.argmax(1) == expected.argmax(1)).mean()),
         "max_difference": float(np.abs(answers.astype(np.float64) - expected).max()),
         "latency_ms": statistics.median(times) * 1e3,
-        "images_per_second": len(images) / seconds,
+        "examples_per_second": len(inputs) / seconds,
     }
 
 
@@ -120,15 +149,19 @@ def main(export_dir: Path, work: Path) -> None:
     images = np.load(work / INPUTS_FILE, mmap_mode="r")
     labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
     saved_model, loaded = _saved_model(export_dir / "saved_model")
-    _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
+    strings = images
+    if (work / TEXTS_FILE).is_file():
+        strings = np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
+    else:
+        _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
     formats = {
-        "saved_model": ("saved_model", saved_model),
-        "float": ("model.tflite", lite_predictor(export_dir / "model.tflite")),
-        "int8": ("model_int8.tflite", lite_predictor(export_dir / "model_int8.tflite")),
+        "saved_model": ("saved_model", saved_model, strings),
+        "float": ("model.tflite", lite_predictor(export_dir / "model.tflite"), images),
+        "int8": ("model_int8.tflite", lite_predictor(export_dir / "model_int8.tflite"), images),
     }
     facts = {
-        name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, images, labels, expected)}
-        for name, (file, predict) in formats.items()
+        name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, inputs, labels, expected)}
+        for name, (file, predict, inputs) in formats.items()
     }
     print(json.dumps(facts))
 

@@ -26,6 +26,7 @@ REGISTRY = {
     "fashion_mnist_cnn": "components.models.fashion_mnist_cnn",
     "cifar10_cnn": "components.models.cifar10_cnn",
     "cifar10_resnet": "components.models.cifar10_resnet",
+    "imdb_lstm": "components.models.imdb_lstm",
 }
 _BUILDER = "build_model"
 

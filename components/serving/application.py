@@ -91,7 +91,7 @@ class Application:
             self._threads,
             parse_request,
             body,
-            model.input,
+            model.reader,
             self._params.max_instances,
             self._params.max_image_pixels,
         )

@@ -28,6 +28,7 @@ from components.errors import InputError
 from components.feeding import EpochReader, open_training_split, steps_per_epoch
 from components.models import build_model
 from components.models.compiling import compile_model
+from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.params import TrainParams, TrainResult
@@ -89,7 +90,7 @@ class _Session:
         import keras
 
         self.params, self.manifest, self.device = params, manifest, device
-        self._checkpoint_dir = checkpoint_dir
+        self._records_dir, self._checkpoint_dir = records_dir, checkpoint_dir
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self._num_examples = manifest.split(TRAIN).num_examples
         self.steps = steps_per_epoch(self._num_examples, self.batch_size)
@@ -308,6 +309,7 @@ class _Session:
             (staged / HISTORY_FILE).write_text("\n".join(lines) + "\n")
             if self._tensorboard_dir().is_dir():
                 storage.link_tree(self._tensorboard_dir(), staged / _TENSORBOARD_DIR)
+            copy_vocabulary(self._records_dir, staged, self.manifest.input)
             ModelInfo(
                 name=self.params.model,
                 parameters=dict(self.params.model_parameters),

@@ -11,6 +11,7 @@ from components.models import REGISTRY, build_model, check_model
 
 _SHAPE, _CLASSES = (8, 8, 1), 10
 _DIGITS = Interface(ImageInput(_SHAPE, "raw"), _CLASSES)
+_IMDB = Interface(TextInput(250, 15_000, "f" * 64, "words", "start"), 2)
 _PICTURES = Interface(ImageInput((32, 32, 3), "raw"), 10)
 _MNIST = Interface(ImageInput((28, 28, 1), "raw"), 10)
 _SOURCE = """
@@ -38,12 +39,35 @@ def source(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+_OF_TEXTS = {"imdb_lstm"}
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY.keys() - _OF_TEXTS))
 def test_registered_models_give_probabilities_for_pixels(name):
     model = build_model(name, Interface(ImageInput((32, 32, 3), "raw"), 7), {})
     answer = np.asarray(model(np.full((2, 32, 32, 3), 255, np.uint8)))
     assert answer.shape == (2, 7)
     np.testing.assert_allclose(answer.sum(axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("name", sorted(_OF_TEXTS))
+def test_registered_models_give_probabilities_for_texts(name, num_classes):
+    model = build_model(name, Interface(TextInput(9, 50, "f" * 64, "words", "start"), num_classes), {})
+    ids = np.random.default_rng(0).integers(0, 50, (4, 9)).astype(np.int32)
+    answer = np.asarray(model(ids))
+    assert answer.shape == (4, num_classes)
+    assert answer.dtype == np.float32
+    np.testing.assert_allclose(answer.sum(axis=1), 1, rtol=1e-5)
+    assert len(np.unique(answer[:, 0])) == 4
+
+
+def test_an_lstm_written_out_gives_the_same_answers():
+    interface = Interface(TextInput(9, 50, "f" * 64, "words", "start"), 2)
+    loop, written_out = (build_model("imdb_lstm", interface, {"unroll": unroll}) for unroll in (False, True))
+    written_out.set_weights(loop.get_weights())
+    ids = np.random.default_rng(0).integers(0, 50, (4, 9)).astype(np.int32)
+    np.testing.assert_allclose(np.asarray(written_out(ids)), np.asarray(loop(ids)), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +78,7 @@ def test_registered_models_give_probabilities_for_pixels(name):
         ("fashion_mnist_cnn", _MNIST, 437_482),
         ("cifar10_cnn", _PICTURES, 1_676_982),
         ("cifar10_resnet", _PICTURES, 274_042),
+        ("imdb_lstm", _IMDB, 496_705),
     ],
 )
 def test_models_are_as_large_as_their_docstrings_say(name, interface, num_parameters):

@@ -9,12 +9,14 @@ import pytest
 from components import device
 from components.artifacts import ARCHITECTURE_FILE, Manifest
 from components.errors import InputError
-from components.interface import ImageInput, Interface
 from components.models import REGISTRY, build_model
 from components.models.compiling import compile_model
 from components.records import load_split
 from components.train_model import train_model
 from tests.components.conftest import EVERYTHING
+from tests.components.ready_data import READY_DATA, everything_for
+
+_DIGITS, _ = READY_DATA["digits_cnn"]
 
 _NORMALISED = """
 import keras
@@ -36,24 +38,24 @@ def normalised(tmp_path):
     return str(path)
 
 
-def _batch(num_classes, shape, size=8):
+def _batch(interface, size=8):
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (size, *shape), np.uint8), rng.integers(0, num_classes, size).astype(np.int32)
+    (shape, dtype), _, _ = interface.batch_shapes(size)
+    return rng.integers(0, 256, shape, dtype), rng.integers(0, 10, size).astype(np.int32) % interface.num_classes
 
 
-def _compiled(model, quick, shape=(8, 8, 1), **changes):
+def _compiled(model, quick, interface=_DIGITS, **changes):
     device.prepare("tensorflow", "cpu", 1, "float32")
-    interface = Interface(ImageInput(shape, "raw"), 10)
     built = build_model(model, interface, {})
     return built, compile_model(built, interface, replace(quick, **changes), 1, 10, jit_compile=False)
 
 
 @pytest.mark.parametrize("model", REGISTRY)
 def test_every_model_takes_a_step_with_everything_on(model, quick):
-    shape = (8, 8, 1) if model == "digits_cnn" else (28, 28, 1) if "mnist" in model else (32, 32, 3)
-    built, judged = _compiled(model, quick, shape, **EVERYTHING)
+    interface, _ = READY_DATA[model]
+    built, judged = _compiled(model, quick, interface, **everything_for(interface))
     before = [np.array(v) for v in built.trainable_variables]
-    logs = built.train_on_batch(*_batch(10, shape), np.ones(8, np.float32), return_dict=True)
+    logs = built.train_on_batch(*_batch(interface), np.ones(8, np.float32), return_dict=True)
     assert 0 < logs["loss"] < 20
     assert any(np.any(np.array(v) != old) for v, old in zip(built.trainable_variables, before, strict=True))
     assert len(judged) == len(built.variables)
@@ -79,7 +81,7 @@ def test_every_model_takes_a_step_with_jax(run_python):
 
 def test_averages_are_of_weights_and_of_batch_normalisations_statistics(normalised, quick):
     built, judged = _compiled(normalised, quick, ema_decay=0.6)
-    images, labels = _batch(10, (8, 8, 1))
+    images, labels = _batch(_DIGITS)
     names = [variable.path for variable in built.variables]
     assert sum("moving" in name for name in names) == 2
     expected = [np.zeros(variable.shape) for variable in built.variables]
@@ -113,7 +115,7 @@ def test_weight_decay_takes_its_share_of_kernels_alone(normalised, quick, optimi
         for variable in built.trainable_variables:
             variable.assign(variable + 0.5)  # Biases start at zero, which no decay would change.
         before = [np.array(v) for v in built.trainable_variables]
-        built.train_on_batch(*_batch(10, (8, 8, 1)), np.ones(8, np.float32))
+        built.train_on_batch(*_batch(_DIGITS), np.ones(8, np.float32))
         return before, [np.array(v) for v in built.trainable_variables]
 
     before, plain = after(0.0)
@@ -131,7 +133,7 @@ def test_the_program_is_the_same_for_every_seed(normalised, quick):
     for seed in (1, 2):
         keras.utils.set_random_seed(seed)
         built, _ = _compiled(normalised, quick, **EVERYTHING)
-        batch = (*_batch(10, (8, 8, 1)), np.ones(8, np.float32))
+        batch = (*_batch(_DIGITS), np.ones(8, np.float32))
         graph = tf.function(built.train_step).get_concrete_function(batch).graph
         constants.append([op.get_attr("value") for op in graph.get_operations() if op.type == "Const"])
     assert len(constants[0]) > 50

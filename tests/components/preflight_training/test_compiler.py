@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 
-from components.interface import ImageInput, Interface
 from components.machine_spec import load_catalogue
 from components.models import REGISTRY
 from components.preflight_training import sandbox
@@ -22,6 +21,7 @@ from tests.components.preflight_training.conftest import (
     make_compilation,
     make_task,
 )
+from tests.components.ready_data import READY_DATA, everything_for
 
 _MODEL = """
 import keras
@@ -235,25 +235,19 @@ def test_the_step_compiled_is_the_very_step_that_training_runs(
 
 
 _MACHINES = ["v2-8", "v3-8", "v5e-4", "v5e-8", "v6e-8", "7x-4"]
-_DATA = {
-    "digits_cnn": ((8, 8, 1), 1259),
-    "mnist_cnn": ((28, 28, 1), 60_000),
-    "fashion_mnist_cnn": ((28, 28, 1), 60_000),
-    "cifar10_cnn": ((32, 32, 3), 50_000),
-    "cifar10_resnet": ((32, 32, 3), 50_000),
-}
 
 
 @pytest.mark.slow  # 15 s for the digits, two to six minutes for CIFAR-10, a third of them for v6e.
 @pytest.mark.parametrize("model", REGISTRY)
 def test_every_model_fits_every_chip(model, tmp_path):
-    shape, num_examples = _DATA[model]
-    optimization = {**OPTIMIZATION, **EVERYTHING}
-    task = Task(model, {}, Interface(ImageInput(shape, "raw"), 10), num_examples, optimization, "jax", "mixed_bfloat16")
+    interface, num_examples = READY_DATA[model]
+    optimization = {**OPTIMIZATION, **everything_for(interface)}
+    task = Task(model, {}, interface, num_examples, optimization, "jax", "mixed_bfloat16")
     compilations = [make_compilation(machine, 128) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
     for machine, (outcome, _) in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):
         assert outcome.verdict == FITS, (machine, outcome.reason)
+        assert outcome.cost.unknown_loops == 0
         assert outcome.memory.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes
         assert sum(one.num_bytes for one in outcome.cost.collectives) >= 2 * outcome.parameters
         assert outcome.cost.guessed_cycles < 0.1 * outcome.cost.cycles
