@@ -83,6 +83,8 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         if facts["task"] not in TASKS:
             raise KeyError(facts["task"])
         given = read_input(facts["input"])
+        if tuple(facts["input"]["shape"][1:]) != given.shape:
+            raise ValueError(f"a shape of {facts['input']['shape']} for {given}")
         model = ExportedModel(
             facts["model"],
             tuple(facts["class_names"]),
