@@ -10,7 +10,7 @@ import google_crc32c
 
 from components import storage
 from components.errors import InputError
-from components.interface import TASKS, ImageInput, Interface, TextInput, read_input
+from components.interface import TASKS, AnyInput, Interface, read_input
 
 MANIFEST_FILE = "dataset.json"
 PREFLIGHT_FILE = "preflight.json"
@@ -47,11 +47,16 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The shards of one split, in order, and its number of examples per class, in the order of the class names."""
+    """The shards of one split, in order, and its number of examples per class, in the order of the class names.
+
+    Of a corpus, `class_counts` says how often each character is predicted, and `statistics` has `num_characters`, all
+    that are predicted, and `num_unknown` of these.
+    """
 
     num_examples: int
     class_counts: tuple[int, ...]
     shards: tuple[Shard, ...]
+    statistics: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Manifest:
     fingerprint: str
     source: str
     split_rule: str
-    input: ImageInput | TextInput
+    input: AnyInput
     task: str
     features: Mapping[str, str]
     class_names: tuple[str, ...]
@@ -115,6 +120,7 @@ class Manifest:
                     split["num_examples"],
                     tuple(split["class_counts"]),
                     tuple(Shard(**shard) for shard in split["shards"]),
+                    split["statistics"],
                 )
                 for name, split in raw.pop("splits").items()
             }
@@ -218,7 +224,7 @@ class ModelInfo:
     name: str
     parameters: Mapping[str, Any]
     class_names: tuple[str, ...]
-    input: ImageInput | TextInput
+    input: AnyInput
     task: str
     dataset_fingerprint: str
     training: Mapping[str, Any]

@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Manifest
-from components.interface import ImageInput, TextInput
+from components.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
 
 RAW, ENCODED = "raw", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
@@ -178,7 +178,9 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
     task, parse_input = interface.task, _parser(given)
     spec = {
         given.feature: tf.io.FixedLenFeature([], tf.string),
-        LABEL_FEATURE: tf.io.FixedLenFeature(interface.target_shape, task.stored_dtype),
+        LABEL_FEATURE: tf.io.FixedLenFeature(
+            () if isinstance(given, CorpusInput) else interface.target_shape, task.stored_dtype
+        ),
     }
     if with_keys:
         spec[KEY_FEATURE] = tf.io.FixedLenFeature([], tf.string)
@@ -187,6 +189,8 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
         fields = tf.io.parse_example(batch, spec)
         fields[given.feature] = parse_input(fields[given.feature])
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
+        if isinstance(given, CorpusInput):
+            fields |= _predict_next(given, fields)
         return fields
 
     return serialized.map(parse, num_parallel_calls=2, deterministic=True)
@@ -227,6 +231,27 @@ def _(given: TextInput) -> Callable[[Any], Any]:
         return tf.cast(tf.reshape(ids, (-1, given.num_tokens)), given.dtype)
 
     return parse
+
+
+@_parser.register
+def _(given: CorpusInput) -> Callable[[Any], Any]:
+    tf = tensorflow()
+    width = given.num_tokens + 1
+    num_bytes = width * np.dtype(given.stored_dtype).itemsize
+
+    def parse(stored: Any) -> Any:
+        ids = tf.io.decode_raw(stored, given.stored_dtype, little_endian=True, fixed_length=num_bytes)
+        return tf.cast(tf.reshape(ids, (-1, width)), given.dtype)
+
+    return parse
+
+
+def _predict_next(given: CorpusInput, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs and targets from stored ids: each target is the next id, or 0 where it does not count."""
+    tf = tensorflow()
+    ids, num_counted = fields[given.feature], fields[LABEL_FEATURE]
+    counts = tf.range(given.num_tokens) >= given.num_tokens - num_counted[:, None]
+    return {given.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
 
 
 def read_batches(
@@ -276,7 +301,7 @@ def load_split(directory: Path, manifest: Manifest, split: str, with_keys: bool 
     return Examples(inputs, labels, tuple(keys))
 
 
-def input_bytes(given: ImageInput | TextInput) -> int:
+def input_bytes(given: AnyInput) -> int:
     """The size of one example's input in memory, in bytes."""
     return math.prod(given.shape) * np.dtype(given.dtype).itemsize
 

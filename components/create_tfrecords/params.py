@@ -10,7 +10,8 @@ class WriteParams:
     """What to read and how to divide it; one field per component input.
 
     Attributes:
-        source: `images:DIR`, `csv:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or `keras:NAME`; paths may be gs://.
+        source: `images:DIR`, `csv:FILE`, `corpus:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or `keras:NAME`; paths
+            may be gs://.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
         test_fraction: Share of all examples to hold out, where the source has no test split.
         stratify: Hold out the same share of every class, exactly. Without it, an example stays in its split
@@ -20,6 +21,9 @@ class WriteParams:
         image_size: (height, width) to resize to; empty means that all images must have one size already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
         encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
+        num_tokens: Of a corpus: characters of a passage.
+        context_tokens: Of a corpus: how many of these a passage outside the training split only reads, which another
+            has predicted; without them, half of what is predicted has little before it.
         class_names: The classes, in order; empty means those found, sorted.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
@@ -35,6 +39,8 @@ class WriteParams:
     image_size: tuple[int, ...] = ()
     channels: int = 0
     encoding: str = "auto"
+    num_tokens: int = 250
+    context_tokens: int = 0
     class_names: tuple[str, ...] = ()
     target_shard_mib: int = 32
     max_bad_fraction: float = 0.0
@@ -56,6 +62,13 @@ class WriteParams:
             raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
         if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
             raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
+        if self.num_tokens < 1:
+            raise InputError(f"num_tokens must be at least 1. Received: num_tokens={self.num_tokens}.")
+        if not 0 <= self.context_tokens < self.num_tokens:
+            raise InputError(
+                f"context_tokens must be at least 0 and below num_tokens={self.num_tokens}. Received: "
+                f"context_tokens={self.context_tokens}."
+            )
         if len(set(self.class_names)) < len(self.class_names):
             raise InputError(f"class_names must differ. Received: class_names={list(self.class_names)}.")
         if self.target_shard_mib <= 0:

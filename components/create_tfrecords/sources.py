@@ -18,6 +18,7 @@ import numpy as np
 
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.create_tfrecords.corpus import Corpus, list_passages, read_corpus
 from components.create_tfrecords.params import WriteParams
 from components.errors import InputError, did_you_mean
 
@@ -40,6 +41,7 @@ class Listing:
         root: Folder that file keys are relative to; empty for arrays.
         files: Size in bytes and version of every file, by key; empty for arrays.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
+        corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         version: What identifies an array source's content, or a CSV's own.
     """
 
@@ -52,6 +54,7 @@ class Listing:
     root: str = ""
     files: dict[str, storage.StoredFile] = dataclasses.field(default_factory=dict)
     images: np.ndarray | None = None
+    corpus: Corpus | None = None
     version: str = ""
 
     def stat_digest(self) -> str:
@@ -102,7 +105,13 @@ def list_examples(params: WriteParams) -> Listing:
         raise InputError(
             f"group_column={params.group_column!r} needs a csv: source. Received: {params.source!r}. Remove it."
         )
+    if params.context_tokens and kind != "corpus":
+        raise InputError(
+            f"context_tokens={params.context_tokens} needs a corpus: source. Received: {params.source!r}. Remove it."
+        )
     listing = _SOURCES[kind](location, params)
+    if listing.corpus is not None:
+        return listing
     present = np.unique(listing.labels)
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
@@ -424,9 +433,25 @@ def _from_keras(location: str, params: WriteParams) -> Listing:
     return _from_arrays({TRAIN: train, TEST: test}, digest, params)
 
 
+def _from_corpus(location: str, params: WriteParams) -> Listing:
+    """One text in UTF-8; its label is how many characters a passage predicts."""
+    corpus = read_corpus(location, params)
+    splits, keys, starts, ends = zip(*list_passages(corpus), strict=True)
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=np.array(ends, np.int32) - np.array(starts, np.int32),
+        class_names=corpus.class_names,
+        splits=np.array(splits),
+        corpus=corpus,
+        version=corpus.version,
+    )
+
+
 _SOURCES: dict[str, Callable[[str, WriteParams], Listing]] = {
     "images": _from_images,
     "csv": _from_csv,
+    "corpus": _from_corpus,
     "npz": _from_npz,
     "idx": _from_idx,
     "sklearn": _from_sklearn,

@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -24,6 +24,7 @@ from components.artifacts import (
     Shard,
     Split,
 )
+from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sharding import plan_shards
@@ -36,7 +37,7 @@ from components.images import (
     decode_pixels,
     resize_pixels,
 )
-from components.interface import CLASSIFICATION, ImageInput
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, CorpusInput, ImageInput
 from components.records import ENCODED, RAW, encode_example, frame_record
 
 _STEP = "create_tfrecords"
@@ -85,10 +86,16 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
     """
     plan = plan or plan_dataset(params)
     _check_target(directory, params.source)
-    rule, bytes_each = _choose_rule(params, plan)
+    write: Callable[[Path], Manifest]
+    if plan.listing.corpus is not None:
+        writer = CorpusWriter(plan.listing.corpus, params.target_shard_mib)
+        bytes_each, write = writer.bytes_each, lambda staged: _write_corpus(plan, writer, staged)
+    else:
+        rule, bytes_each = _choose_rule(params, plan)
+        write = lambda staged: _write_all(params, plan, rule, bytes_each, staged)  # noqa: E731
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * bytes_each)
     with storage.staged_directory(directory) as staged:
-        manifest = _write_all(params, plan, rule, bytes_each, staged)
+        manifest = write(staged)
         _check_budget(params, plan, manifest)
         manifest.save(staged)
     return WriteResult(
@@ -228,6 +235,25 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         class_names=listing.class_names,
         splits=merger.splits(len(listing.class_names)),
         quarantined=tuple(merger.bad),
+    )
+
+
+def _write_corpus(plan: DatasetPlan, writer: CorpusWriter, staged: Path) -> Manifest:
+    listing, splits = plan.listing, {}
+    for name, indices in plan.order.items():
+        keys = [listing.keys[i] for i in indices.tolist()]
+        ends = np.cumsum(listing.labels[indices]).tolist()
+        spans = list(zip([0, *ends], ends, strict=False))
+        splits[name] = writer.write(name, keys, spans, staged)
+    return Manifest(
+        fingerprint=writer.fingerprint(),
+        source=listing.source,
+        split_rule=plan.split_rule,
+        input=writer.corpus.input,
+        task=LANGUAGE_MODEL,
+        features={CorpusInput.feature: "bytes", LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
+        class_names=listing.class_names,
+        splits=splits,
     )
 
 

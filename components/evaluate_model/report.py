@@ -22,6 +22,7 @@ from components.evaluate_model.metrics import ClassMetrics, Metrics
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 30
+_CURVES = ("loss", "accuracy", "bits_per_character")
 
 # Stand-ins that matplotlib can draw in; the page replaces them, so that one drawing suits light and dark.
 _INK, _LINE, _BLUE, _ORANGE = "#0000a1", "#0000a2", "#0000a3", "#0000a4"
@@ -100,7 +101,7 @@ class ReportContent:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Figure:
+class HeadlineFigure:
     """A headline figure, formatted; `verdict` is `better`, `worse`, `same`, or empty without a champion."""
 
     name: str
@@ -127,12 +128,12 @@ def render_report(content: ReportContent) -> str:
     are reduced to 192 pixels.
     """
     metrics = content.metrics
-    template = _ENVIRONMENT.get_template("report.html.jinja")
+    template = ENVIRONMENT.get_template("report.html.jinja")
     return template.render(
         content=content,
         metrics=metrics,
         figures=_headline_figures(metrics, content.champion),
-        curves=_training_curves(content.history),
+        curves=training_curves(content.history),
         classes=sorted(metrics.per_class, key=_weakest_first),
         matrix=_matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
         pairs=_confused_pairs(metrics),
@@ -155,22 +156,36 @@ def _percent(value: float, digits: int = 1) -> str:
     return text.replace("%", "\N{NO-BREAK SPACE}%")
 
 
-def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[_Figure]:
-    def figure(label: str, name: str, sign: int, percent: bool) -> _Figure:
-        value, digits = getattr(metrics, name), 2 if percent else 4
-        shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
-        before = getattr(champion, name) if champion else None
-        if before is None:
-            return _Figure(label, shown)
-        change = round((value - before) * (100 if percent else 1), digits)
-        verdict = "same" if change == 0 else "better" if change * sign > 0 else "worse"
-        difference = "no difference" if change == 0 else f"{change:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
-        return _Figure(
-            label,
-            shown,
-            champion=_percent(before, digits) if percent else f"{before:.{digits}f}",
-            difference=difference + (" points" if percent and change else ""),
-            verdict=verdict,
+def headline_figure(label: str, value: float, before: float | None, sign: int, percent: bool) -> HeadlineFigure:
+    """One figure beside the champion's.
+
+    Args:
+        label: Its name.
+        value: Of the model.
+        before: Of the champion, if there is one.
+        sign: 1 if more is better, -1 if less is.
+        percent: Whether it is a share.
+    """
+    digits = 2 if percent else 4
+    shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
+    if before is None:
+        return HeadlineFigure(label, shown)
+    change = round((value - before) * (100 if percent else 1), digits)
+    verdict = "same" if change == 0 else "better" if change * sign > 0 else "worse"
+    difference = "no difference" if change == 0 else f"{change:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return HeadlineFigure(
+        label,
+        shown,
+        champion=_percent(before, digits) if percent else f"{before:.{digits}f}",
+        difference=difference + (" points" if percent and change else ""),
+        verdict=verdict,
+    )
+
+
+def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[HeadlineFigure]:
+    def figure(label: str, name: str, sign: int, percent: bool) -> HeadlineFigure:
+        return headline_figure(
+            label, getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent
         )
 
     figures = [figure("Accuracy", "accuracy", 1, True)]
@@ -181,7 +196,7 @@ def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[_Figur
     figures.append(figure("Calibration error", "calibration_error", -1, True))
     if metrics.roc_auc is not None:
         figures.append(figure("ROC AUC", "roc_auc", 1, False))
-    return [*figures, _Figure("Examples", f"{metrics.num_examples:,}")]
+    return [*figures, HeadlineFigure("Examples", f"{metrics.num_examples:,}")]
 
 
 def _weakest_first(item: ClassMetrics) -> tuple[bool, float]:
@@ -241,7 +256,9 @@ def _draw(name: str, x_label: str, y_label: str, plot: Callable[[Axes], None]) -
     return markupsafe.Markup(f'<svg {view_box[0] if view_box else ""} role="img" aria-label="{label}">{body}</svg>')
 
 
-def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
+def training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
+    """A drawing for every figure that the history has, of training and validation."""
+
     def curve(metric: str) -> markupsafe.Markup:
         def plot(axes: Axes) -> None:
             lines = ((metric, "train", _BLUE), (f"validation_{metric}", "validation", _ORANGE))
@@ -257,7 +274,7 @@ def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.
 
         return _draw(f"training {metric}", "epoch", metric, plot)
 
-    return [curve(metric) for metric in ("loss", "accuracy") if any(row.get(metric) is not None for row in history)]
+    return [curve(metric) for metric in _CURVES if any(row.get(metric) is not None for row in history)]
 
 
 def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
@@ -301,11 +318,11 @@ def _unit_square(axes: Axes) -> None:
     axes.legend()
 
 
-_ENVIRONMENT = jinja2.Environment(
+ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,  # Class names and keys come from strangers' files.
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters.update(percent=_percent, data_uri=_data_uri)
+ENVIRONMENT.filters.update(percent=_percent, data_uri=_data_uri)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError
-from components.export_model import verification
+from components.export_model import language_model, verification
 from components.export_model.params import ExportParams, ExportResult
-from components.interface import ImageInput, Input
+from components.interface import CORPUS, IMAGE, CorpusInput, ImageInput, Input
 
 _STEP = "export_model"
 _BATCH_SIZE = 256
@@ -65,15 +65,20 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     model = load_trained_model(model_dir)
     with storage.staged_directory(output) as staged:
         with _quiet():
-            _write_saved_model(model, info, staged / SAVED_MODEL_DIR)
-            float_input = load_trained_model(model_dir, input_dtype="float32")
-            _, calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)
-            (staged / FLOAT_TFLITE_FILE).write_bytes(_convert(float_input, info.input, None))
-            (staged / INT8_TFLITE_FILE).write_bytes(_convert(float_input, info.input, calibration))
+            if isinstance(info.input, CorpusInput):
+                language_model.write_saved_model(model, info, staged / SAVED_MODEL_DIR)
+                (staged / FLOAT_TFLITE_FILE).write_bytes(language_model.convert_step(model, quantize=False))
+                (staged / INT8_TFLITE_FILE).write_bytes(language_model.convert_step(model, quantize=True))
+            else:
+                _write_saved_model(model, info, staged / SAVED_MODEL_DIR)
+                float_input = load_trained_model(model_dir, input_dtype="float32")
+                _, calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)
+                (staged / FLOAT_TFLITE_FILE).write_bytes(_convert(float_input, info.input, None))
+                (staged / INT8_TFLITE_FILE).write_bytes(_convert(float_input, info.input, calibration))
         with tempfile.TemporaryDirectory(prefix="export-") as work:
-            trained_accuracy = _write_expectations(params, model, records_dir, manifest, Path(work))
+            num_examples, trained_accuracy = _write_expectations(params, model, records_dir, manifest, Path(work))
             formats = _verify_in_fresh_process(staged, Path(work))
-        result = ExportResult(manifest.split(params.split).num_examples, trained_accuracy, formats)
+        result = ExportResult(num_examples, trained_accuracy, formats)
         _check(params, result)
         storage.write_json(
             staged / EXPORT_FILE,
@@ -85,8 +90,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                     **dataclasses.asdict(info.input),
                     "dtype": info.input.dtype,
                     "shape": [None, *info.input.shape],
-                    "range": [0, 255],
-                    "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
+                    **_INPUT_FACTS[info.input.kind],
                 },
                 "dataset_fingerprint": manifest.fingerprint,
                 "compared_on": {"split": params.split, "num_examples": result.num_examples},
@@ -102,6 +106,16 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             f"{facts['latency_ms']:.2f} ms at batch 1, {facts['images_per_second']:,.0f} {info.input.plural}/s",
         )
     return result
+
+
+# What export.json says of the SavedModel's signatures.
+_INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
+    IMAGE: {
+        "range": [0, 255],
+        "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
+    },
+    CORPUS: {"signatures": language_model.SIGNATURES},
+}
 
 
 @contextlib.contextmanager
@@ -185,8 +199,16 @@ def _convert(model: Any, given: Input, calibration: np.ndarray | None) -> bytes:
     return converter.convert()
 
 
-def _write_expectations(params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> float:
-    """Leave inputs, labels and the trained model's own probabilities for the fresh process; returns its accuracy."""
+def _write_expectations(
+    params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path
+) -> tuple[int, float]:
+    """Leave inputs, labels and the trained model's own answers for the fresh process.
+
+    Returns:
+        How many examples that are, and the model's accuracy on them.
+    """
+    if isinstance(manifest.input, CorpusInput):
+        return language_model.write_expectations(params.split, model, records_dir, manifest, work)
     from components.models.loading import predict
 
     num_examples = manifest.split(params.split).num_examples
@@ -204,7 +226,7 @@ def _write_expectations(params: ExportParams, model: Any, records_dir: Path, man
     inputs.flush()
     np.save(work / verification.LABELS_FILE, labels)
     np.save(work / verification.EXPECTED_FILE, expected)
-    return float(manifest.interface.task.scores(labels, expected).mean())
+    return num_examples, float(manifest.interface.task.scores(labels, expected).mean())
 
 
 def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str, Any]]:

@@ -87,7 +87,7 @@ class Application:
         body = await self._read_body(request)
         loop, model = asyncio.get_running_loop(), self._model
         # Off the event loop, which a large body or image would block for all others.
-        asked = await loop.run_in_executor(self._threads, parse_request, body, model.input, self._params.max_instances)
+        asked = await loop.run_in_executor(self._threads, parse_request, body, model.reader, self._params.max_instances)
         request.state.instances = len(asked.inputs)
         probabilities = await self._batcher.predict(asked.inputs)
         content = await loop.run_in_executor(self._threads, render_predictions, model, probabilities, asked.top)

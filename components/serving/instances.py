@@ -11,13 +11,13 @@ import numpy as np
 
 from components.errors import InputError, did_you_mean
 from components.images import ImageRule, UnreadableImageError, decode_pixels
-from components.interface import ImageInput, Input
-from components.prediction import ExportedModel
+from components.interface import AnyInput, ImageInput
+from components.prediction import ExportedModel, PromptReader
 
 ImageShape = tuple[int, int, int]
 
 _INSTANCES, _PARAMETERS, _TOP = "instances", "parameters", "top"
-_ENCODED = "b64"
+_ENCODED, _TEXT = "b64", "text"
 # An image may be wrapped as TensorFlow Serving wants it: by the name of the SavedModel's input.
 _INPUT_NAMES = ("image", "encoded")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
@@ -40,12 +40,13 @@ class PredictRequest:
     top: int | None
 
 
-def parse_request(body: bytes, wanted: Input, max_instances: int) -> PredictRequest:
+def parse_request(body: bytes, wanted: AnyInput | PromptReader, max_instances: int) -> PredictRequest:
     """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
 
     An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if need be, or its pixels: nested
     lists [height][width][channels] of whole numbers in [0, 255], of a grey image also [height][width]. Either may be
-    wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`.
+    wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a language model an instance is a string, or
+    `{"text": "…"}`: what comes after it is predicted.
 
     Raises:
         InputError: If it is anything else; the message names the instance.
@@ -55,7 +56,7 @@ def parse_request(body: bytes, wanted: Input, max_instances: int) -> PredictRequ
     instances = request.get(_INSTANCES)
     if not isinstance(instances, list) or not instances:
         raise InputError(
-            f'"instances" must be a list of at least one image. Received: '
+            f'"instances" must be a list of at least one instance. Received: '
             f"{'an empty list' if instances == [] else _describe(instances)}."
         )
     if len(instances) > max_instances:
@@ -143,6 +144,16 @@ def _(wanted: ImageInput, instance: Any) -> np.ndarray:
         f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(image_shape)}. '
         f"Received: {_describe(instance)}."
     )
+
+
+@_parse_instance.register
+def _(wanted: PromptReader, instance: Any) -> np.ndarray:
+    text = instance
+    if isinstance(instance, dict) and instance.keys() == {_TEXT}:
+        text = instance[_TEXT]
+    if not isinstance(text, str):
+        raise InputError(f'expected a string, or {{"text": "…"}}. Received: {_describe(instance)}.')
+    return wanted.read(text)
 
 
 def _decode_file(encoded: str, image_shape: ImageShape) -> np.ndarray:
