@@ -176,6 +176,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
     tf = tensorflow()
     given, interface = manifest.input, manifest.interface
     task, parse_input = interface.task, _parser(given)
+    finish = _next_characters(given) if isinstance(given, CorpusInput) else None
     spec = {
         given.feature: tf.io.FixedLenFeature([], tf.string),
         LABEL_FEATURE: tf.io.FixedLenFeature(
@@ -189,9 +190,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
         fields = tf.io.parse_example(batch, spec)
         fields[given.feature] = parse_input(fields[given.feature])
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
-        if isinstance(given, CorpusInput):
-            fields |= _predict_next(given, fields)
-        return fields
+        return fields | finish(fields) if finish else fields
 
     return serialized.map(parse, num_parallel_calls=2, deterministic=True)
 
@@ -246,12 +245,16 @@ def _(given: CorpusInput) -> Callable[[Any], Any]:
     return parse
 
 
-def _predict_next(given: CorpusInput, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs and targets from stored ids: each target is the next id, or 0 where it does not count."""
+def _next_characters(given: CorpusInput) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """A function to inputs and targets from stored ids: each target is the next id, or 0 where it does not count."""
     tf = tensorflow()
-    ids, num_counted = fields[given.feature], fields[LABEL_FEATURE]
-    counts = tf.range(given.num_tokens) >= given.num_tokens - num_counted[:, None]
-    return {given.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
+
+    def predict_next(fields: Mapping[str, Any]) -> dict[str, Any]:
+        ids, num_counted = fields[given.feature], fields[LABEL_FEATURE]
+        counts = tf.range(given.num_tokens) >= given.num_tokens - num_counted[:, None]
+        return {given.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
+
+    return predict_next
 
 
 def read_batches(

@@ -157,23 +157,15 @@ def write_samples(
     device: devices.Device, model_dir: Path, scored: ScoredPassages, class_names: Sequence[str]
 ) -> list[Sample]:
     """Continue two places of the split at two temperatures; the same every time on the same machine."""
-    import keras
-
     from components.models.loading import load_trained_model
     from components.models.stepping import StepModel
 
     with device.scope():
         model = StepModel(load_trained_model(model_dir))
-
-        def step(tokens: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            answer = model.step(tokens, state)
-            probabilities, after = (keras.ops.convert_to_numpy(one) for one in answer)
-            return probabilities, after
-
         places = np.linspace(0, len(scored.inputs) - 1, _NUM_PROMPTS + 2).astype(int)[1:-1]
         prompts = np.repeat(scored.inputs[places, -_PROMPT_LENGTH:], len(_TEMPERATURES), axis=0)
         temperatures = _TEMPERATURES * _NUM_PROMPTS
-        added = generate(step, model.state_size, prompts, _SAMPLE_LENGTH, temperatures, seed=0)
+        added = generate(model.compiled(), model.state_size, prompts, _SAMPLE_LENGTH, temperatures, seed=0)
     alphabet = Alphabet(class_names)
     return [
         Sample(temperature, alphabet.decode(prompt.tolist()), alphabet.decode(text.tolist()))

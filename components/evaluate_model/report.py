@@ -272,7 +272,8 @@ def training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.M
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
             axes.legend()
 
-        return _draw(f"training {metric}", "epoch", metric, plot)
+        name = metric.replace("_", " ")
+        return _draw(f"training {name}", "epoch", name, plot)
 
     return [curve(metric) for metric in _CURVES if any(row.get(metric) is not None for row in history)]
 

@@ -10,9 +10,11 @@ def build_model(
     embedding: int = 64,
     units: int = 256,
     num_layers: int = 2,
-    dropout: float = 0.2,
+    dropout: float = 0.1,
 ) -> Any:
-    """Embedding, LSTM layers (https://arxiv.org/abs/1308.0850), softmax: 876,419 parameters for 67 characters.
+    """Embedding, LSTM layers (https://arxiv.org/abs/1308.0850), softmax: 875,523 parameters for 67 characters.
+
+    `tpu-pipelines run shakespeare_lstm`; the configuration says the time and the figure.
 
     Args:
         vocabulary_size: Ids are below it; int32[batch, num_tokens] ids of characters go in.

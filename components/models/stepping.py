@@ -1,5 +1,6 @@
 """A language model taken one character at a time: what it read so far is a state, not a longer input."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,25 @@ class StepModel:
             elif "Dropout" not in type(layer).__name__:
                 values = layer(values)
         return values, ops.concatenate(after, axis=-1)
+
+    def compiled(self) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """`step` on arrays, compiled once for each size of the batch."""
+        import keras
+
+        if keras.backend.backend() == "jax":
+            import jax
+
+            step = jax.jit(self.step)
+        else:
+            import tensorflow as tf
+
+            step = tf.function(self.step)
+
+        def run(tokens: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            probabilities, after = step(keras.ops.convert_to_tensor(tokens), keras.ops.convert_to_tensor(state))
+            return keras.ops.convert_to_numpy(probabilities), keras.ops.convert_to_numpy(after)
+
+        return run
 
 
 def _state_sizes(layer: Any) -> list[int]:

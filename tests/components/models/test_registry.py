@@ -36,7 +36,7 @@ def source(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", sorted(REGISTRY.keys() - {"shakespeare_lstm"}))
 def test_registered_models_give_probabilities_for_pixels(name):
     model = build_model(name, Interface(ImageInput((32, 32, 3), "raw"), 7), {})
     answer = np.asarray(model(np.full((2, 32, 32, 3), 255, np.uint8)))
