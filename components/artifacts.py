@@ -10,7 +10,7 @@ import google_crc32c
 
 from components import storage
 from components.errors import InputError
-from components.interface import TASKS, ImageInput, Interface, TextInput, read_input
+from components.interface import TASKS, AnyInput, Interface, read_input
 
 MANIFEST_FILE = "dataset.json"
 PREFLIGHT_FILE = "preflight.json"
@@ -51,7 +51,9 @@ class Split:
     """The shards of one split, in order, and its number of examples per class, in the order of the class names.
 
     `statistics` counts what was done to them: of texts `num_truncated`, `num_padded`, `num_tokens` (of those kept),
-    `num_unknown` (of these), and outside the training split `num_also_in_train`.
+    `num_unknown` (of these), and outside the training split `num_also_in_train`. Of a
+    corpus, `class_counts` says how often each character is predicted, and `statistics` has `num_characters`, all that
+    are predicted, and `num_unknown` of these.
     """
 
     num_examples: int
@@ -87,7 +89,7 @@ class Manifest:
     fingerprint: str
     source: str
     split_rule: str
-    input: ImageInput | TextInput
+    input: AnyInput
     task: str
     features: Mapping[str, str]
     class_names: tuple[str, ...]
@@ -225,7 +227,7 @@ class ModelInfo:
     name: str
     parameters: Mapping[str, Any]
     class_names: tuple[str, ...]
-    input: ImageInput | TextInput
+    input: AnyInput
     task: str
     dataset_fingerprint: str
     training: Mapping[str, Any]

@@ -12,8 +12,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-IMAGE, TEXT = "image", "text"
-CLASSIFICATION = "classification"
+IMAGE, TEXT, CORPUS = "image", "text", "corpus"
+CLASSIFICATION, LANGUAGE_MODEL = "classification", "language_model"
+PADDING, UNKNOWN = 0, 1  # Ids that are no characters.
 
 
 class Input(Protocol):
@@ -128,12 +129,51 @@ class TextInput:
         )
 
 
-_INPUTS: Mapping[str, Callable[..., ImageInput | TextInput]] = {IMAGE: ImageInput, TEXT: TextInput}
+@dataclasses.dataclass(frozen=True)
+class CorpusInput:
+    """Passages of one long text as ids of its characters, int32; 0 is what stands before its start, 1 is unknown.
+
+    A record holds one id more than a model gets: the last is only predicted.
+
+    Attributes:
+        num_tokens: Characters of a passage.
+        vocabulary_size: Ids are below it; the class names of the data set say what each stands for.
+    """
+
+    num_tokens: int
+    vocabulary_size: int
+    kind: str = dataclasses.field(default=CORPUS, init=False)
+
+    noun, plural = "passage", "passages"
+    feature = "tokens"
+    dtype = "int32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(num_tokens,)."""
+        return (self.num_tokens,)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """See `Input`."""
+        return {"vocabulary_size": self.vocabulary_size, "num_tokens": self.num_tokens}
+
+    @property
+    def stored_dtype(self) -> str:
+        """Of an id in a record, little-endian."""
+        return "uint8" if self.vocabulary_size <= 1 << 8 else "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
+
+    def __str__(self) -> str:
+        return f"passages of {self.num_tokens} characters, {self.vocabulary_size:,} of them known"
+
+
+AnyInput = ImageInput | TextInput | CorpusInput
+_INPUTS: Mapping[str, Callable[..., AnyInput]] = {IMAGE: ImageInput, TEXT: TextInput, CORPUS: CorpusInput}
 # Every fact that a model may be built from, and the kind of input that has it; the task has the others.
 FACTS: Mapping[str, str] = {"image_shape": IMAGE, "vocabulary_size": TEXT, "num_tokens": TEXT, "num_classes": ""}
 
 
-def read_input(raw: Mapping[str, Any]) -> ImageInput | TextInput:
+def read_input(raw: Mapping[str, Any]) -> AnyInput:
     """An input from what `dataclasses.asdict` made of it.
 
     Raises:
@@ -152,8 +192,8 @@ class Task(Protocol):
         name: In the manifest.
         stored_dtype: Of a target in a tf.train.Example.
         target_dtype: Of a target as the loss takes it.
-        loss: Of training: Keras's name.
-        metric: Shown and judged beside the loss: Keras's name, and ours.
+        loss: Of training: Keras's name, or one of `models.compiling`.
+        metric: Shown and judged beside the loss: Keras's name, or one of `models.compiling`, and ours.
     """
 
     @property
@@ -173,10 +213,10 @@ class Task(Protocol):
         """Of a model's answer to one example, float32."""
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """float64[examples]: the loss of every one."""
+        """float64[targets]: the loss of every one that counts; of most tasks an example has one."""
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """float64[examples]: the metric of every one; their mean is the data set's."""
+        """float64[targets]: the metric of every one that counts; their mean is the data set's."""
 
 
 class Classification:
@@ -206,7 +246,37 @@ class Classification:
         return (outputs.argmax(1) == targets).astype(np.float64)
 
 
-_TASKS: tuple[Task, ...] = (Classification(),)
+class LanguageModel:
+    """The character after every one: int32[batch, num_tokens] ids, float32[batch, num_tokens, classes] probabilities.
+
+    A target of 0 does not count. In a record stands how many do, the last ones; the ids themselves are the input's.
+    """
+
+    name = LANGUAGE_MODEL
+    stored_dtype = "int64"
+    target_dtype = "int32"
+    loss = "next_character"
+    metric = "bits_per_character"
+
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """(num_tokens,)."""
+        return interface.input.shape
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """(num_tokens, num_classes)."""
+        return (*interface.input.shape, interface.num_classes)
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Cross-entropy in nats, passage by passage; probabilities are clipped at 1e-7, as Keras does."""
+        chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0]
+        return -np.log(np.maximum(chosen[targets != PADDING].astype(np.float64), 1e-7))
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Bits: the same to the base of two."""
+        return self.losses(targets, outputs) / np.log(2)
+
+
+_TASKS: tuple[Task, ...] = (Classification(), LanguageModel())
 TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
 
 
@@ -220,7 +290,7 @@ class Interface:
         task_name: What is asked; a key of `TASKS`.
     """
 
-    input: ImageInput | TextInput
+    input: AnyInput
     num_classes: int
     task_name: str = CLASSIFICATION
 

@@ -1,10 +1,11 @@
-"""Classes for images and texts, on CPU, from an export folder: no TensorFlow, no Keras, no training code."""
+"""Classes for images and texts, and what a text goes on with, on CPU from an export folder: no TensorFlow, no Keras."""
 
 import csv
 import dataclasses
 import functools
 import io
 import json
+import math
 import os
 import queue
 import zipfile
@@ -18,8 +19,18 @@ import numpy as np
 from components import storage
 from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE
 from components.errors import InputError
+from components.generation import Alphabet, Step, generate
 from components.images import ImageRule, UnreadableImageError, decode_pixels
-from components.interface import TASKS, ImageInput, TextInput, read_input
+from components.interface import (
+    LANGUAGE_MODEL,
+    PADDING,
+    TASKS,
+    AnyInput,
+    CorpusInput,
+    ImageInput,
+    TextInput,
+    read_input,
+)
 from components.text import Tokenizer, load_vocabulary
 
 _BATCH_SIZE = 64
@@ -38,28 +49,58 @@ class ExportedModel:
         class_names: Class names, in the order of its outputs.
         input: What it takes.
         predict: Probabilities of what it takes, as uint8[N, height, width, channels] → float32[N, classes], any N from
-            1. An answer does not depend on its company. One thread at a time may call it.
-        tokenizer: Of a model that takes texts, what turns them into its inputs.
+            1. An answer does not depend on its company. One thread at a time may call it. Of a language model:
+            int32[N, num_tokens] ids → of the character after the last one that is not 0.
+        reader: What says how an input as a user has it becomes one that the model takes.
+        step: Of a language model: how it takes one character of each text.
+        state_size: Of its state.
     """
 
     name: str
     class_names: tuple[str, ...]
-    input: ImageInput | TextInput
+    input: AnyInput
     predict: Predict
-    tokenizer: Tokenizer | None = None
-
-    @property
-    def reader(self) -> ImageInput | Tokenizer:
-        """What says how an input as a user has it becomes one that the model takes."""
-        if isinstance(self.input, ImageInput):
-            return self.input
-        assert self.tokenizer is not None
-        return self.tokenizer
+    reader: "ImageInput | Tokenizer | PromptReader"
+    step: Step | None = None
+    state_size: int = 0
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
         """The `top` likeliest classes (all by default) of one example, best first, from its float32[classes]."""
         best = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((self.class_names[i], float(probabilities[i])) for i in best)
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptReader:
+    """Turns texts into what a language model takes."""
+
+    given: CorpusInput
+    class_names: tuple[str, ...]
+
+    noun = "text"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one text."""
+        return self.given.shape
+
+    @property
+    def dtype(self) -> str:
+        """Of its ids."""
+        return self.given.dtype
+
+    def read(self, text: str) -> np.ndarray:
+        """int32[num_tokens]: the last characters, and 0 behind them.
+
+        Raises:
+            InputError: If there are none.
+        """
+        if not text:
+            raise InputError("expected a text of at least one character. Received: an empty one.")
+        ids = np.zeros(self.shape, self.dtype)
+        known = Alphabet(self.class_names).encode(text[-self.shape[0] :])
+        ids[: len(known)] = known
+        return ids
 
 
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
@@ -82,16 +123,18 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         facts = json.loads(path.read_bytes())
         if facts["task"] not in TASKS:
             raise KeyError(facts["task"])
-        given = read_input(facts["input"])
+        file = export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE)
+        given, class_names = read_input(facts["input"]), tuple(facts["class_names"])
         if tuple(facts["input"]["shape"][1:]) != given.shape:
             raise ValueError(f"a shape of {facts['input']['shape']} for {given}")
-        model = ExportedModel(
-            facts["model"],
-            tuple(facts["class_names"]),
-            given,
-            _lite_predictor(export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE), num_threads),
-            Tokenizer(given, load_vocabulary(export_dir, given)) if isinstance(given, TextInput) else None,
-        )
+        if isinstance(given, CorpusInput):
+            step, state_size = _lite_step(file, num_threads, len(class_names))
+            predict = _last_answers(step, state_size, len(class_names))
+            prompts = PromptReader(given, class_names)
+            model = ExportedModel(facts["model"], class_names, given, predict, prompts, step, state_size)
+        else:
+            reader = Tokenizer(given, load_vocabulary(export_dir, given)) if isinstance(given, TextInput) else given
+            model = ExportedModel(facts["model"], class_names, given, _lite_predictor(file, num_threads), reader)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
             raise ValueError(f"{len(model.class_names)} class names for outputs of shape {answer.shape}")
@@ -148,6 +191,102 @@ def _one_at_a_time(path: Path, num_threads: int) -> Predict:
             free.put(interpreter)
 
     return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
+
+
+def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
+    """A LiteRT file of one step of a language model as a function, and the size of its state."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
+    inputs = {given["dtype"]: given for given in interpreter.get_input_details()}
+    tokens, states, answer = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
+    size = 0
+
+    def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal size
+        if len(ids) != size:
+            interpreter.resize_tensor_input(tokens["index"], ids.shape)
+            interpreter.resize_tensor_input(states["index"], state.shape)
+            interpreter.allocate_tensors()
+            size = len(ids)
+        interpreter.set_tensor(tokens["index"], np.ascontiguousarray(ids, np.int32))
+        interpreter.set_tensor(states["index"], state)
+        interpreter.invoke()
+        both = interpreter.get_tensor(answer["index"])
+        return both[:, :num_classes], both[:, num_classes:]
+
+    return step, int(states["shape_signature"][1])
+
+
+def _last_answers(step: Step, state_size: int, num_classes: int) -> Predict:
+    """What comes after each text: int32[N, length] ids, 0 behind the last → float32[N, classes]."""
+
+    def predict(texts: np.ndarray) -> np.ndarray:
+        known = texts != PADDING
+        last = np.where(known.any(1), texts.shape[1] - 1 - known[:, ::-1].argmax(1), 0)
+        answers = np.empty((len(texts), num_classes), np.float32)
+        state = np.zeros((len(texts), state_size), np.float32)
+        for position in range(int(last.max()) + 1):
+            probabilities, state = step(texts[:, position], state)
+            answers[last == position] = probabilities[last == position]
+        return answers
+
+    return predict
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """A prompt, and what a language model writes after it."""
+
+    prompt: str
+    text: str
+
+
+def is_language_model(export_dir: Path) -> bool:
+    """Whether an export continues texts; False also for what is no export."""
+    try:
+        return json.loads((export_dir / EXPORT_FILE).read_bytes())["task"] == LANGUAGE_MODEL
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def continue_texts(
+    export_dir: Path,
+    prompts: Sequence[str],
+    length: int = 200,
+    temperature: float = 0.8,
+    seed: int = 0,
+    use_int8: bool = False,
+) -> Iterator[Continuation]:
+    """Let a language model write on.
+
+    Args:
+        export_dir: What export_model wrote.
+        prompts: Texts to continue; a character that the training text has none of is read as unknown.
+        length: Characters to add.
+        temperature: 1 draws by the probabilities, less prefers the likely ones, 0 always takes the likeliest.
+        seed: Equal ones give equal texts, on the same kind of machine.
+        use_int8: Use the int8 model.
+
+    Raises:
+        InputError: If the export cannot be read, a prompt is empty, or a number is out of range.
+    """
+    if length < 1:
+        raise InputError(f"--length must be at least 1. Received: {length}.")
+    if not 0 <= temperature < math.inf:
+        raise InputError(f"--temperature must not be negative, and finite. Received: {temperature}.")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"--seed must be at least 0 and below 2**32. Received: {seed}.")
+    model = load_model(export_dir, use_int8)
+    if model.step is None:
+        raise InputError(f"Cannot continue texts with {export_dir}: it takes {model.input}.")
+    alphabet = Alphabet(model.class_names)
+    for prompt in prompts:
+        if not prompt:
+            raise InputError("Cannot continue an empty prompt: expected at least one character.")
+        ids = alphabet.encode(prompt)[None]
+        added = generate(model.step, model.state_size, ids, length, [temperature], seed)
+        yield Continuation(prompt, alphabet.decode(added[0].tolist()))
 
 
 @dataclasses.dataclass(frozen=True)

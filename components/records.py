@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from components.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, Manifest
-from components.interface import ImageInput, TextInput
+from components.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
 
 RAW, ENCODED = "raw", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
@@ -176,9 +176,12 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
     tf = tensorflow()
     given, interface = manifest.input, manifest.interface
     task, parse_input = interface.task, _parser(given)
+    finish = _next_characters(given) if isinstance(given, CorpusInput) else None
     spec = {
         given.feature: tf.io.FixedLenFeature([], tf.string),
-        LABEL_FEATURE: tf.io.FixedLenFeature(interface.target_shape, task.stored_dtype),
+        LABEL_FEATURE: tf.io.FixedLenFeature(
+            () if isinstance(given, CorpusInput) else interface.target_shape, task.stored_dtype
+        ),
     }
     if with_keys:
         for name in (KEY_FEATURE, TEXT_FEATURE) if isinstance(given, TextInput) else (KEY_FEATURE,):
@@ -188,7 +191,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
         fields = tf.io.parse_example(batch, spec)
         fields[given.feature] = parse_input(fields[given.feature])
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
-        return fields
+        return fields | finish(fields) if finish else fields
 
     return serialized.map(parse, num_parallel_calls=2, deterministic=True)
 
@@ -228,6 +231,31 @@ def _(given: TextInput) -> Callable[[Any], Any]:
         return tf.cast(tf.reshape(ids, (-1, given.num_tokens)), given.dtype)
 
     return parse
+
+
+@_parser.register
+def _(given: CorpusInput) -> Callable[[Any], Any]:
+    tf = tensorflow()
+    width = given.num_tokens + 1
+    num_bytes = width * np.dtype(given.stored_dtype).itemsize
+
+    def parse(stored: Any) -> Any:
+        ids = tf.io.decode_raw(stored, given.stored_dtype, little_endian=True, fixed_length=num_bytes)
+        return tf.cast(tf.reshape(ids, (-1, width)), given.dtype)
+
+    return parse
+
+
+def _next_characters(given: CorpusInput) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """A function to inputs and targets from stored ids: each target is the next id, or 0 where it does not count."""
+    tf = tensorflow()
+
+    def predict_next(fields: Mapping[str, Any]) -> dict[str, Any]:
+        ids, num_counted = fields[given.feature], fields[LABEL_FEATURE]
+        counts = tf.range(given.num_tokens) >= given.num_tokens - num_counted[:, None]
+        return {given.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
+
+    return predict_next
 
 
 def read_batches(
@@ -277,7 +305,7 @@ def load_split(directory: Path, manifest: Manifest, split: str, with_keys: bool 
     return Examples(inputs, labels, tuple(keys))
 
 
-def input_bytes(given: ImageInput | TextInput) -> int:
+def input_bytes(given: AnyInput) -> int:
     """The size of one example's input in memory, in bytes."""
     return math.prod(given.shape) * np.dtype(given.dtype).itemsize
 

@@ -89,6 +89,14 @@ class Tokenizer:
             ids[wanted - len(found) :] = found
         return EncodedText(ids, len(tokens), found.count(UNKNOWN))
 
+    def read(self, text: str) -> np.ndarray:
+        """int32[num_tokens].
+
+        Raises:
+            InputError: See `encode_all`.
+        """
+        return self.encode_all([text])[0]
+
     def encode_all(self, texts: Sequence[str]) -> np.ndarray:
         """int32[len(texts), num_tokens].
 

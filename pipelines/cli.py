@@ -12,6 +12,7 @@ from typing import Any
 
 # The same numbers as components.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
+_HEADLINES = ("bits_per_character", "accuracy", "loss", "macro_f1")
 _SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
 
 
@@ -80,7 +81,7 @@ def _describe(summary: dict[str, Any]) -> str:
         lines += ["", f"  preflight: {preflight['summary']}"]
     metrics = summary["metrics"]
     if metrics:
-        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in ("accuracy", "loss", "macro_f1") if name in metrics)
+        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if name in metrics)
         lines += ["", f"  test: {shown} ({metrics['num_examples']:,} examples)"]
         lines += [f"  gate: {'promoted' if summary['gate']['promote'] else 'not promoted'}"]
         lines += [f"        {reason}" for reason in summary["gate"]["reasons"]]
@@ -132,8 +133,9 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _add_predict(commands: Any) -> None:
     predict = commands.add_parser(
         "predict",
-        help="classify images or texts on CPU with an exported model",
-        description="Classify images or texts on CPU with an exported model. Needs no TensorFlow and no training code.",
+        help="classify images or texts, or continue a text, on CPU with an exported model",
+        description="Classify images or texts, or continue a text, on CPU with an exported model. Needs no TensorFlow "
+        "and no training code.",
     )
     predict.add_argument("export_dir", type=Path, metavar="EXPORT_DIR", help="the export folder of a run")
     predict.add_argument(
@@ -148,12 +150,28 @@ def _add_predict(commands: Any) -> None:
     predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per input (default: 3)")
     predict.add_argument("--json", action="store_true", help="one JSON line per input")
     predict.add_argument("--int8", action="store_true", help="use the int8 model")
+    writing = predict.add_argument_group("language models", "INPUT is a text to continue, as 'ROMEO:'")
+    writing.add_argument("--length", type=int, default=200, metavar="N", help="characters to write (default: 200)")
+    writing.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="1 draws by the probabilities, less prefers the likely, 0 takes the likeliest (default: 0.8)",
+    )
+    writing.add_argument("--seed", type=int, default=0, metavar="N", help="equal ones write equal texts (default: 0)")
     predict.set_defaults(command=_predict)
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from components.prediction import predict_inputs
+    from components.prediction import continue_texts, is_language_model, predict_inputs
 
+    if is_language_model(arguments.export_dir):
+        how = (arguments.length, arguments.temperature, arguments.seed, arguments.int8)
+        for written in continue_texts(arguments.export_dir, arguments.inputs, *how):
+            shown = {"input": written.prompt, "continuation": written.text}
+            print(json.dumps(shown, ensure_ascii=False) if arguments.json else written.prompt + written.text)
+        return DONE
     predictions = predict_inputs(
         arguments.export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
     )

@@ -11,8 +11,8 @@ class WriteParams:
     """What to read and how to divide it; one field per component input.
 
     Attributes:
-        source: `images:DIR`, `text:DIR`, `csv:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or `keras:NAME`; paths may
-            be gs://.
+        source: `images:DIR`, `text:DIR`, `csv:FILE`, `corpus:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or
+            `keras:NAME`; paths may be gs://.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
         test_fraction: Share of all examples to hold out, where the source has no test split.
         stratify: Hold out the same share of every class, exactly. Without it, an example stays in its split
@@ -24,8 +24,10 @@ class WriteParams:
         encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
         vocabulary_size: Of texts: ids in all, padding and unknown among them; the most frequent words of the training
             split get one.
-        num_tokens: Of texts: the length that all are cut or padded to.
+        num_tokens: Of texts: the length that all are cut or padded to; of a corpus, characters of a passage.
         truncate: Of texts: the side on which they are cut and padded, `start` or `end`; `start` keeps the last words.
+        context_tokens: Of a corpus: how many of these a passage outside the training split only reads, which another
+            has predicted; without them, half of what is predicted has little before it.
         class_names: The classes, in order; empty means those found, sorted.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
@@ -44,6 +46,7 @@ class WriteParams:
     vocabulary_size: int = 15_000
     num_tokens: int = 250
     truncate: str = START
+    context_tokens: int = 0
     class_names: tuple[str, ...] = ()
     target_shard_mib: int = 32
     max_bad_fraction: float = 0.0
@@ -74,6 +77,11 @@ class WriteParams:
             raise InputError(f"num_tokens must be at least 1. Received: num_tokens={self.num_tokens}.")
         if self.truncate not in (START, END):
             raise InputError(f"truncate must be 'start' or 'end'. Received: truncate={self.truncate!r}.")
+        if not 0 <= self.context_tokens < self.num_tokens:
+            raise InputError(
+                f"context_tokens must be at least 0 and below num_tokens={self.num_tokens}. Received: "
+                f"context_tokens={self.context_tokens}."
+            )
         if len(set(self.class_names)) < len(self.class_names):
             raise InputError(f"class_names must differ. Received: class_names={list(self.class_names)}.")
         if self.target_shard_mib <= 0:

@@ -38,6 +38,9 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
         InputError: If the source cannot be used, or a split that was asked for has no examples.
     """
     listing = list_examples(params)
+    if listing.corpus is not None and listing.splits is not None:
+        places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
+        return DatasetPlan(listing, places, listing.corpus.split_rule)
     splits, rule = assign_splits(
         listing.keys,
         listing.labels,

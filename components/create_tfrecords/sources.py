@@ -18,6 +18,7 @@ import numpy as np
 
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.create_tfrecords.corpus import Corpus, list_passages, read_corpus
 from components.create_tfrecords.params import WriteParams
 from components.errors import InputError, did_you_mean
 from components.interface import IMAGE, TEXT
@@ -43,7 +44,8 @@ class Listing:
         files: Size in bytes and version of every file, by key; empty for arrays.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
         texts: In UTF-8, for sources that hold them in one file, else None.
-        kind: What an example is: `image` or `text`.
+        kind: What an example is: `image`, `text` or `corpus`.
+        corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         version: What identifies an array source's content, or a CSV's own.
     """
 
@@ -58,6 +60,7 @@ class Listing:
     images: np.ndarray | None = None
     texts: tuple[bytes, ...] | None = None
     kind: str = IMAGE
+    corpus: Corpus | None = None
     version: str = ""
 
     def stat_digest(self) -> str:
@@ -110,7 +113,13 @@ def list_examples(params: WriteParams) -> Listing:
         raise InputError(
             f"group_column={params.group_column!r} needs a csv: source. Received: {params.source!r}. Remove it."
         )
+    if params.context_tokens and kind != "corpus":
+        raise InputError(
+            f"context_tokens={params.context_tokens} needs a corpus: source. Received: {params.source!r}. Remove it."
+        )
     listing = _SOURCES[kind](location, params)
+    if listing.corpus is not None:
+        return listing
     _check_kind(listing, params)
     present = np.unique(listing.labels)
     if len(present) < 2:
@@ -499,9 +508,25 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
     )
 
 
+def _from_corpus(location: str, params: WriteParams) -> Listing:
+    """One text in UTF-8; its label is how many characters a passage predicts."""
+    corpus = read_corpus(location, params)
+    splits, keys, starts, ends = zip(*list_passages(corpus), strict=True)
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=np.array(ends, np.int32) - np.array(starts, np.int32),
+        class_names=corpus.class_names,
+        splits=np.array(splits),
+        corpus=corpus,
+        version=corpus.version,
+    )
+
+
 _SOURCES: dict[str, Callable[[str, WriteParams], Listing]] = {
     "images": _from_folders(IMAGE),
     "csv": _from_csv,
+    "corpus": _from_corpus,
     "npz": _from_npz,
     "idx": _from_idx,
     "sklearn": _from_sklearn,

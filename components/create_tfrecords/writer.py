@@ -10,7 +10,7 @@ import os
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from components.artifacts import (
     Shard,
     Split,
 )
+from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sharding import plan_shards
@@ -42,7 +43,7 @@ from components.images import (
     decode_pixels,
     resize_pixels,
 )
-from components.interface import CLASSIFICATION, TEXT, ImageInput, TextInput
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, TEXT, CorpusInput, ImageInput, TextInput
 from components.records import ENCODED, RAW, encode_example, frame_record
 from components.text import (
     END,
@@ -211,14 +212,16 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
     """
     plan = plan or plan_dataset(params)
     _check_target(directory, params.source)
-    rule, bytes_each = _choose_rule(params, plan)
+    write: Callable[[Path], Manifest]
+    if plan.listing.corpus is not None:
+        writer = CorpusWriter(plan.listing.corpus, params.target_shard_mib)
+        bytes_each, write = writer.bytes_each, functools.partial(_write_corpus, plan, writer)
+    else:
+        rule, bytes_each = _choose_rule(params, plan)
+        write = functools.partial(_write_all, params, plan, rule, bytes_each)
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * bytes_each)
     with storage.staged_directory(directory) as staged:
-        manifest = _write_all(params, plan, rule, bytes_each, staged)
-        _check_budget(params, plan, manifest)
-        if isinstance(rule, _TextRule):
-            save_vocabulary(rule.vocabulary, staged)
-            _say_statistics(rule, manifest)
+        manifest = write(staged)
         manifest.save(staged)
     return WriteResult(
         num_examples=sum(split.num_examples for split in manifest.splits.values()),
@@ -405,7 +408,7 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
                     raise _odd_shape_error(rule.input.image_shape, *part.odd)
                 merger.add(split, name, part)
                 bar.update(len(indices))
-    return Manifest(
+    manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, rule),
         source=listing.source,
         split_rule=plan.split_rule,
@@ -415,6 +418,30 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         class_names=listing.class_names,
         splits=merger.splits(len(listing.class_names)),
         quarantined=tuple(merger.bad),
+    )
+    _check_budget(params, plan, manifest)
+    if isinstance(rule, _TextRule):
+        save_vocabulary(rule.vocabulary, staged)
+        _say_statistics(rule, manifest)
+    return manifest
+
+
+def _write_corpus(plan: DatasetPlan, writer: CorpusWriter, staged: Path) -> Manifest:
+    listing, splits = plan.listing, {}
+    for name, indices in plan.order.items():
+        keys = [listing.keys[i] for i in indices.tolist()]
+        ends = np.cumsum(listing.labels[indices]).tolist()
+        spans = list(zip([0, *ends], ends, strict=False))
+        splits[name] = writer.write(name, keys, spans, staged)
+    return Manifest(
+        fingerprint=writer.fingerprint(),
+        source=listing.source,
+        split_rule=plan.split_rule,
+        input=writer.corpus.input,
+        task=LANGUAGE_MODEL,
+        features={CorpusInput.feature: "bytes", LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
+        class_names=listing.class_names,
+        splits=splits,
     )
 
 

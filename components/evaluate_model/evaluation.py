@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError
+from components.evaluate_model import language_model
 from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
+from components.evaluate_model.language_report import LanguageReportContent, render_language_report
 from components.evaluate_model.metrics import METRICS_BY_TASK, Metrics, scalar_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.report import Prediction, ReportContent, render_report
-from components.interface import TextInput
+from components.interface import LANGUAGE_MODEL, TextInput
 from components.registry import model_digest
 from components.text import START
 
@@ -62,25 +64,16 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             models.append(found.directory)
             _matching_info(found.directory, manifest, "champion")
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
-        scored = _score(params, device, records_dir, manifest, models)
-    bad = ~np.isfinite(scored.probabilities).all(axis=2)
-    # A row that is not finite is no answer: every class alike. The gate refuses the model all the same.
-    probabilities = np.where(bad[:, :, None], 1 / len(manifest.class_names), scored.probabilities)
-    compute = METRICS_BY_TASK[manifest.task]
-    metrics = [compute(scored.labels, of_one, manifest.class_names, params.top_k) for of_one in probabilities]
-    challenger, champion = metrics[0], metrics[1] if found.directory else None
-    decision = decide(
-        params,
-        scalar_metrics(challenger),
-        scalar_metrics(champion) if champion else None,
-        num_not_finite=int(bad[0].sum()),
-    )
+        judge = _judge_passages if manifest.task == LANGUAGE_MODEL else _judge_classes
+        judged = judge(params, device, records_dir, manifest, models)
+    champion_metrics = judged.scalars[1] if found.directory else None
+    decision = decide(params, judged.scalars[0], champion_metrics, num_not_finite=judged.num_not_finite)
     result = EvaluateResult(
         promote=decision.promote,
         reasons=decision.reasons,
-        num_examples=challenger.num_examples,
-        metrics=scalar_metrics(challenger),
-        champion_metrics=scalar_metrics(champion) if champion else None,
+        num_examples=judged.metrics[0].num_examples,
+        metrics=judged.scalars[0],
+        champion_metrics=champion_metrics,
     )
     with storage.staged_directory(output) as staged:
         storage.write_json(
@@ -91,16 +84,13 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
                 "model": {"name": info.name, "parameters": info.parameters, "weights": "best", "digest": digest},
                 "class_names": manifest.class_names,
                 "gate": {"promote": decision.promote, "reasons": decision.reasons},
-                "challenger": dataclasses.asdict(challenger),
-                "champion": dataclasses.asdict(champion) if champion else None,
+                "challenger": dataclasses.asdict(judged.metrics[0]),
+                "champion": dataclasses.asdict(judged.metrics[1]) if found.directory else None,
                 "registered_champion": found.registered,
             },
         )
-        np.savez_compressed(staged / PREDICTIONS_FILE, labels=scored.labels, probabilities=probabilities[0])
-        content = _report_content(
-            params, records_dir, manifest, model_dir, info, scored, probabilities[0], metrics, result
-        )
-        (staged / REPORT_FILE).write_text(render_report(content), encoding="utf-8")
+        np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
+        (staged / REPORT_FILE).write_text(judged.render(info, result), encoding="utf-8")
     progress.say(_STEP, f"{'promoted' if result.promote else 'not promoted'}: " + "; ".join(result.reasons))
     return result
 
@@ -115,6 +105,80 @@ def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
             + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
         )
     return info
+
+
+@dataclasses.dataclass(frozen=True)
+class _Judged:
+    """What a task's figures are, of the model and then of the champion, and how they are shown.
+
+    Attributes:
+        metrics: A dataclass each, with `num_examples`.
+        scalars: The figures that the gate judges.
+        num_not_finite: Examples for which the model gave NaN or infinity.
+        predictions: The arrays of predictions.npz: `labels`, and `probabilities` as the exported model gives them.
+        render: The report.
+    """
+
+    metrics: Sequence[Metrics | language_model.LanguageMetrics]
+    scalars: Sequence[Mapping[str, float]]
+    num_not_finite: int
+    predictions: Mapping[str, Any]
+    render: Callable[[ModelInfo, EvaluateResult], str]
+
+
+def _judge_classes(
+    params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, models: Sequence[Path]
+) -> _Judged:
+    scored = _score(params, device, records_dir, manifest, models)
+    bad = ~np.isfinite(scored.probabilities).all(axis=2)
+    # A row that is not finite is no answer: every class alike. The gate refuses the model all the same.
+    probabilities = np.where(bad[:, :, None], 1 / len(manifest.class_names), scored.probabilities)
+    compute = METRICS_BY_TASK[manifest.task]
+    metrics = [compute(scored.labels, of_one, manifest.class_names, params.top_k) for of_one in probabilities]
+
+    def render(info: ModelInfo, result: EvaluateResult) -> str:
+        return render_report(
+            _report_content(params, records_dir, manifest, models[0], info, scored, probabilities[0], metrics, result)
+        )
+
+    return _Judged(
+        metrics=metrics,
+        scalars=[scalar_metrics(one) for one in metrics],
+        num_not_finite=int(bad[0].sum()),
+        predictions={"labels": scored.labels, "probabilities": probabilities[0]},
+        render=render,
+    )
+
+
+def _judge_passages(
+    params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, models: Sequence[Path]
+) -> _Judged:
+    scored = language_model.score_passages(params, device, records_dir, manifest, models)
+    num_unknown = manifest.split(params.split).statistics["num_unknown"]
+    metrics = [language_model.compute_language_metrics(scored.targets, of_one, num_unknown) for of_one in scored.models]
+
+    def render(info: ModelInfo, result: EvaluateResult) -> str:
+        return render_language_report(
+            LanguageReportContent(
+                title=f"{info.name} on {manifest.source}",
+                facts=_facts(params, manifest, info),
+                metrics=metrics[0],
+                champion=metrics[1] if len(metrics) > 1 else None,
+                promote=result.promote,
+                reasons=result.reasons,
+                history=_history(models[0]),
+                samples=language_model.write_samples(device, models[0], scored, manifest.class_names),
+                passages=language_model.hardest_passages(scored, manifest.class_names),
+            )
+        )
+
+    return _Judged(
+        metrics=metrics,
+        scalars=[language_model.scalar_metrics(one) for one in metrics],
+        num_not_finite=scored.models[0].num_not_finite,
+        predictions=language_model.predictions(scored),
+        render=render,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from components.device import ACCELERATORS, BACKENDS
 from components.errors import InputError, did_you_mean
 
 HIGHER_IS_BETTER = ("accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "roc_auc")
-LOWER_IS_BETTER = ("loss", "calibration_error")
+LOWER_IS_BETTER = ("loss", "calibration_error", "bits_per_character")
 METRICS = HIGHER_IS_BETTER + LOWER_IS_BETTER
 
 

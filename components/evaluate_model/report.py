@@ -20,6 +20,7 @@ _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 30
+_CURVES = ("loss", "accuracy", "bits_per_character")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ class ReportContent:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Figure:
+class HeadlineFigure:
     """A headline figure, formatted; `verdict` is `better`, `worse`, `same`, or empty without a champion."""
 
     name: str
@@ -103,12 +104,12 @@ def render_report(content: ReportContent) -> str:
     are reduced to 192 pixels.
     """
     metrics = content.metrics
-    template = _ENVIRONMENT.get_template("report.html.jinja")
+    template = ENVIRONMENT.get_template("report.html.jinja")
     return template.render(
         content=content,
         metrics=metrics,
         figures=_headline_figures(metrics, content.champion),
-        curves=_training_curves(content.history),
+        curves=training_curves(content.history),
         classes=sorted(metrics.per_class, key=_weakest_first),
         matrix=_matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
         pairs=_confused_pairs(metrics),
@@ -131,22 +132,36 @@ def _percent(value: float, digits: int = 1) -> str:
     return text.replace("%", "\N{NO-BREAK SPACE}%")
 
 
-def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[_Figure]:
-    def figure(label: str, name: str, sign: int, percent: bool) -> _Figure:
-        value, digits = getattr(metrics, name), 2 if percent else 4
-        shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
-        before = getattr(champion, name) if champion else None
-        if before is None:
-            return _Figure(label, shown)
-        change = round((value - before) * (100 if percent else 1), digits)
-        verdict = "same" if change == 0 else "better" if change * sign > 0 else "worse"
-        difference = "no difference" if change == 0 else f"{change:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
-        return _Figure(
-            label,
-            shown,
-            champion=_percent(before, digits) if percent else f"{before:.{digits}f}",
-            difference=difference + (" points" if percent and change else ""),
-            verdict=verdict,
+def headline_figure(label: str, value: float, before: float | None, sign: int, percent: bool) -> HeadlineFigure:
+    """One figure beside the champion's.
+
+    Args:
+        label: Its name.
+        value: Of the model.
+        before: Of the champion, if there is one.
+        sign: 1 if more is better, -1 if less is.
+        percent: Whether it is a share.
+    """
+    digits = 2 if percent else 4
+    shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
+    if before is None:
+        return HeadlineFigure(label, shown)
+    change = round((value - before) * (100 if percent else 1), digits)
+    verdict = "same" if change == 0 else "better" if change * sign > 0 else "worse"
+    difference = "no difference" if change == 0 else f"{change:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return HeadlineFigure(
+        label,
+        shown,
+        champion=_percent(before, digits) if percent else f"{before:.{digits}f}",
+        difference=difference + (" points" if percent and change else ""),
+        verdict=verdict,
+    )
+
+
+def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[HeadlineFigure]:
+    def figure(label: str, name: str, sign: int, percent: bool) -> HeadlineFigure:
+        return headline_figure(
+            label, getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent
         )
 
     figures = [figure("Accuracy", "accuracy", 1, True)]
@@ -157,7 +172,7 @@ def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[_Figur
     figures.append(figure("Calibration error", "calibration_error", -1, True))
     if metrics.roc_auc is not None:
         figures.append(figure("ROC AUC", "roc_auc", 1, False))
-    return [*figures, _Figure("Examples", f"{metrics.num_examples:,}")]
+    return [*figures, HeadlineFigure("Examples", f"{metrics.num_examples:,}")]
 
 
 def _weakest_first(item: ClassMetrics) -> tuple[bool, float]:
@@ -206,7 +221,9 @@ def _data_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
+def training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
+    """A drawing for every figure that the history has, of training and validation."""
+
     def curve(metric: str) -> markupsafe.Markup:
         def plot(axes: Axes) -> None:
             lines = ((metric, "train", page.BLUE), (f"validation_{metric}", "validation", page.ORANGE))
@@ -220,9 +237,10 @@ def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
             axes.legend()
 
-        return page.draw(f"training {metric}", "epoch", metric, plot)
+        name = metric.replace("_", " ")
+        return page.draw(f"training {name}", "epoch", name, plot)
 
-    return [curve(metric) for metric in ("loss", "accuracy") if any(row.get(metric) is not None for row in history)]
+    return [curve(metric) for metric in _CURVES if any(row.get(metric) is not None for row in history)]
 
 
 def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
@@ -266,4 +284,4 @@ def _unit_square(axes: Axes) -> None:
     axes.legend()
 
 
-_ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, cut=_cut)
+ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, cut=_cut)

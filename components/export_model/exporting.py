@@ -29,9 +29,9 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError
-from components.export_model import verification
+from components.export_model import language_model, verification
 from components.export_model.params import ExportParams, ExportResult
-from components.interface import IMAGE, TEXT, ImageInput, Input, TextInput
+from components.interface import CORPUS, IMAGE, TEXT, CorpusInput, ImageInput, Input, TextInput
 from components.text import copy_vocabulary, load_vocabulary, tokenizer_ops
 
 _STEP = "export_model"
@@ -68,15 +68,18 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     with storage.staged_directory(output) as staged:
         with _quiet():
             copy_vocabulary(model_dir, staged, info.input)
-            _write_saved_model(model, info, model_dir, staged / SAVED_MODEL_DIR)
+            if isinstance(info.input, CorpusInput):
+                language_model.write_saved_model(model, info, staged / SAVED_MODEL_DIR)
+            else:
+                _write_saved_model(model, info, model_dir, staged / SAVED_MODEL_DIR)
             calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
             lite = _lite_models(info.input, model_dir, calibration)
             (staged / FLOAT_TFLITE_FILE).write_bytes(lite.floating)
             (staged / INT8_TFLITE_FILE).write_bytes(lite.quantized)
         with tempfile.TemporaryDirectory(prefix="export-") as work:
-            trained_accuracy = _write_expectations(params, model, records_dir, manifest, Path(work))
+            num_examples, trained_accuracy = _write_expectations(params, model, records_dir, manifest, Path(work))
             formats = _verify_in_fresh_process(staged, Path(work))
-        result = ExportResult(manifest.split(params.split).num_examples, trained_accuracy, formats)
+        result = ExportResult(num_examples, trained_accuracy, formats)
         _check(params, result)
         storage.write_json(
             staged / EXPORT_FILE,
@@ -107,6 +110,17 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     return result
 
 
+# What export.json says of the SavedModel's signatures.
+_INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
+    IMAGE: {
+        "range": [0, 255],
+        "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
+    },
+    TEXT: {"signatures": {"serving_default": "strings in UTF-8", "tokens": "ids of tokens"}},
+    CORPUS: {"signatures": language_model.SIGNATURES},
+}
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the converters' pages of notes off stderr; an exception still comes through."""
@@ -125,16 +139,6 @@ def _quiet() -> Iterator[None]:
             os.close(saved)
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
-
-
-# What export.json says of the SavedModel's signatures.
-_INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
-    IMAGE: {
-        "range": [0, 255],
-        "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
-    },
-    TEXT: {"signatures": {"serving_default": "strings in UTF-8", "tokens": "ids of tokens"}},
-}
 
 
 def _write_saved_model(model: Any, info: ModelInfo, model_dir: Path, path: Path) -> None:
@@ -237,6 +241,16 @@ def _(given: TextInput, model_dir: Path, calibration: np.ndarray) -> _LiteModels
     )
 
 
+@_lite_models.register
+def _(given: CorpusInput, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    from components.models.loading import load_trained_model
+
+    model = load_trained_model(model_dir)
+    return _LiteModels(
+        language_model.convert_step(model, quantize=False), language_model.convert_step(model, quantize=True), "weights"
+    )
+
+
 def _convert_loops(model: Any, given: TextInput, quantize: bool) -> bytes:
     """A model with loops as a LiteRT file: int32 ids of one text in, since LiteRT knows no loop over a changing batch.
 
@@ -267,8 +281,16 @@ def _convert(model: Any, given: Input, calibration: np.ndarray | None) -> bytes:
     return converter.convert()
 
 
-def _write_expectations(params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> float:
-    """Leave inputs, labels and the trained model's own probabilities for the fresh process; returns its accuracy."""
+def _write_expectations(
+    params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path
+) -> tuple[int, float]:
+    """Leave inputs, labels and the trained model's own answers for the fresh process.
+
+    Returns:
+        How many examples that are, and the model's accuracy on them.
+    """
+    if isinstance(manifest.input, CorpusInput):
+        return language_model.write_expectations(params.split, model, records_dir, manifest, work)
     from components.models.loading import predict
 
     num_examples = manifest.split(params.split).num_examples
@@ -290,7 +312,7 @@ def _write_expectations(params: ExportParams, model: Any, records_dir: Path, man
         storage.write_json(work / verification.TEXTS_FILE, texts)
     np.save(work / verification.LABELS_FILE, labels)
     np.save(work / verification.EXPECTED_FILE, expected)
-    return float(manifest.interface.task.scores(labels, expected).mean())
+    return num_examples, float(manifest.interface.task.scores(labels, expected).mean())
 
 
 def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str, Any]]:

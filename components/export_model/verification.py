@@ -23,6 +23,7 @@ TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
 _ENCODED_CHECKED = 8
+_TIE = 1e-6  # Among 100,000 characters there are some with two that are likely alike, up to rounding.
 # A model for the CPU must not name another device, nor hold an operation that only exists on one.
 _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
 
@@ -103,6 +104,46 @@ def _one_at_a_time(path: Path) -> Predict:
     return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
 
 
+def step_predictor(path: Path, num_classes: int) -> Predict:
+    """A LiteRT file of one step of a language model: int32[N, length] ids → float32[N, length, classes], any N."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
+    tokens, state = sorted(interpreter.get_input_details(), key=lambda given: given["dtype"] == np.float32)
+    answer = interpreter.get_output_details()[0]
+
+    def predict(passages: np.ndarray) -> np.ndarray:
+        interpreter.resize_tensor_input(tokens["index"], (len(passages),))
+        interpreter.resize_tensor_input(state["index"], (len(passages), state["shape_signature"][1]))
+        interpreter.allocate_tensors()
+        probabilities = np.empty((*passages.shape, num_classes), np.float32)
+        after = np.zeros((len(passages), state["shape_signature"][1]), np.float32)
+        for position in range(passages.shape[1]):
+            interpreter.set_tensor(tokens["index"], np.ascontiguousarray(passages[:, position]))
+            interpreter.set_tensor(state["index"], after)
+            interpreter.invoke()
+            both = interpreter.get_tensor(answer["index"])
+            probabilities[:, position], after = both[:, :num_classes], both[:, num_classes:]
+        return probabilities
+
+    return predict
+
+
+def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
+    """The signature for single steps must answer like the one for passages."""
+    import tensorflow as tf
+
+    step = loaded.signatures["step"]
+    _refuse_device_ops(step)
+    expected = whole(passages)
+    state = tf.zeros((len(passages), step.structured_input_signature[1]["state"].shape[1]))
+    for position in range(passages.shape[1]):
+        answer = step(tokens=tf.constant(passages[:, position]), state=state)
+        state = answer["state"]
+        if not np.allclose(answer["probabilities"], expected[:, position], atol=1e-4):
+            raise SystemExit(f"The SavedModel answers differently step by step, at character {position}.")
+
+
 def _as_input(images: np.ndarray, given: dict[str, Any]) -> np.ndarray:
     """Pixels as the model takes them: float32, or uint8 on the scale that calibration found (1, zero 0, as a rule)."""
     scale, zero_point = given["quantization"]
@@ -133,13 +174,22 @@ def _measure(predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected:
         begin = time.perf_counter()
         predict(one)
         times.append(time.perf_counter() - begin)
+    # A language model answers every character of a passage; where it is not asked for one, the label is 0.
+    asked = labels != 0 if labels.ndim == 2 else np.ones(len(labels), bool)
+    chosen = answers.argmax(-1)
     return {
-        "accuracy": float((answers.argmax(1) == labels).mean()),
-        "agreement": float((answers.argmax(1) == expected.argmax(1)).mean()),
+        "accuracy": float((chosen == labels)[asked].mean()),
+        "agreement": float(_agrees(chosen, expected, _TIE if labels.ndim == 2 else 0.0).mean()),
         "max_difference": float(np.abs(answers.astype(np.float64) - expected).max()),
         "latency_ms": statistics.median(times) * 1e3,
         "examples_per_second": len(inputs) / seconds,
     }
+
+
+def _agrees(chosen: np.ndarray, expected: np.ndarray, tie: float) -> np.ndarray:
+    """Where the trained model has the same answer as the likeliest; of two that it likes alike, either will do."""
+    probability = np.take_along_axis(expected, chosen[..., None], -1)[..., 0]
+    return probability >= expected.max(-1) - tie
 
 
 def main(export_dir: Path, work: Path) -> None:
@@ -149,15 +199,21 @@ def main(export_dir: Path, work: Path) -> None:
     images = np.load(work / INPUTS_FILE, mmap_mode="r")
     labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
     saved_model, loaded = _saved_model(export_dir / "saved_model")
-    strings = images
+    is_language_model, strings = expected.ndim == 3, images
     if (work / TEXTS_FILE).is_file():
         strings = np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
     else:
-        _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
+        check = _check_steps if is_language_model else _check_encoded
+        check(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
+
+    def lite(file: str) -> tuple[str, Predict, Any]:
+        path = export_dir / file
+        return file, step_predictor(path, expected.shape[-1]) if is_language_model else lite_predictor(path), images
+
     formats = {
         "saved_model": ("saved_model", saved_model, strings),
-        "float": ("model.tflite", lite_predictor(export_dir / "model.tflite"), images),
-        "int8": ("model_int8.tflite", lite_predictor(export_dir / "model_int8.tflite"), images),
+        "float": lite("model.tflite"),
+        "int8": lite("model_int8.tflite"),
     }
     facts = {
         name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, inputs, labels, expected)}

@@ -6,7 +6,8 @@ A model is built by a function `build_model(**facts, **parameters) -> keras.Mode
   model scales them itself, so that training, evaluation and serving cannot disagree;
 - of texts `vocabulary_size`, `num_tokens` and `num_classes`: int32[batch, num_tokens] ids go in, 0 for padding.
 
-float32[batch, num_classes] probabilities come out.
+float32[batch, num_classes] probabilities come out; of a language model, whose texts are passages of a corpus,
+float32[batch, num_tokens, num_classes]: for every position those of the next character.
 """
 
 import ast
@@ -27,6 +28,7 @@ REGISTRY = {
     "cifar10_cnn": "components.models.cifar10_cnn",
     "cifar10_resnet": "components.models.cifar10_resnet",
     "imdb_lstm": "components.models.imdb_lstm",
+    "shakespeare_lstm": "components.models.shakespeare_lstm",
 }
 _BUILDER = "build_model"
 

@@ -4,13 +4,13 @@ Training runs that step; preflight compiles the very same one for a TPU.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from components.errors import InputError
-from components.interface import CLASSIFICATION, Interface
+from components.interface import CLASSIFICATION, PADDING, Interface
 from components.models.augmentation import Augmentation, check_augmentation, softens_labels
 from components.models.training_step import average_weights, prepare_batches
 
@@ -123,6 +123,39 @@ def _optimizer(settings: Optimization, num_replicas: int, steps_per_epoch: int, 
     return optimizer
 
 
+def next_character_loss(targets: Any, outputs: Any) -> Any:
+    """float32[batch]: cross-entropy summed over the targets that count, by the length of a passage.
+
+    By that and not by their number, so that every character weighs the same, however a batch is shared out.
+    """
+    from keras import ops
+
+    each = ops.sparse_categorical_crossentropy(targets, outputs)
+    counts = ops.cast(ops.not_equal(targets, PADDING), each.dtype)
+    return ops.sum(each * counts, axis=-1) / targets.shape[-1]
+
+
+def _bits_per_character() -> Any:
+    import keras
+    from keras import ops
+
+    class BitsPerCharacter(keras.metrics.Mean):
+        """The mean over the targets that count."""
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            weights = ops.cast(ops.not_equal(y_true, PADDING), "float32")
+            if sample_weight is not None:
+                weights = weights * ops.expand_dims(ops.cast(sample_weight, "float32"), -1)
+            bits = ops.sparse_categorical_crossentropy(y_true, y_pred) / math.log(2)
+            return super().update_state(bits, sample_weight=weights)
+
+    return BitsPerCharacter(name="bits_per_character")
+
+
+_LOSSES: Mapping[str, Callable[[Any, Any], Any]] = {"next_character": next_character_loss}
+_METRICS: Mapping[str, Callable[[], Any]] = {"bits_per_character": _bits_per_character}
+
+
 def compile_model(
     model: Any,
     interface: Interface,
@@ -154,10 +187,11 @@ def compile_model(
             f"label_smoothing and mixup_alpha are for data with one class of several. Received: {interface.task_name}. "
             "Remove them from section training."
         )
+    loss, metric = interface.task.loss, interface.task.metric
     model.compile(
         optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model.trainable_variables),
-        loss="categorical_crossentropy" if softened else interface.task.loss,
-        weighted_metrics=[interface.task.metric],
+        loss="categorical_crossentropy" if softened else _LOSSES.get(loss, loss),
+        weighted_metrics=[_METRICS[metric]() if metric in _METRICS else metric],
         jit_compile=jit_compile,
     )
     model.optimizer.build(model.trainable_variables)

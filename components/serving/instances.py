@@ -12,14 +12,13 @@ import numpy as np
 from components.errors import InputError, did_you_mean
 from components.images import ImageRule, UnreadableImageError, decode_pixels
 from components.interface import ImageInput
-from components.prediction import ExportedModel
+from components.prediction import ExportedModel, PromptReader
 from components.text import Tokenizer
 
 ImageShape = tuple[int, int, int]
 
 _INSTANCES, _PARAMETERS, _TOP = "instances", "parameters", "top"
-_ENCODED = "b64"
-_TEXT = "text"
+_ENCODED, _TEXT = "b64", "text"
 # An image may be wrapped as TensorFlow Serving wants it: by the name of the SavedModel's input.
 _INPUT_NAMES = ("image", "encoded")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
@@ -43,14 +42,14 @@ class PredictRequest:
 
 
 def parse_request(
-    body: bytes, wanted: ImageInput | Tokenizer, max_instances: int, max_image_pixels: int
+    body: bytes, wanted: ImageInput | Tokenizer | PromptReader, max_instances: int, max_image_pixels: int
 ) -> PredictRequest:
     """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
 
     An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if need be, or its pixels: nested
     lists [height][width][channels] of whole numbers in [0, 255], of a grey image also [height][width]. Either may be
     wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts an instance is a string, or
-    `{"text": "…"}`.
+    `{"text": "…"}`; of a language model, what comes after it is predicted.
 
     Raises:
         InputError: If it is anything else; the message names the instance.
@@ -151,13 +150,13 @@ def _(wanted: ImageInput, instance: Any, max_image_pixels: int) -> np.ndarray:
 
 
 @_parse_instance.register
-def _(wanted: Tokenizer, instance: Any, max_image_pixels: int) -> np.ndarray:
+def _(wanted: PromptReader | Tokenizer, instance: Any, max_image_pixels: int) -> np.ndarray:
     text = instance
     if isinstance(instance, dict) and instance.keys() == {_TEXT}:
         text = instance[_TEXT]
     if not isinstance(text, str):
         raise InputError(f'expected a string, or {{"text": "…"}}. Received: {_describe(instance)}.')
-    return wanted.encode_all([text])[0]
+    return wanted.read(text)
 
 
 def _decode_file(encoded: str, image_shape: ImageShape, max_pixels: int) -> np.ndarray:

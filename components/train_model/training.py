@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import statistics
@@ -35,6 +36,7 @@ from components.train_model.params import TrainParams, TrainResult
 
 _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"
+_CHUNK_BYTES = 256 << 20  # Answers of the validation split held in memory at a time.
 # What may change between two sessions of one training without changing its result.
 _FREE_TO_CHANGE = ("checkpoint_seconds",)
 
@@ -94,6 +96,10 @@ class _Session:
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self._num_examples = manifest.split(TRAIN).num_examples
         self.steps = steps_per_epoch(self._num_examples, self.batch_size)
+        # Of a corpus, whose passages may overlap, not every target counts: this is how many examples those make up.
+        targets = math.prod(manifest.interface.target_shape)
+        counted = manifest.split(TRAIN).statistics.get("num_characters", self._num_examples * targets)
+        self._counted_examples = counted / targets
         keras.utils.set_random_seed(params.seed)
         with device.scope():
             self.model = build_model(params.model, manifest.interface, params.model_parameters)
@@ -227,7 +233,7 @@ class _Session:
         entry = {
             "epoch": now.epoch + 1,
             # Keras divides by full batches; the weights of the filling are zero.
-            "loss": logs["loss"] * self.steps * self.batch_size / self._num_examples,
+            "loss": logs["loss"] * self.steps * self.batch_size / self._counted_examples,
             metric: logs[metric],
             "learning_rate": float(np.asarray(self.model.optimizer.learning_rate)),
             "examples": self._num_examples,
@@ -265,11 +271,19 @@ class _Session:
     def _validate(self, examples: records.Examples) -> dict[str, float]:
         from components.models.loading import predict
 
-        outputs = predict(self.model, examples.inputs, self.params.batch_size_per_replica, self.device.num_replicas)
-        task = self.manifest.interface.task
+        interface, losses, scores = self.manifest.interface, [], []
+        # A language model answers every character with a probability of each: gigabytes for a long text.
+        chunk = -(-_CHUNK_BYTES // (4 * math.prod(interface.output_shape) * self.batch_size)) * self.batch_size
+        for start in range(0, len(examples.labels), chunk):
+            part = slice(start, start + chunk)
+            outputs = predict(
+                self.model, examples.inputs[part], self.params.batch_size_per_replica, self.device.num_replicas
+            )
+            losses.append(interface.task.losses(examples.labels[part], outputs))
+            scores.append(interface.task.scores(examples.labels[part], outputs))
         return {
-            "validation_loss": float(task.losses(examples.labels, outputs).mean()),
-            f"validation_{task.metric}": float(task.scores(examples.labels, outputs).mean()),
+            "validation_loss": float(np.concatenate(losses).mean()),
+            f"validation_{interface.task.metric}": float(np.concatenate(scores).mean()),
         }
 
     def _should_stop(self) -> bool:

@@ -103,7 +103,7 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
 @pytest.mark.parametrize("instance", [TEXTS[1], {"text": TEXTS[1]}])
 def test_server_takes_strings(exported_reviews, instance):
     model = load_model(exported_reviews)
-    asked = parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4)
+    asked = parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4, max_image_pixels=1)
     answer = json.loads(render_predictions(model, model.predict(asked.inputs), asked.top))
     assert answer["predictions"][0]["class"] == "neg"
 
@@ -112,7 +112,7 @@ def test_server_takes_strings(exported_reviews, instance):
 def test_server_refuses_what_is_no_text(exported_reviews, instance):
     model = load_model(exported_reviews)
     with pytest.raises(InputError, match=r'instances\[0\]: expected a string, or {"text": "…"}. Received: '):
-        parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4)
+        parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4, max_image_pixels=1)
 
 
 def test_report_shows_the_texts(review_records, trained_reviews, tmp_path, manifest):

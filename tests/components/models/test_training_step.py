@@ -40,8 +40,9 @@ def normalised(tmp_path):
 
 def _batch(interface, size=8):
     rng = np.random.default_rng(0)
-    (shape, dtype), _, _ = interface.batch_shapes(size)
-    return rng.integers(0, 256, shape, dtype), rng.integers(0, 10, size).astype(np.int32) % interface.num_classes
+    (shape, dtype), (target_shape, target_dtype), _ = interface.batch_shapes(size)
+    targets = rng.integers(0, interface.num_classes, target_shape).astype(target_dtype)
+    return rng.integers(0, min(256, interface.facts.get("vocabulary_size", 256)), shape, dtype), targets
 
 
 def _compiled(model, quick, interface=_DIGITS, **changes):

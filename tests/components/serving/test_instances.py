@@ -14,7 +14,9 @@ from components.serving.instances import TooManyInstancesError, parse_request, r
 
 GREY, COLOUR = (2, 3, 1), (2, 3, 3)
 PIXELS = np.arange(6, dtype=np.uint8).reshape(GREY) * 40
-MODEL = ExportedModel("pets", ("cat", "dog", "rötel"), ImageInput(GREY, "raw"), lambda images: images)
+MODEL = ExportedModel(
+    "pets", ("cat", "dog", "rötel"), ImageInput(GREY, "raw"), lambda images: images, ImageInput(GREY, "raw")
+)
 
 
 def parse(*instances, shape=GREY, **rest):

@@ -7,7 +7,9 @@ import h5py
 import numpy as np
 import pytest
 
+from components.create_tfrecords import write_records
 from components.train_model import train_model
+from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 
 
 def _weights(path):
@@ -55,6 +57,24 @@ def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run
     assert halves["examples_seen"] == whole.examples_seen == 2 * 1259
     assert halves["metrics"]["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-4)
     assert halves["metrics"]["accuracy"] == pytest.approx(whole.metrics["accuracy"], abs=2 / 1259)
+    _assert_same(tmp_path / "one", tmp_path / "two")
+
+
+def test_two_replicas_of_a_language_model_learn_what_one_learns(tmp_path, run_step):
+    write_records(corpus_params(tmp_path), tmp_path / "records")
+    params = replace(
+        QUICK_LANGUAGE_MODEL,
+        optimizer="sgd",
+        learning_rate_scaling="none",
+        model_parameters={**QUICK_LANGUAGE_MODEL.model_parameters, "dropout": 0.0},
+    )
+    whole = train_model(params, tmp_path / "records", tmp_path / "one")
+    halves = _train(
+        run_step, replace(params, batch_size_per_replica=4, num_replicas=2), tmp_path / "records", tmp_path / "two"
+    )
+    assert (halves["num_replicas"], halves["steps"]) == (2, whole.steps)
+    for name in ("loss", "bits_per_character"):
+        assert halves["metrics"][name] == pytest.approx(whole.metrics[name], rel=1e-4)
     _assert_same(tmp_path / "one", tmp_path / "two")
 
 
