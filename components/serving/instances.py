@@ -55,8 +55,9 @@ def parse_request(body: bytes, wanted: AnyInput | PromptReader, max_instances: i
     request = _known_keys(_load_json(body), "The body", (_INSTANCES, _PARAMETERS))
     instances = request.get(_INSTANCES)
     if not isinstance(instances, list) or not instances:
+        noun = "text" if isinstance(wanted, PromptReader) else "image"
         raise InputError(
-            f'"instances" must be a list of at least one instance. Received: '
+            f'"instances" must be a list of at least one {noun}. Received: '
             f"{'an empty list' if instances == [] else _describe(instances)}."
         )
     if len(instances) > max_instances:

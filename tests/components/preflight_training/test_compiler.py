@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from components.interface import ImageInput, Interface
+from components.interface import LANGUAGE_MODEL, CorpusInput, ImageInput, Interface
 from components.machine_spec import load_catalogue
 from components.models import REGISTRY
 from components.preflight_training import sandbox
@@ -207,14 +207,17 @@ def test_the_step_compiled_is_the_very_step_that_training_runs(digits_records, t
 
 
 _MACHINES = ["v2-8", "v3-8", "v5e-4", "v5e-8", "v6e-8", "7x-4"]
-_DATA = {"digits_cnn": ((8, 8, 1), 1259), "cifar10_cnn": ((32, 32, 3), 50_000)}
+_DATA = {
+    "digits_cnn": (Interface(ImageInput((8, 8, 1), "raw"), 10), 1259),
+    "cifar10_cnn": (Interface(ImageInput((32, 32, 3), "raw"), 10), 50_000),
+    "shakespeare_lstm": (Interface(CorpusInput(128, 67), 67, LANGUAGE_MODEL), 7407),
+}
 
 
 @pytest.mark.slow  # 15 s for the digits, two to six minutes for CIFAR-10, a third of them for v6e.
 @pytest.mark.parametrize("model", REGISTRY)
 def test_every_model_fits_every_chip(model, tmp_path):
-    shape, num_examples = _DATA[model]
-    interface = Interface(ImageInput(shape, "raw"), 10)
+    interface, num_examples = _DATA[model]
     task = Task(model, {}, interface, num_examples, OPTIMIZATION, "jax", "mixed_bfloat16")
     compilations = [make_compilation(machine, 128) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
