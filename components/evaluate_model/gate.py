@@ -40,12 +40,8 @@ def decide(
     for names, sign, word in ((params.minimum, 1, "at least"), (params.maximum, -1, "at most")):
         for metric, bound in names.items():
             if metric not in challenger:
-                checks.append(
-                    (
-                        False,
-                        f"{metric} was not measured: it is of another task, or needs two classes in the split",
-                    )
-                )
+                why = "it needs two classes, both in the split" if metric == "roc_auc" else "it is of another task"
+                checks.append((False, f"{metric} was not measured: {why}"))
                 continue
             value = challenger[metric]
             checks.append((sign * (value - bound) >= -_TOLERANCE, f"{metric} {value:.4f}, required {word} {bound:.4f}"))

@@ -1,5 +1,6 @@
 """A language model for CPU serving: a SavedModel of passages, texts and steps, and LiteRT files of one step."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from components.export_model import verification
 from components.interface import PADDING, UNKNOWN
 from components.models.stepping import StepModel
 
-# Of the split that is compared, at most so many passages, from its start: their answers are held whole.
-_MAX_PASSAGES = 2048
+# Of the split that is compared, at most so much, from its start: the answers to its passages are held whole.
+_MAX_PASSAGES, _MAX_ANSWER_BYTES = 2048, 512 << 20
 _BATCH_SIZE = 256
 
 SIGNATURES = {
@@ -87,13 +88,15 @@ def write_expectations(split: str, model: Any, records_dir: Path, manifest: Mani
     """Leave passages and the trained model's own answers for the fresh process; returns their number and accuracy."""
     from components.models.loading import predict
 
+    answer_bytes = 4 * math.prod(manifest.interface.output_shape)
+    most = max(1, min(_MAX_PASSAGES, _MAX_ANSWER_BYTES // answer_bytes))
     inputs, labels = [], []
     for fields in records.read_batches(records_dir, manifest, split).as_numpy_iterator():
         inputs.append(fields[manifest.input.feature])
         labels.append(fields[LABEL_FEATURE])
-        if sum(map(len, inputs)) >= _MAX_PASSAGES:
+        if sum(map(len, inputs)) >= most:
             break
-    passages, targets = np.concatenate(inputs)[:_MAX_PASSAGES], np.concatenate(labels)[:_MAX_PASSAGES]
+    passages, targets = np.concatenate(inputs)[:most], np.concatenate(labels)[:most]
     expected = predict(model, passages, _BATCH_SIZE)
     np.save(work / verification.INPUTS_FILE, passages)
     np.save(work / verification.LABELS_FILE, targets)

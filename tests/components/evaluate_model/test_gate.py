@@ -88,6 +88,8 @@ def test_metric_that_could_not_be_measured_fails_its_minimum():
     decision = decide(EvaluateParams(minimum={"roc_auc": 0.9}), _GOOD, None)
     assert not decision.promote
     assert decision.reasons[0] == "failed: roc_auc was not measured: it needs two classes, both in the split"
+    other = decide(EvaluateParams(maximum={"bits_per_character": 2.3}), _GOOD, None)
+    assert other.reasons[0] == "failed: bits_per_character was not measured: it is of another task"
 
 
 def test_every_check_gives_its_reason_in_words():
