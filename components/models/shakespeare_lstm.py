@@ -10,7 +10,7 @@ def build_model(
     embedding: int = 64,
     units: int = 256,
     num_layers: int = 2,
-    dropout: float = 0.1,
+    dropout: float = 0.3,
 ) -> Any:
     """Embedding, LSTM layers (https://arxiv.org/abs/1308.0850), softmax: 875,523 parameters for 67 characters.
 
