@@ -10,7 +10,7 @@ import google_crc32c
 
 from components import storage
 from components.errors import InputError
-from components.interface import TASKS, AnyInput, Interface, read_input
+from components.interface import TASKS, AnyInput, Interface, TextInput, read_input
 
 MANIFEST_FILE = "dataset.json"
 PREFLIGHT_FILE = "preflight.json"
@@ -244,6 +244,12 @@ class ModelInfo:
     def fits(self, manifest: Manifest) -> bool:
         """Whether it can answer the examples of a data set, and its answers mean the same there."""
         return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
+
+    def understands(self, manifest: Manifest) -> bool:
+        """Whether it could answer them if each text were cut into tokens anew, by its own rule and vocabulary."""
+        both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
+        same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
+        return self.fits(manifest) or (both_texts and same_answers)
 
     @classmethod
     def load(cls, directory: Path) -> Self:

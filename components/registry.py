@@ -29,6 +29,7 @@ from components.artifacts import (
     file_crc32c,
 )
 from components.errors import InputError, did_you_mean
+from components.interface import TextInput
 
 CHAMPION = "champion"
 VERSION_FILE, ALIASES_FILE = "version.json", "aliases.json"
@@ -538,12 +539,14 @@ def check_registry(root: str, model_name: str) -> None:
 
 
 def model_digest(model_dir: Path) -> str:
-    """SHA-256 of what a trained model is: architecture, best weights and class names, not how long it took.
+    """SHA-256 of what a trained model is: architecture, best weights, classes and words, not how long it took.
 
     Raises:
         InputError: If a file is missing.
     """
-    return _digest_files(model_dir, (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE), *ModelInfo.load(model_dir).class_names)
+    info = ModelInfo.load(model_dir)
+    words = (info.input.vocabulary_sha256,) if isinstance(info.input, TextInput) else ()
+    return _digest_files(model_dir, (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE), *info.class_names, *words)
 
 
 def version_digest(model_dir: Path, export_dir: Path) -> str:

@@ -18,7 +18,8 @@ _NOTHING = "–"
 _MAX_TEXT = 60
 _COUNTS = ("num_examples", "top_k")
 _NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
-_CURVES = ("loss", "accuracy")
+_CURVES = ("loss", "accuracy", "bits_per_character")
+_JUDGED = ("bits_per_character", "accuracy", "micro_f1", "r2")  # What tells most of a run, by its task.
 _FORMATS = ("saved_model", "float", "int8")
 
 
@@ -199,7 +200,7 @@ def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
             _row(f"{form}, MiB", sizes, "{:.2f}".format, LOWER),
             _row(f"{form}, accuracy", read(form, "accuracy"), "{:.4f}".format, HIGHER),
             _row(f"{form}, ms for one", read(form, "latency_ms"), "{:.2f}".format, LOWER),
-            _row(f"{form}, in bulk, per s", read(form, "images_per_second"), "{:,.0f}".format, HIGHER),
+            _row(f"{form}, in bulk, per s", read(form, "examples_per_second"), "{:,.0f}".format, HIGHER),
         ]
     return _known(*rows)
 
@@ -262,8 +263,11 @@ def as_markdown(comparison: Comparison) -> str:
     def join(place: int, *names: str) -> str:
         return " / ".join(rows[name][place] for name in names if name in rows)
 
+    def judged(place: int) -> str:
+        name = next((name for name in _JUDGED if name in rows and rows[name][place] != _NOTHING), "")
+        return f"{name.replace('_', ' ')} {rows[name][place]}" if name else _NOTHING
+
     columns = {
-        "accuracy": ["accuracy"],
         "trained in, s": ["trained in, s"],
         "examples/s": ["examples/s"],
         **{
@@ -271,10 +275,10 @@ def as_markdown(comparison: Comparison) -> str:
             for fact in ("MiB", "accuracy", "ms for one")
         },
     }
-    lines = ["| run | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = ["| run | on the test split | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
     for place, run in enumerate(comparison.runs):
         cells = (join(place, *names) for names in columns.values())
-        lines.append(f"| `{run.label}` | " + " | ".join(cells) + " |")
+        lines.append(f"| `{run.label}` | {judged(place)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from components.artifacts import (
     LABEL_FEATURE,
     PREDICTIONS_FILE,
     REPORT_FILE,
+    TEXT_FEATURE,
     Manifest,
     ModelInfo,
 )
@@ -31,7 +32,7 @@ from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.report import Prediction, ReportContent, render_report
 from components.interface import LANGUAGE_MODEL, TextInput
 from components.registry import model_digest
-from components.text import START
+from components.text import START, Tokenizer, load_vocabulary
 
 _STEP = "evaluate_model"
 _CHUNK_BYTES = 256 << 20  # Decoded inputs held in memory at a time.
@@ -97,7 +98,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
 
 def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
     info = ModelInfo.load(model_dir)
-    if not info.fits(manifest):
+    # A champion of texts has the words of the data that it learnt from.
+    if not (info.understands(manifest) if role == "champion" else info.fits(manifest)):
         raise InputError(
             f"The {role} in {model_dir} does not fit the data set: expected classes {list(manifest.class_names)} "
             f"and {manifest.input}, received {list(info.class_names)} and {info.input}. Evaluate it "
@@ -197,6 +199,7 @@ def _score(
 
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
+    readers = [_input_reader(directory, manifest) for directory in model_dirs]
     step = params.batch_size_per_replica * device.num_replicas
     chunk = max(1, _CHUNK_BYTES // (records.input_bytes(manifest.input) * step)) * step
     labels: list[np.ndarray] = []
@@ -208,11 +211,19 @@ def _score(
         for fields in chunks.as_numpy_iterator():
             labels.append(fields[LABEL_FEATURE])
             keys.extend(key.decode() for key in fields[KEY_FEATURE])
-            for model, so_far in zip(models, probabilities, strict=True):
-                inputs = fields[manifest.input.feature]
-                so_far.append(predict(model, inputs, params.batch_size_per_replica, device.num_replicas))
+            for model, read, so_far in zip(models, readers, probabilities, strict=True):
+                so_far.append(predict(model, read(fields), params.batch_size_per_replica, device.num_replicas))
                 bar.update(len(fields[LABEL_FEATURE]))
     return _Scores(np.concatenate(labels), keys, np.stack([np.concatenate(of_one) for of_one in probabilities]))
+
+
+def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str, Any]], np.ndarray]:
+    """What a model gets of a batch: the records' inputs; of texts, where its words are others, its own tokens."""
+    given = ModelInfo.load(model_dir).input
+    if not isinstance(given, TextInput) or given == manifest.input:
+        return lambda fields: fields[manifest.input.feature]
+    tokenizer = Tokenizer(given, load_vocabulary(model_dir, given))
+    return lambda fields: np.stack([tokenizer.encode(text).ids for text in fields[TEXT_FEATURE]])
 
 
 def _report_content(

@@ -1,5 +1,6 @@
 """Claims about a model of texts, from the folder to the answer over HTTP: one small data set through every step."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,11 +10,14 @@ import pytest
 
 from components import records
 from components.artifacts import Manifest, ModelInfo
+from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.prediction import load_model, predict_inputs
 from components.serving.instances import parse_request, render_predictions
 from components.text import load_vocabulary
+from components.train_model import train_model
+from tests.components.conftest import QUICK
 
 _SERVE = """
 import json, sys
@@ -124,3 +128,19 @@ def test_report_shows_the_texts(review_records, trained_reviews, tmp_path, manif
     some = records.pick_texts(review_records, manifest, "test", [0])[0]
     assert "&lt;br" not in page  # A line break of the review is not shown as markup.
     assert some.removesuffix("<br />") in page
+
+
+def test_a_champion_of_other_words_is_scored_on_the_texts_themselves(
+    trained_reviews, review_records, manifest, tmp_path
+):
+    """As in every retraining: new data have a vocabulary of their own."""
+    params = WriteParams(manifest.source, validation_fraction=0.1, num_tokens=6, vocabulary_size=50, num_workers=1)
+    write_records(params, tmp_path / "records")
+    others = {"model": "imdb_lstm", "model_parameters": {"embedding": 4, "units": 2}, "epochs": 1}
+    train_model(dataclasses.replace(QUICK, **others), tmp_path / "records", tmp_path / "model")
+    alone = evaluate_model(EvaluateParams(), review_records, trained_reviews, tmp_path / "alone")
+    against = EvaluateParams(champion=str(trained_reviews))
+    both = evaluate_model(against, tmp_path / "records", tmp_path / "model", tmp_path / "both")
+    assert both.champion_metrics == pytest.approx(alone.metrics)
+    with pytest.raises(InputError, match=r"The model in .* does not fit the data set"):
+        evaluate_model(EvaluateParams(), tmp_path / "records", trained_reviews, tmp_path / "refused")

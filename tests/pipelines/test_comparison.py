@@ -82,7 +82,7 @@ def test_a_failed_run_is_compared_by_what_it_has(two_runs):
 def test_markdown_has_a_line_for_each_run(two_runs):
     header, rule, first, second = as_markdown(compare(two_runs)).splitlines()
     assert header.count("|") == rule.count("|") == first.count("|") == second.count("|")
-    assert second.startswith("| `second/digits` | 0.2500 | ")
+    assert second.startswith("| `second/digits` | accuracy 0.2500 | ")
 
 
 def test_the_page_shows_every_run_with_its_curves_and_needs_nothing_else(two_runs, tmp_path):
