@@ -41,7 +41,7 @@ def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.
         random: Gives one number per row.
 
     Example:
-        >>> draw(np.array([[0.5, 0.3, 0.1, 0.1]]), np.array([0.0]), np.random.default_rng(0)).tolist()
+        >>> draw(np.array([[0.5, 0.3, 0.15, 0.05]]), np.array([0.0]), np.random.default_rng(0)).tolist()
         [2]
     """
     uniform = random.random(len(probabilities))
