@@ -10,7 +10,7 @@ import google_crc32c
 
 from components import storage
 from components.errors import InputError
-from components.interface import TASKS, ImageInput, Interface, TextInput, read_input
+from components.interface import REGRESSION, TASKS, ImageInput, Interface, TextInput, read_input
 
 MANIFEST_FILE = "dataset.json"
 PREFLIGHT_FILE = "preflight.json"
@@ -46,12 +46,31 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
+class TargetStatistics:
+    """One target of a regression over a split, in its own unit; `std` is the population's."""
+
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Split:
-    """The shards of one split, in order, and its number of examples per class, in the order of the class names."""
+    """The shards of one split, in order.
+
+    Attributes:
+        num_examples: Examples in all shards.
+        class_counts: Examples per class, in the order of the class names; of several labels each counts. Of a
+            regression empty.
+        shards: The files.
+        targets: Of a regression, one entry per target; otherwise empty.
+    """
 
     num_examples: int
     class_counts: tuple[int, ...]
     shards: tuple[Shard, ...]
+    targets: tuple[TargetStatistics, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +92,7 @@ class Manifest:
         input: What an example is. Its fields stand among the others in the file, and `input` there is its kind.
         task: What a model is asked about it; a key of `interface.TASKS`.
         features: The type of each field of a tf.train.Example.
-        class_names: Class names; a label is an index into them.
+        class_names: Class names; a label is an index into them. Of a regression, the names of the targets.
         splits: Splits by name; one that has no examples is left out.
         quarantined: Inputs that were set aside.
     """
@@ -95,7 +114,9 @@ class Manifest:
     @property
     def interface(self) -> Interface:
         """What a model of this data set takes and gives."""
-        return Interface(self.input, len(self.class_names), self.task)
+        targets = self.splits[TRAIN].targets if self.task == REGRESSION else ()
+        mean, std = tuple(target.mean for target in targets), tuple(target.std for target in targets)
+        return Interface(self.input, len(self.class_names), self.task, mean, std)
 
     @classmethod
     def load(cls, directory: Path, verify: bool = True) -> Self:
@@ -115,6 +136,7 @@ class Manifest:
                     split["num_examples"],
                     tuple(split["class_counts"]),
                     tuple(Shard(**shard) for shard in split["shards"]),
+                    tuple(TargetStatistics(**target) for target in split["targets"]),
                 )
                 for name, split in raw.pop("splits").items()
             }
@@ -208,7 +230,7 @@ class ModelInfo:
     Attributes:
         name: The model's name in the registry, or where it was imported from.
         parameters: Its hyper-parameters.
-        class_names: Class names, in the order of its outputs.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
         input: What it takes; see `Manifest`.
         task: What it was asked; see `Manifest`.
         dataset_fingerprint: The data set it was trained on.
@@ -229,7 +251,7 @@ class ModelInfo:
 
     @property
     def interface(self) -> Interface:
-        """What it takes and gives."""
+        """What it takes and gives, without the scale of a regression, which is in the model itself."""
         return Interface(self.input, len(self.class_names), self.task)
 
     def fits(self, manifest: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""Classes for images, on CPU, from an export folder: no TensorFlow, no Keras, no training code."""
+"""Classes, labels or numbers for images, on CPU, from an export folder: no TensorFlow, no Keras, no training code."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from components import storage
 from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE
 from components.errors import InputError
 from components.images import ImageRule, UnreadableImageError, decode_pixels
-from components.interface import TASKS, ImageInput, TextInput, read_input
+from components.interface import CLASSIFICATION, MULTI_LABEL, TASKS, THRESHOLD, ImageInput, TextInput, read_input
 
 _BATCH_SIZE = 64
 _ARRAY_SUFFIXES = (".npy", ".npz")
@@ -29,16 +29,31 @@ class ExportedModel:
 
     Attributes:
         name: Its name in the registry, or where it was imported from.
-        class_names: Class names, in the order of its outputs.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
         input: What it takes.
-        predict: Probabilities of images: uint8[N, height, width, channels] → float32[N, classes], any N from 1. An
-            image's answer does not depend on its company. One thread at a time may call it.
+        predict: Answers to images: uint8[N, height, width, channels] → float32[N, outputs], any N from 1: probabilities
+            of classes, or numbers in the targets' units. An image's answer does not depend on its company. One thread
+            at a time may call it.
+        task: What it was asked; a key of `interface.TASKS`.
     """
 
     name: str
     class_names: tuple[str, ...]
     input: ImageInput | TextInput
     predict: Predict
+    task: str = CLASSIFICATION
+
+    def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
+        """What float32[outputs] says of one image.
+
+        The `top` likeliest classes (all by default), or all labels above a probability of 0.5, best first, each with
+        its probability; or the numbers with their names.
+        """
+        if self.task == CLASSIFICATION:
+            return self.rank(output, top)
+        if self.task == MULTI_LABEL:
+            return tuple((name, probability) for name, probability in self.rank(output) if probability > THRESHOLD)
+        return tuple(zip(self.class_names, output.astype(float).tolist(), strict=True))
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
         """The `top` likeliest classes (all by default) of one image, best first, from its float32[classes]."""
@@ -66,15 +81,18 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         facts = json.loads(path.read_bytes())
         if facts["task"] not in TASKS:
             raise KeyError(facts["task"])
+        file = export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE)
+        scale, offset = facts["output"].get("scale", 1.0), facts["output"].get("offset", 0.0)
         model = ExportedModel(
             facts["model"],
             tuple(facts["class_names"]),
             read_input(facts["input"]),
-            _lite_predictor(export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE), num_threads),
+            _lite_predictor(file, num_threads, np.float32(scale), np.float32(offset)),
+            facts["task"],
         )
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
-            raise ValueError(f"{len(model.class_names)} class names for outputs of shape {answer.shape}")
+            raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT's own are RuntimeErrors.
         raise InputError(
             f"Cannot predict with {export_dir}: it is damaged ({error!r}). Export the model again."
@@ -82,8 +100,11 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
     return model
 
 
-def _lite_predictor(path: Path, num_threads: int) -> Predict:
-    """A LiteRT file as a function. export_model/verification.py has its own: a judge shares no code with the judged."""
+def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> Predict:
+    """A LiteRT file as a function, its answers multiplied by `factor` and moved by `addend`.
+
+    export_model/verification.py has its own: a judge shares no code with the judged.
+    """
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
@@ -102,29 +123,30 @@ def _lite_predictor(path: Path, num_threads: int) -> Predict:
             images = np.clip(np.round(images / scale) + zero_point, 0, 255)
         interpreter.set_tensor(given["index"], images.astype(given["dtype"]))
         interpreter.invoke()
-        return interpreter.get_tensor(answer["index"])
+        return interpreter.get_tensor(answer["index"]) * factor + addend
 
     return predict
 
 
 @dataclasses.dataclass(frozen=True)
 class ImagePrediction:
-    """One image's name and its likeliest classes with their probabilities, best first."""
+    """One image's name and what is said of it; see `ExportedModel.answer`."""
 
     name: str
     classes: tuple[tuple[str, float], ...]
+    task: str = CLASSIFICATION
 
 
 def predict_inputs(
     export_dir: Path, inputs: Sequence[str], top: int = 3, use_int8: bool = False
 ) -> Iterator[ImagePrediction]:
-    """Classify images, however many.
+    """Answer images, however many.
 
     Args:
         export_dir: What export_model wrote.
         inputs: Image files, folders of them, or .npy/.npz files of uint8[N, height, width(, channels)] arrays.
             Images of another size are resized.
-        top: Classes to name.
+        top: Classes to name; labels and numbers are named all.
         use_int8: Use the int8 model.
 
     Raises:
@@ -137,8 +159,9 @@ def predict_inputs(
         answers = np.concatenate(
             [model.predict(images[i : i + _BATCH_SIZE]) for i in range(0, len(images), _BATCH_SIZE)]
         )
-        for position, probabilities in enumerate(answers):
-            yield ImagePrediction(name if len(images) == 1 else f"{name}[{position}]", model.rank(probabilities, top))
+        for position, output in enumerate(answers):
+            place = name if len(images) == 1 else f"{name}[{position}]"
+            yield ImagePrediction(place, model.answer(output, top), model.task)
 
 
 @functools.singledispatch

@@ -47,6 +47,9 @@ def _run(arguments: argparse.Namespace) -> int:
     return DONE if summary["status"] == "succeeded" else REJECTED
 
 
+_SHOWN_METRICS = ("accuracy", "micro_f1", "r2", "mean_absolute_error", "loss", "macro_f1", "mean_average_precision")
+
+
 def _describe(summary: dict[str, Any]) -> str:
     lines = [f"{summary['config']['name']}: {summary['status']} in {summary['seconds']:.1f} s", ""]
     for name, step in summary["steps"].items():
@@ -56,13 +59,14 @@ def _describe(summary: dict[str, Any]) -> str:
         lines += ["", f"  preflight: {preflight['summary']}"]
     metrics = summary["metrics"]
     if metrics:
-        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in ("accuracy", "loss", "macro_f1") if name in metrics)
+        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics)
         lines += ["", f"  test: {shown} ({metrics['num_examples']:,} examples)"]
         lines += [f"  gate: {'promoted' if summary['gate']['promote'] else 'not promoted'}"]
         lines += [f"        {reason}" for reason in summary["gate"]["reasons"]]
     for name, facts in summary["export"].get("formats", {}).items():
+        judged = next(figure for figure in _SHOWN_METRICS if figure in facts)
         lines.append(
-            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  accuracy {facts['accuracy']:.4f}  "
+            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged} {facts[judged]:.4f}  "
             f"{facts['latency_ms']:.2f} ms an image  {facts['images_per_second']:,.0f} images/s"
         )
     if deployment := summary["deployment"]:
@@ -76,8 +80,9 @@ def _describe(summary: dict[str, Any]) -> str:
 def _add_predict(commands: Any) -> None:
     predict = commands.add_parser(
         "predict",
-        help="classify images on CPU with an exported model",
-        description="Classify images on CPU with an exported model. Needs no TensorFlow and no training code.",
+        help="answer images on CPU with an exported model: classes, labels or numbers",
+        description="Answer images on CPU with an exported model: the likeliest classes, the labels above a "
+        "probability of 0.5, or the numbers of a regression. Needs no TensorFlow and no training code.",
     )
     predict.add_argument("export_dir", type=Path, metavar="EXPORT_DIR", help="the export folder of a run")
     predict.add_argument("inputs", nargs="+", metavar="INPUT", help="image files, folders of them, or .npy/.npz arrays")
@@ -87,14 +92,20 @@ def _add_predict(commands: Any) -> None:
     predict.set_defaults(command=_predict)
 
 
+_ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": "values"}
+
+
 def _predict(arguments: argparse.Namespace) -> int:
     from components.prediction import predict_inputs
 
     for one in predict_inputs(arguments.export_dir, arguments.inputs, arguments.top, arguments.int8):
         if arguments.json:
-            print(json.dumps({"input": one.name, "classes": dict(one.classes)}))
+            print(json.dumps({"input": one.name, _ANSWERS[one.task]: dict(one.classes)}))
+        elif one.task == "regression":
+            print(f"{one.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in one.classes))
         else:
-            print(f"{one.name}  " + "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes))
+            named = "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes)
+            print(f"{one.name}  {named or 'no label'}")
     return DONE
 
 

@@ -9,8 +9,11 @@ from typing import Any
 import yaml
 
 from components.errors import InputError
+from components.interface import TASKS
 from components.prediction import load_model
 from components.registry import CHAMPION, ModelRegistry, Move, list_models
+
+_JUDGED = tuple(task.judged for task in TASKS.values())
 
 
 def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
@@ -39,11 +42,13 @@ def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows, to be read by people."""
-    lines = [("model", "version", "alias", "created", "accuracy", "loss", "parent", "MiB")]
+    lines = [("model", "version", "alias", "created", "score", "loss", "parent", "MiB")]
     for row in rows:
-        accuracy, loss = (f"{row['metrics'].get(name, math.nan):.4f}" for name in ("accuracy", "loss"))
+        metrics = row["metrics"]
+        score = next((f"{name} {metrics[name]:.4f}" for name in _JUDGED if name in metrics), "-")
+        loss = f"{metrics.get('loss', math.nan):.4f}"
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
-        lines.append((row["model"], row["version"], aliases, row["created"], accuracy, loss, parent, size))
+        lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     formats = [f"<{width}" for width in widths[:4]] + [f">{width}" for width in widths[4:]]
     return "\n".join("  ".join(map(format, line, formats)).rstrip() for line in lines)

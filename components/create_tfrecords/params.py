@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from components.errors import InputError
+from components.errors import InputError, did_you_mean
+from components.interface import CLASSIFICATION, REGRESSION, TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,22 +12,29 @@ class WriteParams:
 
     Attributes:
         source: `images:DIR`, `csv:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or `keras:NAME`; paths may be gs://.
+        task: What a model is asked: `classification` (one class of several), `multi_label` (any number of several) or
+            `regression` (one number or several). The last two need a csv: or npz: source.
+        target_columns: Of a regression, the CSV columns with the numbers; empty means `label`. Of an npz: source, the
+            targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
         test_fraction: Share of all examples to hold out, where the source has no test split.
         stratify: Hold out the same share of every class, exactly. Without it, an example stays in its split
-            when others are added.
+            when others are added. Only classification has one class per example; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split.
         seed: Salt of the split and of the order in which examples are stored.
         image_size: (height, width) to resize to; empty means that all images must have one size already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
         encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
-        class_names: The classes, in order; empty means those found, sorted.
+        class_names: The classes, in order; empty means those found, sorted. A multi-label npz: source has none to
+            find: empty means their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per core.
     """
 
     source: str
+    task: str = CLASSIFICATION
+    target_columns: tuple[str, ...] = ()
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
     stratify: bool = True
@@ -56,8 +64,19 @@ class WriteParams:
             raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
         if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
             raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
-        if len(set(self.class_names)) < len(self.class_names):
-            raise InputError(f"class_names must differ. Received: class_names={list(self.class_names)}.")
+        if self.task not in TASKS:
+            raise InputError(
+                f"task must be one of {', '.join(TASKS)}. Received: task={self.task!r}."
+                + did_you_mean(self.task, TASKS)
+            )
+        for name, fits in (("target_columns", self.task == REGRESSION), ("class_names", self.task != REGRESSION)):
+            names = getattr(self, name)
+            if len(set(names)) < len(names):
+                raise InputError(f"{name} must differ. Received: {name}={list(names)}.")
+            if names and not fits:
+                raise InputError(
+                    f"{name} does not go with task={self.task!r}. Received: {name}={list(names)}. Remove it."
+                )
         if self.target_shard_mib <= 0:
             raise InputError(f"target_shard_mib must be positive. Received: target_shard_mib={self.target_shard_mib}.")
         if self.num_workers < 0:

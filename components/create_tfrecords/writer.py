@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -19,6 +20,7 @@ from components.artifacts import (
     KEY_FEATURE,
     LABEL_FEATURE,
     MANIFEST_FILE,
+    TRAIN,
     Manifest,
     Quarantined,
     Shard,
@@ -27,6 +29,7 @@ from components.artifacts import (
 from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sharding import plan_shards
+from components.create_tfrecords.targets import check_variation, describe_targets
 from components.errors import InputError
 from components.images import (
     ImageRule,
@@ -36,7 +39,7 @@ from components.images import (
     decode_pixels,
     resize_pixels,
 )
-from components.interface import CLASSIFICATION, ImageInput
+from components.interface import CLASSIFICATION, REGRESSION, TASKS, ImageInput
 from components.records import ENCODED, RAW, encode_example, frame_record
 
 _STEP = "create_tfrecords"
@@ -59,10 +62,10 @@ class _Rule:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What a worker made of a run of examples: one file of framed records, and the SHA-256 of each."""
+    """What a worker made of a run of examples: one file of framed records, their labels, and the SHA-256 of each."""
 
     path: str
-    labels: list[int]
+    labels: list[Any]
     digests: bytes
     bad: list[Quarantined]
     odd: tuple[str, tuple[int, ...]] | None
@@ -223,10 +226,14 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         source=listing.source,
         split_rule=plan.split_rule,
         input=ImageInput(rule.shape, rule.encoding),
-        task=CLASSIFICATION,
-        features={ImageInput.feature: "bytes", LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
+        task=params.task,
+        features={
+            ImageInput.feature: "bytes",
+            LABEL_FEATURE: TASKS[params.task].stored_dtype,
+            KEY_FEATURE: "bytes",
+        },
         class_names=listing.class_names,
-        splits=merger.splits(len(listing.class_names)),
+        splits=merger.splits(params.task, listing.class_names),
         quarantined=tuple(merger.bad),
     )
 
@@ -238,7 +245,7 @@ class _Merger:
         self._directory = directory
         self._digest = hashlib.sha256()
         self._split = ""
-        self._labels: dict[tuple[str, str], list[int]] = {}
+        self._labels: dict[tuple[str, str], list[Any]] = {}
         self._crc: dict[tuple[str, str], int] = {}
         self.bad: list[Quarantined] = []
 
@@ -261,14 +268,19 @@ class _Merger:
         self._digest.update(repr((class_names, rule.encoding, rule.shape)).encode())
         return self._digest.hexdigest()
 
-    def splits(self, num_classes: int) -> dict[str, Split]:
+    def splits(self, task: str, class_names: Sequence[str]) -> dict[str, Split]:
         result: dict[str, Split] = {}
         for split in dict.fromkeys(split for split, _ in self._labels):
             members = {name: labels for (of, name), labels in self._labels.items() if of == split}
-            counts = np.bincount(np.concatenate(list(members.values())).astype(int), minlength=num_classes)
+            # Of a split whose every input was set aside nothing is left to count.
+            labels = np.array([label for of_shard in members.values() for label in of_shard])
+            is_regression = task == REGRESSION and len(labels)
+            if is_regression and split == TRAIN:
+                check_variation(labels, class_names)
             result[split] = Split(
-                num_examples=int(counts.sum()),
-                class_counts=tuple(counts.tolist()),
+                num_examples=len(labels),
+                class_counts=() if task == REGRESSION else _count(task, labels, len(class_names)),
+                targets=describe_targets(labels) if is_regression else (),
                 shards=tuple(
                     Shard(name, len(labels), (self._directory / name).stat().st_size, f"{self._crc[split, name]:08x}")
                     for name, labels in members.items()
@@ -277,10 +289,17 @@ class _Merger:
         return result
 
 
-def _write_part(rule: _Rule, path: str, keys: Sequence[str], labels: Sequence[int], images: np.ndarray | None) -> _Part:
+def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
+    """Examples of every class."""
+    if task == CLASSIFICATION:
+        return tuple(np.bincount(labels.astype(int), minlength=num_classes).tolist())
+    return tuple(labels.reshape(-1, num_classes).astype(int).sum(axis=0).tolist())
+
+
+def _write_part(rule: _Rule, path: str, keys: Sequence[str], labels: Sequence[Any], images: np.ndarray | None) -> _Part:
     """Check and encode a run of examples; runs in a worker process."""
     frames: list[bytes] = []
-    kept: list[int] = []
+    kept: list[Any] = []
     bad: list[Quarantined] = []
     digests: list[bytes] = []
     for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
@@ -294,7 +313,7 @@ def _write_part(rule: _Rule, path: str, keys: Sequence[str], labels: Sequence[in
             continue
         if shape != rule.shape:
             return _Part(path, [], b"", [], (key, shape))
-        fields: dict[str, bytes | int] = {ImageInput.feature: payload, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}
+        fields = {ImageInput.feature: payload, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}
         frame = frame_record(encode_example(fields))
         digests.append(hashlib.sha256(frame).digest())
         frames.append(frame)

@@ -135,12 +135,12 @@ class _Evaluation:
                     f"{expected[:16]}…, received {received[:16]}…. Run evaluate_model with this one."
                 )
 
-    def probabilities(self) -> np.ndarray:
-        """What the evaluated model answered, float32[examples, classes], in the order of the records."""
+    def answers(self, manifest: Manifest) -> np.ndarray:
+        """What the evaluated model answered, float32[examples, outputs], in the order of the records."""
         path = self.directory / PREDICTIONS_FILE
         try:
             with np.load(path) as predictions:
-                return predictions["probabilities"]
+                return predictions[manifest.interface.task.answer]
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(f"Cannot read {path}: {error!r}. Run evaluate_model again.") from error
 
@@ -149,17 +149,19 @@ def _check_health(
     params: DeployParams, version: Version, records_dir: Path, manifest: Manifest, evaluation: _Evaluation
 ) -> dict[str, float]:
     """Examples spread evenly over the split: the registered export must answer as the model did that was evaluated."""
-    expected = evaluation.probabilities()
+    expected = evaluation.answers(manifest)
     indices, inputs = records.spread_inputs(records_dir, manifest, evaluation.split, params.health_check_examples)
     failed = f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
     try:
         answers = _answers_in_fresh_process(version.export_dir, inputs)
     except RuntimeError as error:
         raise RuntimeError(f"{failed} {error}. Run export_model and deploy_model again.") from error
-    difference = float(np.abs(answers.astype(np.float64) - expected[indices]).max())
+    scale = manifest.interface.std or 1.0
+    difference = float((np.abs(answers.astype(np.float64) - expected[indices]) / scale).max())
+    kind = "number, in standard deviations," if manifest.interface.std else "probability"
     if not difference <= params.health_check_tolerance:  # Written so that NaN fails.
         raise RuntimeError(
-            f"{failed} of {len(indices)} {manifest.input.plural}, a probability differs by {difference:.2e} from what "
+            f"{failed} of {len(indices)} {manifest.input.plural}, a {kind} differs by {difference:.2e} from what "
             f"was evaluated; expected at most {params.health_check_tolerance:.2e}. Is it the export of another "
             "model? Run export_model and deploy_model again."
         )

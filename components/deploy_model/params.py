@@ -19,7 +19,8 @@ class DeployParams:
             where it is left out.
         alias: The alias that moves to the new version.
         health_check_examples: Images that the registered export has to answer before the alias moves.
-        health_check_tolerance: Largest difference of a probability between its answers and those that were evaluated.
+        health_check_tolerance: Largest difference of a probability, or of a number in its target's standard deviations,
+            between its answers and those that were evaluated.
         lineage: What to record with the version beside what the artifacts say, as the run and its configuration.
     """
 
@@ -52,7 +53,7 @@ class DeployResult:
         version_dir: Its folder.
         alias: The alias that stands there.
         previous: The version where the alias stood before; empty if there was none.
-        health_check: Images answered, and the largest difference of a probability.
+        health_check: Images answered, and the largest difference of a probability or standardised number.
     """
 
     registry: str

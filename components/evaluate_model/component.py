@@ -58,8 +58,9 @@ def evaluate_model(
         scored = json.loads((output / EVALUATION_FILE).read_text())
         for name, value in result.metrics.items():
             metrics.log_metric(name, value)
-        classification.log_confusion_matrix(scored["class_names"], scored["challenger"]["confusion_matrix"])
-        if scored["challenger"]["roc"]:
+        if "confusion_matrix" in scored["challenger"]:
+            classification.log_confusion_matrix(scored["class_names"], scored["challenger"]["confusion_matrix"])
+        if scored["challenger"].get("roc"):
             points = scored["challenger"]["roc"]
             classification.log_roc_curve(
                 *([point[k] for point in points] for k in ("false_positive_rate", "true_positive_rate", "threshold"))

@@ -7,10 +7,41 @@ from collections.abc import Mapping
 from components.artifacts import SPLITS, TEST
 from components.device import ACCELERATORS, BACKENDS
 from components.errors import InputError, did_you_mean
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
-HIGHER_IS_BETTER = ("accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "roc_auc")
-LOWER_IS_BETTER = ("loss", "calibration_error")
-METRICS = HIGHER_IS_BETTER + LOWER_IS_BETTER
+# By task, the judged figure first.
+METRICS: Mapping[str, tuple[str, ...]] = {
+    CLASSIFICATION: (
+        "accuracy",
+        "top_k_accuracy",
+        "loss",
+        "macro_precision",
+        "macro_recall",
+        "macro_f1",
+        "calibration_error",
+        "roc_auc",
+    ),
+    MULTI_LABEL: (
+        "micro_f1",
+        "loss",
+        "macro_f1",
+        "macro_precision",
+        "macro_recall",
+        "subset_accuracy",
+        "hamming_loss",
+        "mean_average_precision",
+        "macro_roc_auc",
+    ),
+    REGRESSION: ("r2", "loss", "mean_absolute_error", "root_mean_squared_error", "median_absolute_error"),
+}
+LOWER_IS_BETTER = (
+    "loss",
+    "calibration_error",
+    "hamming_loss",
+    "mean_absolute_error",
+    "root_mean_squared_error",
+    "median_absolute_error",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +54,9 @@ class EvaluateParams:
             that the deploy section names, and none without one.
         minimum: Least value of a metric, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric, such as {"loss": 0.5}.
-        max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted.
+        max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted. In a
+            configuration, the default is the task's own figure: accuracy, micro_f1 of multi-label data, r2 of a
+            regression.
         split: The split to score.
         top_k: A prediction counts in top_k_accuracy if the true class is among so many.
         batch_size_per_replica: Images per replica and step; changes speed and memory, and the result by rounding at
@@ -50,10 +83,11 @@ class EvaluateParams:
     def __post_init__(self) -> None:
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
-                if metric not in METRICS:
+                known = tuple(dict.fromkeys(metric for of_task in METRICS.values() for metric in of_task))
+                if metric not in known:
                     raise InputError(
-                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(METRICS)}."
-                        + did_you_mean(metric, METRICS)
+                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(known)}."
+                        + did_you_mean(metric, known)
                     )
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")
@@ -69,6 +103,20 @@ class EvaluateParams:
         for name, known in (("split", SPLITS), ("backend", BACKENDS), ("accelerator", ACCELERATORS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
+
+    def check_task(self, task: str) -> None:
+        """Check that every metric that is asked for is one of the task.
+
+        Raises:
+            InputError: If one is another task's.
+        """
+        for name in ("minimum", "maximum", "max_regression"):
+            for metric in getattr(self, name):
+                if metric not in METRICS[task]:
+                    raise InputError(
+                        f"{metric!r} in {name} is no metric of the task {task}: expected one of "
+                        f"{', '.join(METRICS[task])}. Change {name}, or data.task."
+                    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,8 @@ from components.artifacts import (
 from components.errors import InputError
 from components.export_model import verification
 from components.export_model.params import ExportParams, ExportResult
-from components.interface import ImageInput, Input
+from components.interface import CLASSIFICATION, TASKS, ImageInput, Input
+from components.models import UNITS_LAYER
 
 _STEP = "export_model"
 _BATCH_SIZE = 256
@@ -56,9 +57,10 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     if not info.fits(manifest):
         raise InputError(
             f"The model in {model_dir} does not fit the data set in {records_dir}: expected "
-            f"{info.input} of {len(info.class_names)} classes, received {manifest.input} of "
-            f"{len(manifest.class_names)}."
+            f"{info.input} and {info.task} of {len(info.class_names)} classes or targets, received {manifest.input} "
+            f"and {manifest.task} of {len(manifest.class_names)}."
         )
+    task = manifest.interface.task
     devices.prepare("tensorflow", "cpu", 1, "float32")
     from components.models.loading import load_trained_model
 
@@ -66,14 +68,16 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     with storage.staged_directory(output) as staged:
         with _quiet():
             _write_saved_model(model, info, staged / SAVED_MODEL_DIR)
-            float_input = load_trained_model(model_dir, input_dtype="float32")
+            # In int8, one scale for all outputs would drown a target of small numbers, and a small spread around a
+            # large mean: LiteRT's files give standardised numbers, and export.json says what makes units of them.
+            float_input = _without_units(load_trained_model(model_dir, input_dtype="float32"))
             _, calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)
-            (staged / FLOAT_TFLITE_FILE).write_bytes(_convert(float_input, info.input, None))
-            (staged / INT8_TFLITE_FILE).write_bytes(_convert(float_input, info.input, calibration))
+            (staged / FLOAT_TFLITE_FILE).write_bytes(_convert(float_input, info.input, task.answer, None))
+            (staged / INT8_TFLITE_FILE).write_bytes(_convert(float_input, info.input, task.answer, calibration))
         with tempfile.TemporaryDirectory(prefix="export-") as work:
-            trained_accuracy = _write_expectations(params, model, records_dir, manifest, Path(work))
+            trained_score = _write_expectations(params, model, records_dir, manifest, Path(work))
             formats = _verify_in_fresh_process(staged, Path(work))
-        result = ExportResult(manifest.split(params.split).num_examples, trained_accuracy, formats)
+        result = ExportResult(manifest.split(params.split).num_examples, task.judged, trained_score, formats)
         _check(params, result)
         storage.write_json(
             staged / EXPORT_FILE,
@@ -88,16 +92,17 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                     "range": [0, 255],
                     "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
                 },
+                "output": {"name": task.answer, **_scale(model)},
                 "dataset_fingerprint": manifest.fingerprint,
                 "compared_on": {"split": params.split, "num_examples": result.num_examples},
-                "trained_accuracy": trained_accuracy,
+                f"trained_{task.judged}": trained_score,
                 "formats": formats,
             },
         )
     for name, facts in formats.items():
         progress.say(
             _STEP,
-            f"{name}: accuracy {facts['accuracy']:.4f}, agreement {facts['agreement']:.4f}, "
+            f"{name}: {task.judged} {facts[task.judged]:.4f}, agreement {facts['agreement']:.4f}, "
             f"{facts['bytes'] / 2**20:.2f} MiB, "
             f"{facts['latency_ms']:.2f} ms at batch 1, {facts['images_per_second']:,.0f} {info.input.plural}/s",
         )
@@ -129,9 +134,11 @@ def _write_saved_model(model: Any, info: ModelInfo, path: Path) -> None:
     names = tf.constant(info.class_names)
 
     def answer(inputs: Any) -> dict[str, Any]:
-        probabilities = model(inputs, training=False)
-        index = tf.argmax(probabilities, axis=-1)
-        return {"probabilities": probabilities, "class_index": index, "class_name": tf.gather(names, index)}
+        outputs = model(inputs, training=False)
+        if info.task != CLASSIFICATION:
+            return {TASKS[info.task].answer: outputs}
+        index = tf.argmax(outputs, axis=-1)
+        return {"probabilities": outputs, "class_index": index, "class_name": tf.gather(names, index)}
 
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
@@ -170,11 +177,24 @@ def _(given: ImageInput, answer: Callable[[Any], Any]) -> dict[str, Any]:
     }
 
 
-def _convert(model: Any, given: Input, calibration: np.ndarray | None) -> bytes:
+def _scale(model: Any) -> dict[str, list[float]]:
+    """What turns the standardised numbers of a regression into the targets' units; empty for other models."""
+    units = model.layers[-1]
+    return {"scale": units.scale, "offset": units.offset} if units.name == UNITS_LAYER else {}
+
+
+def _without_units(model: Any) -> Any:
+    """The model up to standardised numbers, of a regression; others as they are."""
+    import keras
+
+    return keras.Model(model.inputs, model.layers[-1].input) if _scale(model) else model
+
+
+def _convert(model: Any, given: Input, answer: str, calibration: np.ndarray | None) -> bytes:
     """The model as a LiteRT file: float32 pixels in, or uint8 with int8 inside where there are calibration images."""
     tf = records.tensorflow()
     spec = tf.TensorSpec((None, *given.shape), tf.float32, name="image")
-    function = tf.function(lambda image: {"probabilities": model(image, training=False)}, input_signature=[spec])
+    function = tf.function(lambda image: {answer: model(image, training=False)}, input_signature=[spec])
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], model)
     converter.experimental_lower_to_saved_model = False  # So that weights become constants, which int8 needs.
     if calibration is not None:
@@ -186,7 +206,7 @@ def _convert(model: Any, given: Input, calibration: np.ndarray | None) -> bytes:
 
 
 def _write_expectations(params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> float:
-    """Leave inputs, labels and the trained model's own probabilities for the fresh process; returns its accuracy."""
+    """Leave inputs, labels and the trained model's own answers for the fresh process; returns its judged figure."""
     from components.models.loading import predict
 
     num_examples = manifest.split(params.split).num_examples
@@ -204,7 +224,10 @@ def _write_expectations(params: ExportParams, model: Any, records_dir: Path, man
     inputs.flush()
     np.save(work / verification.LABELS_FILE, labels)
     np.save(work / verification.EXPECTED_FILE, expected)
-    return float(manifest.interface.task.scores(labels, expected).mean())
+    task = manifest.interface.task
+    facts = {"task": task.name, "judged": task.judged, "answer": task.answer, **_scale(model)}
+    (work / verification.TASK_FILE).write_text(json.dumps(facts))
+    return task.judge(labels, expected)
 
 
 def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str, Any]]:
@@ -226,10 +249,10 @@ def _check(params: ExportParams, result: ExportResult) -> None:
     problems = []
     for name, facts in result.formats.items():
         if name == "int8":
-            drop = result.trained_accuracy - facts["accuracy"]
-            if drop > params.max_int8_accuracy_drop:
+            drop = result.trained_score - facts[result.judged]
+            if not drop <= params.max_int8_accuracy_drop:  # Written so that NaN fails.
                 problems.append(
-                    f"int8 loses {drop:.4f} of accuracy, allowed {params.max_int8_accuracy_drop} (raise "
+                    f"int8 loses {drop:.4f} of {result.judged}, allowed {params.max_int8_accuracy_drop} (raise "
                     "export.calibration_examples)"
                 )
             continue
@@ -237,7 +260,7 @@ def _check(params: ExportParams, result: ExportResult) -> None:
             problems.append(f"{name} differs by {facts['max_difference']:.2e}, allowed {params.tolerance:.2e}")
         if facts["agreement"] < params.min_agreement:
             problems.append(
-                f"{name} predicts the same class for {facts['agreement']:.4%}, required {params.min_agreement:.4%}"
+                f"{name} gives the same answer for {facts['agreement']:.4%}, required {params.min_agreement:.4%}"
             )
     if problems:
         raise InputError(

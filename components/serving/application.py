@@ -89,8 +89,8 @@ class Application:
         # Off the event loop, which a large body or image would block for all others.
         asked = await loop.run_in_executor(self._threads, parse_request, body, model.input, self._params.max_instances)
         request.state.instances = len(asked.inputs)
-        probabilities = await self._batcher.predict(asked.inputs)
-        content = await loop.run_in_executor(self._threads, render_predictions, model, probabilities, asked.top)
+        outputs = await self._batcher.predict(asked.inputs)
+        content = await loop.run_in_executor(self._threads, render_predictions, model, outputs, asked.top)
         return Response(content, media_type="application/json")
 
     async def _read_body(self, request: Request) -> bytes:
