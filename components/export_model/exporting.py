@@ -187,7 +187,7 @@ def _without_units(model: Any) -> Any:
     """The model up to standardised numbers, of a regression; others as they are."""
     import keras
 
-    return keras.Model(model.inputs, model.layers[-1].input) if _scale(model) else model
+    return keras.Model(model.input, model.layers[-1].input) if _scale(model) else model
 
 
 def _convert(model: Any, given: Input, answer: str, calibration: np.ndarray | None) -> bytes:

@@ -259,7 +259,7 @@ def test_regression_gives_numbers_in_the_targets_units_whatever_the_precision(tm
     device.prepare("tensorflow", "cpu", 1, "mixed_bfloat16")
     model = build_model(_ending_in(tmp_path, "layers.Dense(num_targets)(body)", "num_targets"), _NUMBERS, {})
     images = np.random.default_rng(0).integers(0, 256, (20, *_SHAPE), np.uint8)
-    standardised = np.asarray(keras.Model(model.inputs, model.layers[-1].input)(images)).astype(np.float32)
+    standardised = np.asarray(keras.Model(model.input, model.layers[-1].input)(images)).astype(np.float32)
     answer = np.asarray(model(images))
     assert answer.dtype == np.float32
     np.testing.assert_allclose(answer, standardised * [1.5, 0.25] + [3.5, 2000.0], rtol=1e-6)
