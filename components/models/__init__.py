@@ -198,7 +198,8 @@ def _in_target_units(model: Any, interface: Interface) -> Any:
 
     # In float32 also where the rest is bfloat16, whose 8 bits lose a small spread around a large mean.
     units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
-    return keras.Model(model.input, units(model.output), name=model.name)
+    # A Sequential model has no `input` before it is called.
+    return keras.Model(model.inputs[0], units(model.outputs[0]), name=model.name)
 
 
 def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
