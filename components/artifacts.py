@@ -10,7 +10,7 @@ import google_crc32c
 
 from components import storage
 from components.errors import InputError
-from components.interface import REGRESSION, TASKS, ImageInput, Interface, TextInput, read_input
+from components.interface import REGRESSION, TASKS, AnyInput, Interface, read_input
 
 MANIFEST_FILE = "dataset.json"
 PREFLIGHT_FILE = "preflight.json"
@@ -32,7 +32,8 @@ DEPLOYMENT_FILE = "deployment.json"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 
-LABEL_FEATURE, KEY_FEATURE = "label", "key"  # The input's own field has the name that its `Input` gives it.
+# The input's own field has the name that its `Input` gives it.
+LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE = "label", "key", "text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +63,18 @@ class Split:
     Attributes:
         num_examples: Examples in all shards.
         class_counts: Examples per class, in the order of the class names; of several labels each counts. Of a
-            regression empty.
+            regression empty; of a corpus how often each character is predicted.
         shards: The files.
+        statistics: What was done to the examples: of texts `num_truncated`, `num_padded`, `num_tokens` (of those kept),
+            `num_unknown` (of these), and outside the training split `num_also_in_train`; of a corpus `num_characters`,
+            all that are predicted, and `num_unknown` of these.
         targets: Of a regression, one entry per target; otherwise empty.
     """
 
     num_examples: int
     class_counts: tuple[int, ...]
     shards: tuple[Shard, ...]
+    statistics: Mapping[str, int] = dataclasses.field(default_factory=dict)
     targets: tuple[TargetStatistics, ...] = ()
 
 
@@ -100,7 +105,7 @@ class Manifest:
     fingerprint: str
     source: str
     split_rule: str
-    input: ImageInput | TextInput
+    input: AnyInput
     task: str
     features: Mapping[str, str]
     class_names: tuple[str, ...]
@@ -136,6 +141,7 @@ class Manifest:
                     split["num_examples"],
                     tuple(split["class_counts"]),
                     tuple(Shard(**shard) for shard in split["shards"]),
+                    split["statistics"],
                     tuple(TargetStatistics(**target) for target in split["targets"]),
                 )
                 for name, split in raw.pop("splits").items()
@@ -240,7 +246,7 @@ class ModelInfo:
     name: str
     parameters: Mapping[str, Any]
     class_names: tuple[str, ...]
-    input: ImageInput | TextInput
+    input: AnyInput
     task: str
     dataset_fingerprint: str
     training: Mapping[str, Any]

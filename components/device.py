@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -49,12 +50,22 @@ class Device:
 
 def cpu_flags() -> Sequence[str]:
     """The instruction sets of this machine's processor; empty where the system does not tell."""
+    return _processor("flags", "Features").split()
+
+
+def describe_host() -> str:
+    """This machine in a few words: its cores, and their make where the system tells."""
+    make = _processor("model name") or platform.machine()
+    return f"{os.cpu_count()} × {' '.join(make.split())}"
+
+
+def _processor(*names: str) -> str:
+    """What /proc/cpuinfo says under the first of these names that it has; empty where it says nothing."""
     try:
         with open("/proc/cpuinfo") as file:
-            line = next((line for line in file if line.startswith(("flags", "Features"))), ":")
+            return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), "")
     except OSError:
-        return ()
-    return line.split(":")[1].split()
+        return ""
 
 
 def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> str:

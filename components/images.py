@@ -14,7 +14,7 @@ _MODES = {1: "L", 3: "RGB"}
 # For Pillow: libjpeg-turbo's own conversion from CMYK is one level off Pillow's and TensorFlow's.
 _UNUSUAL = "unusual"
 _GREY_MODES = ("1", "L", "LA")
-# A few kilobytes can claim 65,535 × 65,535 pixels. This many take 400 MB, in each worker.
+# A few kilobytes can claim 65,535 × 65,535 pixels.
 _MAX_PIXELS = 1 << 27
 
 
@@ -29,10 +29,12 @@ class ImageRule:
     Attributes:
         image_size: (height, width) to resize to, or None: no resizing.
         channels: 1 or 3 to convert to, or 0: no conversion.
+        max_pixels: The largest image to decode, as its header says. The default takes 400 MB.
     """
 
     image_size: tuple[int, int] | None
     channels: int
+    max_pixels: int = _MAX_PIXELS
 
 
 def decode_pixels(content: bytes, rule: ImageRule) -> np.ndarray:
@@ -41,11 +43,11 @@ def decode_pixels(content: bytes, rule: ImageRule) -> np.ndarray:
     Transparency is dropped, 16 bits are cut to the upper 8, and of an animation the first frame counts.
 
     Raises:
-        UnreadableImageError: If the file is no image, is truncated, or is larger than 134 million pixels.
+        UnreadableImageError: If the file is no image, is truncated, or has more pixels than the rule allows.
     """
-    kind = _jpeg_kind(content)
+    kind = _jpeg_kind(content, rule.max_pixels)
     if kind in ("", _UNUSUAL):
-        pixels = _decode_with_pillow(content, rule.channels)
+        pixels = _decode_with_pillow(content, rule)
     else:
         grey = rule.channels == 1 or (rule.channels == 0 and kind == "Gray")
         try:
@@ -72,7 +74,7 @@ def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(height, width, -1)
 
 
-def _jpeg_kind(content: bytes) -> str:
+def _jpeg_kind(content: bytes, max_pixels: int = _MAX_PIXELS) -> str:
     """The colour space of a JPEG file, or that it is an unusual one; empty for other files."""
     if content[:3] != b"\xff\xd8\xff":
         return ""
@@ -80,28 +82,28 @@ def _jpeg_kind(content: bytes) -> str:
         height, width, kind, _ = simplejpeg.decode_jpeg_header(content)
     except ValueError:  # Damaged, or subsampled in a way that libjpeg-turbo's interface has no name for.
         return _UNUSUAL
-    _check_size(height, width)
+    _check_size(height, width, max_pixels)
     return _UNUSUAL if kind == "CMYK" else kind
 
 
-def _check_size(height: int, width: int) -> None:
-    if height * width > _MAX_PIXELS:
-        raise UnreadableImageError(f"{height}×{width} pixels: expected at most {_MAX_PIXELS:,} in all")
+def _check_size(height: int, width: int, max_pixels: int) -> None:
+    if height * width > max_pixels:
+        raise UnreadableImageError(f"{height}×{width} pixels: expected at most {max_pixels:,} in all")
 
 
-def _decode_with_pillow(content: bytes, channels: int) -> np.ndarray:
+def _decode_with_pillow(content: bytes, rule: ImageRule) -> np.ndarray:
     if not content:
         raise UnreadableImageError("empty file")
     try:
         with warnings.catch_warnings(action="ignore"):  # Odd metadata is no concern here; size is checked below.
             image: Image.Image = Image.open(io.BytesIO(content), formats=_FORMATS)
-            _check_size(image.height, image.width)
+            _check_size(image.height, image.width, rule.max_pixels)
             image.load()
             if image.mode.startswith("I;16"):  # convert() would clip at 255.
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             if image.mode in ("I", "F"):
                 raise UnreadableImageError(f"32 bits per pixel (mode {image.mode}): expected 8 or 16")
-            mode = _MODES[channels or (1 if image.mode in _GREY_MODES else 3)]
+            mode = _MODES[rule.channels or (1 if image.mode in _GREY_MODES else 3)]
             pixels = np.asarray(image.convert(mode))
     except UnreadableImageError:
         raise
@@ -126,6 +128,11 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, in
     shape = (*(rule.image_size or (height, width)), channels)
     if _jpeg_kind(content) not in ("", _UNUSUAL) or content.startswith(b"\x89PNG\r\n\x1a\n"):
         return content, shape
+    return encode_png(pixels), shape
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """A PNG file of uint8[height, width, 1 or 3], from which the very same pixels are read."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(buffer, "PNG")
-    return buffer.getvalue(), shape
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
+    return buffer.getvalue()

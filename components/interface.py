@@ -12,8 +12,10 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-IMAGE, TEXT = "image", "text"
+IMAGE, TEXT, CORPUS = "image", "text", "corpus"
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
+LANGUAGE_MODEL = "language_model"
+PADDING, UNKNOWN = 0, 1  # Ids that are no characters.
 THRESHOLD = 0.5  # Of a multi-label probability: a label is predicted above it.
 
 
@@ -22,14 +24,18 @@ class Input(Protocol):
 
     Attributes:
         kind: Its name in the manifest.
-        plural: Several of them, in messages.
+        noun: One of them, in messages.
         feature: The field of a tf.train.Example that holds it.
     """
 
     @property
     def kind(self) -> str: ...  # noqa: D102
     @property
-    def plural(self) -> str: ...  # noqa: D102
+    def noun(self) -> str: ...  # noqa: D102
+    @property
+    def plural(self) -> str:
+        """Several of them, in messages."""
+
     @property
     def feature(self) -> str: ...  # noqa: D102
     @property
@@ -62,7 +68,7 @@ class ImageInput:
     encoding: str = dataclasses.field(compare=False)
     kind: str = dataclasses.field(default=IMAGE, init=False)
 
-    plural = "images"
+    noun, plural = "image", "images"
     feature = "image"
     dtype = "uint8"
 
@@ -99,7 +105,7 @@ class TextInput:
     truncate: str
     kind: str = dataclasses.field(default=TEXT, init=False)
 
-    plural = "texts"
+    noun, plural = "text", "texts"
     feature = "tokens"
     dtype = "int32"
 
@@ -125,7 +131,46 @@ class TextInput:
         )
 
 
-_INPUTS: Mapping[str, Callable[..., ImageInput | TextInput]] = {IMAGE: ImageInput, TEXT: TextInput}
+@dataclasses.dataclass(frozen=True)
+class CorpusInput:
+    """Passages of one long text as ids of its characters, int32; 0 is what stands before its start, 1 is unknown.
+
+    A record holds one id more than a model gets: the last is only predicted.
+
+    Attributes:
+        num_tokens: Characters of a passage.
+        vocabulary_size: Ids are below it; the class names of the data set say what each stands for.
+    """
+
+    num_tokens: int
+    vocabulary_size: int
+    kind: str = dataclasses.field(default=CORPUS, init=False)
+
+    noun, plural = "passage", "passages"
+    feature = "tokens"
+    dtype = "int32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(num_tokens,)."""
+        return (self.num_tokens,)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """See `Input`."""
+        return {"vocabulary_size": self.vocabulary_size, "num_tokens": self.num_tokens}
+
+    @property
+    def stored_dtype(self) -> str:
+        """Of an id in a record, little-endian."""
+        return "uint8" if self.vocabulary_size <= 1 << 8 else "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
+
+    def __str__(self) -> str:
+        return f"passages of {self.num_tokens} characters, {self.vocabulary_size:,} of them known"
+
+
+AnyInput = ImageInput | TextInput | CorpusInput
+_INPUTS: Mapping[str, Callable[..., AnyInput]] = {IMAGE: ImageInput, TEXT: TextInput, CORPUS: CorpusInput}
 # Every fact that a model may be built from, and the kind of input that has it; the task has the others.
 FACTS: Mapping[str, str] = {
     "image_shape": IMAGE,
@@ -136,7 +181,7 @@ FACTS: Mapping[str, str] = {
 }
 
 
-def read_input(raw: Mapping[str, Any]) -> ImageInput | TextInput:
+def read_input(raw: Mapping[str, Any]) -> AnyInput:
     """An input from what `dataclasses.asdict` made of it.
 
     Raises:
@@ -155,9 +200,9 @@ class Task(Protocol):
         name: In the manifest.
         stored_dtype: Of a target in a tf.train.Example.
         target_dtype: Of a target as the loss takes it.
-        loss: Of training: Keras's name, or a function of targets and outputs.
-        metric: Shown beside the loss in training: Keras's name, and ours.
-        judged: The figure that the gate looks at by default, and that int8 is held to; 1 is perfect.
+        loss: Of training: Keras's name, one of `models.compiling`, or a function of targets and outputs.
+        metric: Shown beside the loss in training: Keras's name, or one of `models.compiling`, and ours.
+        judged: The figure that the gate looks at by default.
         answer: What a model's output is called.
         size_fact: The name by which `build_model` is given the size of the output.
         activation: What a model ends in: Keras's name.
@@ -188,10 +233,10 @@ class Task(Protocol):
         """Of a model's answer to one example, float32."""
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """float64[examples]: the loss of every one."""
+        """float64[targets]: the loss of every one that counts; of most tasks an example has one."""
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """float64[examples]: the metric of every one; their mean is the data set's."""
+        """float64[targets]: the metric of every one that counts; their mean is the data set's."""
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
         """The judged figure of a data set."""
@@ -325,7 +370,44 @@ class Regression:
         return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))
 
 
-_TASKS: tuple[Task, ...] = (Classification(), MultiLabel(), Regression())
+class LanguageModel:
+    """The character after every one: int32[batch, num_tokens] ids, float32[batch, num_tokens, classes] probabilities.
+
+    A target of 0 does not count. In a record stands how many do, the last ones; the ids themselves are the input's.
+    """
+
+    name = LANGUAGE_MODEL
+    stored_dtype = "int64"
+    target_dtype = "int32"
+    loss = "next_character"
+    metric = judged = "bits_per_character"
+    answer = "probabilities"
+    size_fact = "num_classes"
+    activation = "softmax"
+
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """(num_tokens,)."""
+        return interface.input.shape
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """(num_tokens, num_classes)."""
+        return (*interface.input.shape, interface.num_classes)
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Cross-entropy in nats, passage by passage; probabilities are clipped at 1e-7, as Keras does."""
+        chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0]
+        return -np.log(np.maximum(chosen[targets != PADDING].astype(np.float64), 1e-7))
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Bits: the same to the base of two."""
+        return self.losses(targets, outputs) / np.log(2)
+
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """Bits per character; less is better."""
+        return float(self.scores(targets, outputs).mean())
+
+
+_TASKS: tuple[Task, ...] = (Classification(), MultiLabel(), Regression(), LanguageModel())
 TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
 
 
@@ -341,7 +423,7 @@ class Interface:
         std: See `Regression`; empty otherwise.
     """
 
-    input: ImageInput | TextInput
+    input: AnyInput
     num_classes: int
     task_name: str = CLASSIFICATION
     mean: tuple[float, ...] = ()

@@ -1,11 +1,19 @@
-"""Classes, labels or numbers for images, on CPU, from an export folder: no TensorFlow, no Keras, no training code."""
+"""Classes, labels or numbers for images and texts, and what a text goes on with, on CPU from an export folder.
 
+No TensorFlow, no Keras, no training code.
+"""
+
+import csv
 import dataclasses
 import functools
+import io
 import json
+import math
 import os
+import queue
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +22,27 @@ import numpy as np
 from components import storage
 from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE
 from components.errors import InputError
+from components.generation import Alphabet, Step, generate
 from components.images import ImageRule, UnreadableImageError, decode_pixels
-from components.interface import CLASSIFICATION, MULTI_LABEL, TASKS, THRESHOLD, ImageInput, TextInput, read_input
+from components.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    PADDING,
+    REGRESSION,
+    TASKS,
+    THRESHOLD,
+    AnyInput,
+    CorpusInput,
+    ImageInput,
+    TextInput,
+    read_input,
+)
+from components.text import Tokenizer, load_vocabulary
 
 _BATCH_SIZE = 64
 _ARRAY_SUFFIXES = (".npy", ".npz")
+_TEXT_SUFFIXES = (".txt", ".csv")
 
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -31,38 +55,78 @@ class ExportedModel:
         name: Its name in the registry, or where it was imported from.
         class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
         input: What it takes.
-        predict: Answers to images: uint8[N, height, width, channels] → float32[N, outputs], any N from 1: probabilities
-            of classes, or numbers in the targets' units. An image's answer does not depend on its company. One thread
-            at a time may call it.
+        predict: Answers to what it takes, as uint8[N, height, width, channels] → float32[N, outputs], any N from 1:
+            probabilities of classes, or numbers in the targets' units. An answer does not depend on its company. One
+            thread at a time may call it. Of a language model: int32[N, num_tokens] ids → probabilities of the character
+            after the last one that is not 0.
+        reader: What says how an input as a user has it becomes one that the model takes.
         task: What it was asked; a key of `interface.TASKS`.
+        step: Of a language model: how it takes one character of each text.
+        state_size: Of its state.
     """
 
     name: str
     class_names: tuple[str, ...]
-    input: ImageInput | TextInput
+    input: AnyInput
     predict: Predict
+    reader: "ImageInput | Tokenizer | PromptReader"
     task: str = CLASSIFICATION
+    step: Step | None = None
+    state_size: int = 0
 
     def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """What float32[outputs] says of one image.
+        """What float32[outputs] says of one example.
 
-        The `top` likeliest classes (all by default), or all labels above a probability of 0.5, best first, each with
-        its probability; or the numbers with their names.
+        The `top` likeliest classes or characters (all by default), or all labels above a probability of 0.5, best
+        first, each with its probability; or the numbers with their names.
         """
-        if self.task == CLASSIFICATION:
-            return self.rank(output, top)
         if self.task == MULTI_LABEL:
             return tuple((name, probability) for name, probability in self.rank(output) if probability > THRESHOLD)
-        return tuple(zip(self.class_names, output.astype(float).tolist(), strict=True))
+        if self.task == REGRESSION:
+            return tuple(zip(self.class_names, output.astype(float).tolist(), strict=True))
+        return self.rank(output, top)
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """The `top` likeliest classes (all by default) of one image, best first, from its float32[classes]."""
+        """The `top` likeliest classes (all by default) of one example, best first, from its float32[classes]."""
         best = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((self.class_names[i], float(probabilities[i])) for i in best)
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptReader:
+    """Turns texts into what a language model takes."""
+
+    given: CorpusInput
+    class_names: tuple[str, ...]
+
+    noun = "text"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one text."""
+        return self.given.shape
+
+    @property
+    def dtype(self) -> str:
+        """Of its ids."""
+        return self.given.dtype
+
+    def read(self, text: str) -> np.ndarray:
+        """int32[num_tokens]: the last characters, and 0 behind them.
+
+        Raises:
+            InputError: If there are none.
+        """
+        if not text:
+            raise InputError("expected a text of at least one character. Received: an empty one.")
+        ids = np.zeros(self.shape, self.dtype)
+        known = Alphabet(self.class_names).encode(text[-self.shape[0] :])
+        ids[: len(known)] = known
+        return ids
+
+
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
-    """Load a model from an export folder and try it on a blank image.
+    """Load a model from an export folder and try it on a blank input.
 
     Args:
         export_dir: What export_model wrote.
@@ -82,14 +146,20 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         if facts["task"] not in TASKS:
             raise KeyError(facts["task"])
         file = export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE)
+        name, task, given = facts["model"], facts["task"], read_input(facts["input"])
+        class_names = tuple(facts["class_names"])
+        if tuple(facts["input"]["shape"][1:]) != given.shape:
+            raise ValueError(f"a shape of {facts['input']['shape']} for {given}")
         scale, offset = facts["output"].get("scale", 1.0), facts["output"].get("offset", 0.0)
-        model = ExportedModel(
-            facts["model"],
-            tuple(facts["class_names"]),
-            read_input(facts["input"]),
-            _lite_predictor(file, num_threads, np.float32(scale), np.float32(offset)),
-            facts["task"],
-        )
+        if isinstance(given, CorpusInput):
+            step, state_size = _lite_step(file, num_threads, len(class_names))
+            predict = _last_answers(step, state_size, len(class_names))
+            prompts = PromptReader(given, class_names)
+            model = ExportedModel(name, class_names, given, predict, prompts, task, step, state_size)
+        else:
+            reader = Tokenizer(given, load_vocabulary(export_dir, given)) if isinstance(given, TextInput) else given
+            predict = _lite_predictor(file, num_threads, np.float32(scale), np.float32(offset))
+            model = ExportedModel(name, class_names, given, predict, reader, task)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
             raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
@@ -112,25 +182,144 @@ def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> P
     scale, zero_point = given["quantization"]
     size = 0
 
-    def predict(images: np.ndarray) -> np.ndarray:
+    def predict(inputs: np.ndarray) -> np.ndarray:
         nonlocal size
-        if len(images) != size:  # Costs next to nothing: 5 µs for the digits' model, 0.1 ms for one of 1.7 M weights.
-            interpreter.resize_tensor_input(given["index"], images.shape)
+        if len(inputs) != size:  # Costs next to nothing: 5 µs for the digits' model, 0.1 ms for one of 1.7 M weights.
+            interpreter.resize_tensor_input(given["index"], inputs.shape)
             interpreter.allocate_tensors()
-            size = len(images)
+            size = len(inputs)
         # An int8 model takes uint8 on the scale that calibration found, as a rule 1 with zero at 0.
         if given["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
-            images = np.clip(np.round(images / scale) + zero_point, 0, 255)
-        interpreter.set_tensor(given["index"], images.astype(given["dtype"]))
+            inputs = np.clip(np.round(inputs / scale) + zero_point, 0, 255)
+        interpreter.set_tensor(given["index"], inputs.astype(given["dtype"]))
         interpreter.invoke()
         return interpreter.get_tensor(answer["index"]) * factor + addend
+
+    return _one_at_a_time(path, num_threads or os.cpu_count() or 1) if given["shape_signature"][0] == 1 else predict
+
+
+def _one_at_a_time(path: Path, num_threads: int) -> Predict:
+    """For a model with loops, whose batch is fixed at 1. Its steps are small: an interpreter per thread is faster."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(num_threads):
+        interpreter = Interpreter(model_path=str(path), num_threads=1)
+        interpreter.allocate_tensors()
+        free.put(interpreter)
+    pool = ThreadPoolExecutor(num_threads)
+
+    def predict_one(row: np.ndarray) -> np.ndarray:
+        interpreter = free.get()
+        try:
+            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], row[None])
+            interpreter.invoke()
+            return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        finally:
+            free.put(interpreter)
+
+    return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
+
+
+def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
+    """A LiteRT file of one step of a language model as a function, and the size of its state."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
+    inputs = {given["dtype"]: given for given in interpreter.get_input_details()}
+    tokens, states, answer = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
+    size = 0
+
+    def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal size
+        if len(ids) != size:
+            interpreter.resize_tensor_input(tokens["index"], ids.shape)
+            interpreter.resize_tensor_input(states["index"], state.shape)
+            interpreter.allocate_tensors()
+            size = len(ids)
+        interpreter.set_tensor(tokens["index"], np.ascontiguousarray(ids, np.int32))
+        interpreter.set_tensor(states["index"], state)
+        interpreter.invoke()
+        both = interpreter.get_tensor(answer["index"])
+        return both[:, :num_classes], both[:, num_classes:]
+
+    return step, int(states["shape_signature"][1])
+
+
+def _last_answers(step: Step, state_size: int, num_classes: int) -> Predict:
+    """What comes after each text: int32[N, length] ids, 0 behind the last → float32[N, classes]."""
+
+    def predict(texts: np.ndarray) -> np.ndarray:
+        known = texts != PADDING
+        last = np.where(known.any(1), texts.shape[1] - 1 - known[:, ::-1].argmax(1), 0)
+        answers = np.empty((len(texts), num_classes), np.float32)
+        state = np.zeros((len(texts), state_size), np.float32)
+        for position in range(int(last.max()) + 1):
+            probabilities, state = step(texts[:, position], state)
+            answers[last == position] = probabilities[last == position]
+        return answers
 
     return predict
 
 
 @dataclasses.dataclass(frozen=True)
-class ImagePrediction:
-    """One image's name and what is said of it; see `ExportedModel.answer`."""
+class Continuation:
+    """A prompt, and what a language model writes after it."""
+
+    prompt: str
+    text: str
+
+
+def is_language_model(export_dir: Path) -> bool:
+    """Whether an export continues texts; False also for what is no export."""
+    try:
+        return json.loads((export_dir / EXPORT_FILE).read_bytes())["task"] == LANGUAGE_MODEL
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def continue_texts(
+    export_dir: Path,
+    prompts: Sequence[str],
+    length: int = 200,
+    temperature: float = 0.8,
+    seed: int = 0,
+    use_int8: bool = False,
+) -> Iterator[Continuation]:
+    """Let a language model write on.
+
+    Args:
+        export_dir: What export_model wrote.
+        prompts: Texts to continue; a character that the training text has none of is read as unknown.
+        length: Characters to add.
+        temperature: 1 draws by the probabilities, less prefers the likely ones, 0 always takes the likeliest.
+        seed: Equal ones give equal texts, on the same kind of machine.
+        use_int8: Use the int8 model.
+
+    Raises:
+        InputError: If the export cannot be read, a prompt is empty, or a number is out of range.
+    """
+    if length < 1:
+        raise InputError(f"--length must be at least 1. Received: {length}.")
+    if not 0 <= temperature < math.inf:
+        raise InputError(f"--temperature must not be negative, and finite. Received: {temperature}.")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"--seed must be at least 0 and below 2**32. Received: {seed}.")
+    model = load_model(export_dir, use_int8)
+    if model.step is None:
+        raise InputError(f"Cannot continue texts with {export_dir}: it takes {model.input}.")
+    alphabet = Alphabet(model.class_names)
+    for prompt in prompts:
+        if not prompt:
+            raise InputError("Cannot continue an empty prompt: expected at least one character.")
+        ids = alphabet.encode(prompt)[None]
+        added = generate(model.step, model.state_size, ids, length, [temperature], seed)
+        yield Continuation(prompt, alphabet.decode(added[0].tolist()))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExamplePrediction:
+    """One input's name, or text, and what is said of it; see `ExportedModel.answer`."""
 
     name: str
     classes: tuple[tuple[str, float], ...]
@@ -138,16 +327,24 @@ class ImagePrediction:
 
 
 def predict_inputs(
-    export_dir: Path, inputs: Sequence[str], top: int = 3, use_int8: bool = False
-) -> Iterator[ImagePrediction]:
-    """Answer images, however many.
+    export_dir: Path,
+    inputs: Sequence[str],
+    top: int = 3,
+    use_int8: bool = False,
+    lines: bool = False,
+    column: str = "text",
+) -> Iterator[ExamplePrediction]:
+    """Answer images or texts, however many.
 
     Args:
         export_dir: What export_model wrote.
-        inputs: Image files, folders of them, or .npy/.npz files of uint8[N, height, width(, channels)] arrays.
-            Images of another size are resized.
+        inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
+            channels)] arrays; images of another size are resized. For one of texts: .txt files, folders of them, .csv
+            files, or texts themselves.
         top: Classes to name; labels and numbers are named all.
         use_int8: Use the int8 model.
+        lines: A .txt file holds a text a line.
+        column: Of a .csv file.
 
     Raises:
         InputError: If the export or an input cannot be read, or an array is of the wrong shape or type.
@@ -155,33 +352,84 @@ def predict_inputs(
     if top < 1:
         raise InputError(f"--top must be at least 1. Received: {top}.")
     model = load_model(export_dir, use_int8)
-    for name, images in _read_inputs(model.input, inputs):
-        answers = np.concatenate(
-            [model.predict(images[i : i + _BATCH_SIZE]) for i in range(0, len(images), _BATCH_SIZE)]
-        )
-        for position, output in enumerate(answers):
-            place = name if len(images) == 1 else f"{name}[{position}]"
-            yield ImagePrediction(place, model.answer(output, top), model.task)
+    for names, batch in _read_inputs(model.reader, inputs, lines, column):
+        for start in range(0, len(batch), _BATCH_SIZE):
+            answers = model.predict(batch[start : start + _BATCH_SIZE])
+            for name, output in zip(names[start : start + _BATCH_SIZE], answers, strict=True):
+                yield ExamplePrediction(name, model.answer(output, top), model.task)
+
+
+_Named = Iterator[tuple[Sequence[str], np.ndarray]]
 
 
 @functools.singledispatch
-def _read_inputs(wanted: Any, inputs: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Names, and batches of what the model takes."""
-    raise TypeError(f"No reader for inputs of {type(wanted)}.")
+def _read_inputs(reader: Any, inputs: Sequence[str], lines: bool, column: str) -> _Named:
+    """Names, and as many of what the model takes."""
+    raise TypeError(f"No reader for inputs of {type(reader)}.")
 
 
 @_read_inputs.register
-def _(wanted: ImageInput, inputs: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-    shape = wanted.image_shape
+def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str) -> _Named:
+    shape = reader.image_shape
     for given in inputs:
         if not storage.is_remote(given) and Path(given).is_dir():
             for file in storage.list_files(given):
-                yield f"{given}/{file.name}", _read_image(f"{given}/{file.name}", shape)
+                yield [f"{given}/{file.name}"], _read_image(f"{given}/{file.name}", shape)
         elif given.endswith(_ARRAY_SUFFIXES):
             for key, array in _read_arrays(given).items():
-                yield f"{given}{key}", _check_array(f"{given}{key}", array, shape)
+                images = _check_array(f"{given}{key}", array, shape)
+                many = [f"{given}{key}[{i}]" for i in range(len(images))]
+                yield many if len(many) > 1 else [f"{given}{key}"], images
         else:
-            yield given, _read_image(given, shape)
+            yield [given], _read_image(given, shape)
+
+
+@_read_inputs.register
+def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str) -> _Named:
+    for given in inputs:
+        if not storage.is_remote(given) and not given.endswith(_TEXT_SUFFIXES) and _is_folder(given):
+            for file in storage.list_files(given):
+                path = f"{given}/{file.name}"
+                yield [path], reader.encode_all([_read_text(path)])
+        elif given.endswith(".csv"):
+            texts = _read_column(given, column)
+            yield [f"{given}[{i}]" for i in range(len(texts))], reader.encode_all(texts)
+        elif given.endswith(".txt") and lines:
+            texts = _read_text(given).splitlines()
+            yield [f"{given}[{i}]" for i in range(len(texts))], reader.encode_all(texts)
+        elif given.endswith(".txt"):
+            yield [given], reader.encode_all([_read_text(given)])
+        else:
+            yield [given], reader.encode_all([given])
+
+
+def _is_folder(given: str) -> bool:
+    try:
+        return Path(given).is_dir()
+    except (OSError, ValueError):  # A text may be too long for a path, or hold what no path can.
+        return False
+
+
+def _read_text(path: str) -> str:
+    try:
+        return storage.read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Cannot read {path}: {error}. Expected text in UTF-8.") from error
+
+
+def _read_column(path: str, column: str) -> list[str]:
+    try:
+        reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
+        rows = list(reader)
+    except csv.Error as error:
+        raise InputError(f"Cannot read {path}: {error}. Expected a CSV file.") from error
+    columns = list(reader.fieldnames or ())
+    if column not in columns or any(row[column] is None for row in rows):
+        raise InputError(
+            f"Cannot read {path}: expected the column {column!r} in every line, received {columns}. Name it with "
+            "--column."
+        )
+    return [row[column] for row in rows]
 
 
 def _read_image(path: str, shape: tuple[int, ...]) -> np.ndarray:

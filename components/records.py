@@ -16,8 +16,8 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Manifest
-from components.interface import ImageInput, TextInput
+from components.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, Manifest
+from components.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
 
 RAW, ENCODED = "raw", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
@@ -178,23 +178,28 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
     Returns:
         A dataset of dictionaries: the input under the name of its feature, as `image` uint8[batch, height, width,
         channels] or `tokens` int32[batch, num_tokens]; the target as `label`, of classes int32[batch], else
-        float32[batch, num_classes or num_targets]; and with `with_keys` also `key` string[batch].
+        float32[batch, num_classes or num_targets], of a language model int32[batch, num_tokens]; and with `with_keys`
+        also `key` string[batch], and of texts `text` string[batch].
     """
     tf = tensorflow()
     given, interface = manifest.input, manifest.interface
     task, parse_input = interface.task, _parser(given)
+    finish = _next_characters(given) if isinstance(given, CorpusInput) else None
     spec = {
         given.feature: tf.io.FixedLenFeature([], tf.string),
-        LABEL_FEATURE: tf.io.FixedLenFeature(interface.target_shape, task.stored_dtype),
+        LABEL_FEATURE: tf.io.FixedLenFeature(
+            () if isinstance(given, CorpusInput) else interface.target_shape, task.stored_dtype
+        ),
     }
     if with_keys:
-        spec[KEY_FEATURE] = tf.io.FixedLenFeature([], tf.string)
+        for name in (KEY_FEATURE, TEXT_FEATURE) if isinstance(given, TextInput) else (KEY_FEATURE,):
+            spec[name] = tf.io.FixedLenFeature([], tf.string)
 
     def parse(batch: Any) -> Any:
         fields = tf.io.parse_example(batch, spec)
         fields[given.feature] = parse_input(fields[given.feature])
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
-        return fields
+        return fields | finish(fields) if finish else fields
 
     return serialized.map(parse, num_parallel_calls=2, deterministic=True)
 
@@ -234,6 +239,31 @@ def _(given: TextInput) -> Callable[[Any], Any]:
         return tf.cast(tf.reshape(ids, (-1, given.num_tokens)), given.dtype)
 
     return parse
+
+
+@_parser.register
+def _(given: CorpusInput) -> Callable[[Any], Any]:
+    tf = tensorflow()
+    width = given.num_tokens + 1
+    num_bytes = width * np.dtype(given.stored_dtype).itemsize
+
+    def parse(stored: Any) -> Any:
+        ids = tf.io.decode_raw(stored, given.stored_dtype, little_endian=True, fixed_length=num_bytes)
+        return tf.cast(tf.reshape(ids, (-1, width)), given.dtype)
+
+    return parse
+
+
+def _next_characters(given: CorpusInput) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """A function to inputs and targets from stored ids: each target is the next id, or 0 where it does not count."""
+    tf = tensorflow()
+
+    def predict_next(fields: Mapping[str, Any]) -> dict[str, Any]:
+        ids, num_counted = fields[given.feature], fields[LABEL_FEATURE]
+        counts = tf.range(given.num_tokens) >= given.num_tokens - num_counted[:, None]
+        return {given.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
+
+    return predict_next
 
 
 def read_batches(
@@ -283,7 +313,7 @@ def load_split(directory: Path, manifest: Manifest, split: str, with_keys: bool 
     return Examples(inputs, labels, tuple(keys))
 
 
-def input_bytes(given: ImageInput | TextInput) -> int:
+def input_bytes(given: AnyInput) -> int:
     """The size of one example's input in memory, in bytes."""
     return math.prod(given.shape) * np.dtype(given.dtype).itemsize
 
@@ -295,12 +325,22 @@ def decoded_bytes(manifest: Manifest, split: str) -> int:
 
 def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
     """Some inputs of a split, dtype[*shape] each, by their place in its stored order."""
+    return _pick(directory, manifest, split, indices, manifest.input.feature)
+
+
+def pick_texts(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, str]:
+    """Some texts of a split as they were found, by their place in its stored order."""
+    found = _pick(directory, manifest, split, indices, TEXT_FEATURE)
+    return {index: text.decode() for index, text in found.items()}
+
+
+def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int], field: str) -> dict[int, Any]:
     wanted = sorted(set(indices))
-    found: dict[int, np.ndarray] = {}
+    found: dict[int, Any] = {}
     start = 0
-    for batch in read_batches(directory, manifest, split).as_numpy_iterator():
+    for batch in read_batches(directory, manifest, split, with_keys=True).as_numpy_iterator():
         end = start + len(batch[LABEL_FEATURE])
-        found |= {index: batch[manifest.input.feature][index - start] for index in wanted if start <= index < end}
+        found |= {index: batch[field][index - start] for index in wanted if start <= index < end}
         start = end
     return found
 

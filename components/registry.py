@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from components import storage
 from components.artifacts import (
@@ -38,6 +38,8 @@ GATE, HAND, ROLLBACK = "gate", "hand", "rollback"
 _MODEL_NAME = r"[\w-][\w.-]{0,63}"
 _ALIAS = r"[a-z]([a-zA-Z0-9-]{0,126}[a-z0-9])?"  # What Vertex AI takes.
 _VERSION = r"\d{4,}"
+_VERTEX_ROOT = r"projects/[^/@]+/locations/[a-z0-9-]+/models"
+_VERTEX_MODEL_NAME = r"[a-z_][a-z0-9_-]{0,62}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Version:
     def number(self) -> str:
         """Its name: `0001` is the first."""
         return self.directory.name
+
+    @property
+    def uri(self) -> str:
+        """Its folder, as text."""
+        return str(self.directory)
 
     @property
     def model_dir(self) -> Path:
@@ -145,8 +152,48 @@ class Move:
     time: str
 
 
+class RegisteredVersion(Protocol):
+    """A version of a model, wherever its registry is."""
+
+    @property
+    def number(self) -> str:
+        """Its name in the registry."""
+
+    @property
+    def model_digest(self) -> str:
+        """What the registry knows its trained model by."""
+
+    @property
+    def uri(self) -> str:
+        """The folder, here or on gs://, that holds its `model/` and `export/`."""
+
+
+class Registry(Protocol):
+    """The versions and aliases of one model: in a folder, `ModelRegistry`, or on Vertex AI, `VertexRegistry`."""
+
+    @property
+    def root(self) -> Path | str:
+        """Where it is."""
+
+    @property
+    def model_name(self) -> str:
+        """Whose versions these are."""
+
+    def find(self, version: str) -> RegisteredVersion | None:
+        """The version of a number, which must be there, or where an alias stands, if anywhere."""
+
+    def number_of(self, model_digest: str) -> str:
+        """The latest version of a trained model; empty if there is none."""
+
+    def opponent(self, alias: str, digest: str) -> RegisteredVersion | None:
+        """The version that a model has to beat for an alias, if there is one."""
+
+    def promote(self, number: str, alias: str, reason: str, against: str | None = None) -> Move:
+        """Move an alias to a version that the gate has let through; nothing happens where it stands there already."""
+
+
 class ModelRegistry:
-    """The versions and aliases of one model.
+    """The versions and aliases of one model, in a folder.
 
     Args:
         root: Folder of the registry, on this machine. Nothing is written before the first version.
@@ -259,8 +306,7 @@ class ModelRegistry:
             lineage: Where it comes from.
             parent: The version that it was compared with.
         """
-        model = model_digest(model_dir)
-        digest = _digest_files(export_dir, (FLOAT_TFLITE_FILE, INT8_TFLITE_FILE), model)
+        digest = version_digest(model_dir, export_dir)
         storage.require_writable(self.directory)
         self._versions_dir.mkdir(parents=True, exist_ok=True)
         with self._lock():
@@ -271,22 +317,10 @@ class ModelRegistry:
                     return version
             number = f"{max([0, *map(int, self._used_numbers())]) + 1:04d}"
             with storage.staged_directory(self._versions_dir / number) as staged:
-                storage.link_tree(model_dir, staged / MODEL_DIR)
-                storage.link_tree(export_dir, staged / EXPORT_DIR)
-                files = sorted(path for path in staged.rglob("*") if path.is_file())
-                version = Version(
-                    directory=self._versions_dir / number,
-                    digest=digest,
-                    model_digest=model,
-                    created=_now(),
-                    parent=parent,
-                    metrics=metrics,
-                    reasons=reasons,
-                    lineage=lineage,
-                    files={path.relative_to(staged).as_posix(): _describe_file(path) for path in files},
+                fill_version(
+                    staged, model_dir, export_dir, metrics=metrics, reasons=reasons, lineage=lineage, parent=parent
                 )
-                storage.write_json(staged / VERSION_FILE, version.as_dict())
-            return version
+            return self.version(number)
 
     def promote(self, number: str, alias: str, reason: str, against: str | None = None) -> Move:
         """Move an alias to a version that the gate has let through; nothing happens where it stands there already.
@@ -404,6 +438,34 @@ class ModelRegistry:
             yield
 
 
+def fill_version(
+    directory: Path,
+    model_dir: Path,
+    export_dir: Path,
+    *,
+    metrics: Mapping[str, float],
+    reasons: Sequence[str],
+    lineage: Mapping[str, Any],
+    parent: str,
+) -> None:
+    """Write what a version is: its files, and version.json beside them; the arguments are those of `register`."""
+    storage.link_tree(model_dir, directory / MODEL_DIR)
+    storage.link_tree(export_dir, directory / EXPORT_DIR)
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    version = Version(
+        directory=directory,
+        digest=version_digest(model_dir, export_dir),
+        model_digest=model_digest(model_dir),
+        created=_now(),
+        parent=parent,
+        metrics=metrics,
+        reasons=reasons,
+        lineage=lineage,
+        files={path.relative_to(directory).as_posix(): _describe_file(path) for path in files},
+    )
+    storage.write_json(directory / VERSION_FILE, version.as_dict())
+
+
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:
     """The models of a registry, by name."""
     return tuple(ModelRegistry(root, path.parent.name) for path in sorted(root.glob("*/versions")))
@@ -414,19 +476,65 @@ def reference(root: Path | str, model_name: str, version: str) -> str:
     return f"{root}/{model_name}@{version}"
 
 
-def parse_reference(text: str) -> tuple[ModelRegistry, str] | None:
+def parse_reference(text: str) -> tuple[Registry, str] | None:
     """The registry of a model, and a version's number or an alias; None if the text is not such a reference.
 
     Example:
         >>> registry, version = parse_reference("runs/registry/digits@champion")
         >>> str(registry.root), registry.model_name, version
         ('runs/registry', 'digits', 'champion')
+        >>> parse_reference("projects/my-project/locations/us-west1/models/digits@3")[1]
+        '3'
         >>> parse_reference("runs/digits/model")
     """
+    if found := re.fullmatch(rf"({_VERTEX_ROOT})/({_VERTEX_MODEL_NAME})@(\d+|{_ALIAS})", text):
+        return open_registry(found[1], found[2]), found[3]
     found = re.fullmatch(f"(.+)/({_MODEL_NAME})@({_VERSION}|{_ALIAS})", text)
     if not found or storage.is_remote(text) or Path(text).exists():
         return None
     return ModelRegistry(found[1], found[2]), found[3]
+
+
+def open_registry(root: Path | str, model_name: str) -> Registry:
+    """The registry of a model: a folder on this machine, or `projects/PROJECT/locations/REGION/models`.
+
+    Raises:
+        InputError: If it can be neither, or not with this name.
+    """
+    check_registry(str(root), model_name)
+    if not is_on_vertex(str(root)):
+        return ModelRegistry(root, model_name)
+    from components.vertex_registry import VertexRegistry  # It builds on this module.
+
+    return VertexRegistry(str(root), model_name)
+
+
+def is_on_vertex(root: str) -> bool:
+    """Whether a registry is Vertex AI's.
+
+    Example:
+        >>> is_on_vertex("projects/my-project/locations/us-west1/models"), is_on_vertex("runs/registry")
+        (True, False)
+    """
+    return re.fullmatch(_VERTEX_ROOT, root) is not None
+
+
+def check_registry(root: str, model_name: str) -> None:
+    """Check that a registry can be one, and have a model of this name.
+
+    Raises:
+        InputError: If it cannot.
+    """
+    if root.startswith("projects/") and "/locations/" in root and not is_on_vertex(root):
+        raise InputError(
+            f"Cannot use the registry {root!r}: expected a folder, or projects/PROJECT/locations/REGION/models for "
+            "Vertex AI's. The model's name and version do not belong there: deploy.model_name, deploy.alias."
+        )
+    if is_on_vertex(root) and not re.fullmatch(_VERTEX_MODEL_NAME, model_name):
+        raise InputError(
+            f"Cannot use the model name {model_name!r} on Vertex AI: expected lower-case letters, digits, '-' and '_', "
+            "not a digit or '-' first, at most 63. Set deploy.model_name."
+        )
 
 
 def model_digest(model_dir: Path) -> str:
@@ -436,6 +544,15 @@ def model_digest(model_dir: Path) -> str:
         InputError: If a file is missing.
     """
     return _digest_files(model_dir, (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE), *ModelInfo.load(model_dir).class_names)
+
+
+def version_digest(model_dir: Path, export_dir: Path) -> str:
+    """SHA-256 of what a version is: the trained model and the files that serve it.
+
+    Raises:
+        InputError: If a file is missing.
+    """
+    return _digest_files(export_dir, (FLOAT_TFLITE_FILE, INT8_TFLITE_FILE), model_digest(model_dir))
 
 
 def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:

@@ -17,6 +17,7 @@ from pipelines.config import Config
 
 STEPS = ("create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model")
 _COMPONENTS_DIR = Path(artifacts.__file__).parent
+_CODE = (".py", ".jinja", ".css", ".json")
 # Libraries that decide what a step computes.
 _LIBRARIES = ("tensorflow", "keras", "numpy", "ai-edge-litert", "simplejpeg", "pillow", "scikit-learn", "jax")
 # What changes how fast a step runs, never what it gives.
@@ -37,9 +38,8 @@ def _hash_files(paths: Iterable[Path]) -> str:
 @functools.cache
 def code_version(step: str) -> str:
     """A fingerprint of everything that a step runs: its own package, what steps share, and the libraries' versions."""
-    files = [*_COMPONENTS_DIR.glob("*.py")]
-    for folder in (step, "models"):
-        files += [path for path in (_COMPONENTS_DIR / folder).rglob("*") if path.suffix in (".py", ".jinja")]
+    own = [path for folder in (step, "models") for path in (_COMPONENTS_DIR / folder).rglob("*")]
+    files = [path for path in (*_COMPONENTS_DIR.glob("*"), *own) if path.suffix in _CODE]
     versions = {}
     for name in _LIBRARIES:
         try:
@@ -60,6 +60,13 @@ def data_version(listing: Listing, memo: Path) -> str:
 
 def _params(params: Any) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(params).items() if name not in _WITHOUT_EFFECT}
+
+
+def lineage(config: Config) -> dict[str, Any]:
+    """What a registry records of a run beside what its artifacts say: its name, its configuration, its code."""
+    left_out = {"preflight_training": config.preflight is None, "deploy_model": config.deploy is None}
+    code = {step: code_version(step) for step in STEPS if not left_out.get(step)}
+    return {"run": config.name, "config": config.as_dict(), "code": code}
 
 
 def step_keys(config: Config, data: str, opponent: str = "") -> dict[str, str]:

@@ -12,6 +12,43 @@ from typing import Any
 
 # The same numbers as components.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
+_HEADLINES = (
+    "bits_per_character",
+    "accuracy",
+    "micro_f1",
+    "r2",
+    "mean_absolute_error",
+    "loss",
+    "macro_f1",
+    "mean_average_precision",
+)
+_SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
+
+
+def _add_config(command: Any, default: str = "") -> None:
+    command.add_argument(
+        "config",
+        nargs="?" if default else None,
+        default=default,
+        metavar="CONFIG",
+        help="a ready example or a YAML file" + (f" (default: {default})" if default else ""),
+    )
+    command.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+
+
+def _add_workspace(command: Any) -> None:
+    command.add_argument(
+        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
+    )
+
+
+def _add_target(command: Any, required: bool = False) -> None:
+    from pipelines.settings import TARGET_SETTINGS
+
+    targets, default = tuple(TARGET_SETTINGS), None if required else "vertex"
+    note = "" if required else f"(default: {default})"
+    command.add_argument("--target", choices=targets, required=required, default=default, help=note)
+    command.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
 
 
 def _add_run(commands: Any) -> None:
@@ -20,11 +57,8 @@ def _add_run(commands: Any) -> None:
         help="run the whole pipeline on this machine",
         description="Run the whole pipeline on this machine. Unchanged steps are taken from the last run.",
     )
-    run.add_argument("config", nargs="?", default="digits", help="a ready example or a YAML file (default: digits)")
-    run.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    run.add_argument(
-        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
-    )
+    _add_config(run, default="digits")
+    _add_workspace(run)
     run.add_argument("--json", action="store_true", help="print the summary, and nothing else, on stdout")
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess")
     run.set_defaults(command=_run)
@@ -47,9 +81,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return DONE if summary["status"] == "succeeded" else REJECTED
 
 
-_SHOWN_METRICS = ("accuracy", "micro_f1", "r2", "mean_absolute_error", "loss", "macro_f1", "mean_average_precision")
-
-
 def _describe(summary: dict[str, Any]) -> str:
     lines = [f"{summary['config']['name']}: {summary['status']} in {summary['seconds']:.1f} s", ""]
     for name, step in summary["steps"].items():
@@ -59,15 +90,15 @@ def _describe(summary: dict[str, Any]) -> str:
         lines += ["", f"  preflight: {preflight['summary']}"]
     metrics = summary["metrics"]
     if metrics:
-        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _SHOWN_METRICS if name in metrics)
+        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if name in metrics)
         lines += ["", f"  test: {shown} ({metrics['num_examples']:,} examples)"]
         lines += [f"  gate: {'promoted' if summary['gate']['promote'] else 'not promoted'}"]
         lines += [f"        {reason}" for reason in summary["gate"]["reasons"]]
     for name, facts in summary["export"].get("formats", {}).items():
-        judged = next(figure for figure in _SHOWN_METRICS if figure in facts)
+        judged = next(figure for figure in _HEADLINES if figure in facts)
         lines.append(
             f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged} {facts[judged]:.4f}  "
-            f"{facts['latency_ms']:.2f} ms an image  {facts['images_per_second']:,.0f} images/s"
+            f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
         )
     if deployment := summary["deployment"]:
         line = f"  {deployment['model_name']} version {deployment['version']} is the {deployment['alias']}"
@@ -77,18 +108,69 @@ def _describe(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="several runs side by side",
+        description="Show runs side by side: metrics, speed, sizes, and in what their configurations differ; and write "
+        "a page that shows their training curves too.",
+    )
+    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, as runs/digits")
+    compare.add_argument(
+        "--output", type=Path, metavar="FILE", help="the page (default: comparison.html beside the first run)"
+    )
+    forms = compare.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    forms.add_argument("--markdown", action="store_true", help="print a Markdown table with a line for each run")
+    compare.set_defaults(command=_compare)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from pipelines import comparison
+
+    found = comparison.compare(arguments.runs)
+    path = arguments.output or arguments.runs[0].resolve().parent / "comparison.html"
+    comparison.write_page(found, path)
+    if arguments.json:
+        print(json.dumps(found.as_dict()))
+    elif arguments.markdown:
+        print(comparison.as_markdown(found))
+    else:
+        print(f"{comparison.as_text(found)}\n\n{os.path.relpath(path)}")
+    return DONE
+
+
 def _add_predict(commands: Any) -> None:
     predict = commands.add_parser(
         "predict",
-        help="answer images on CPU with an exported model: classes, labels or numbers",
-        description="Answer images on CPU with an exported model: the likeliest classes, the labels above a "
-        "probability of 0.5, or the numbers of a regression. Needs no TensorFlow and no training code.",
+        help="answer images or texts, or continue a text, on CPU with an exported model",
+        description="Answer images or texts on CPU with an exported model: the likeliest classes, the labels above a "
+        "probability of 0.5, or the numbers of a regression; or continue a text. Needs no TensorFlow and no training "
+        "code.",
     )
     predict.add_argument("export_dir", type=Path, metavar="EXPORT_DIR", help="the export folder of a run")
-    predict.add_argument("inputs", nargs="+", metavar="INPUT", help="image files, folders of them, or .npy/.npz arrays")
-    predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per image (default: 3)")
-    predict.add_argument("--json", action="store_true", help="one JSON line per image")
+    predict.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="image files, folders of them, or .npy/.npz arrays; for a model of texts .txt files, folders of them, "
+        ".csv files, or texts themselves",
+    )
+    predict.add_argument("--lines", action="store_true", help="a .txt file holds a text a line")
+    predict.add_argument("--column", default="text", metavar="NAME", help="of a .csv file (default: text)")
+    predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per input (default: 3)")
+    predict.add_argument("--json", action="store_true", help="one JSON line per input")
     predict.add_argument("--int8", action="store_true", help="use the int8 model")
+    writing = predict.add_argument_group("language models", "INPUT is a text to continue, as 'ROMEO:'")
+    writing.add_argument("--length", type=int, default=200, metavar="N", help="characters to write (default: 200)")
+    writing.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="1 draws by the probabilities, less prefers the likely, 0 takes the likeliest (default: 0.8)",
+    )
+    writing.add_argument("--seed", type=int, default=0, metavar="N", help="equal ones write equal texts (default: 0)")
     predict.set_defaults(command=_predict)
 
 
@@ -96,17 +178,31 @@ _ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": 
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from components.prediction import predict_inputs
+    from components.prediction import continue_texts, is_language_model, predict_inputs
 
-    for one in predict_inputs(arguments.export_dir, arguments.inputs, arguments.top, arguments.int8):
+    if is_language_model(arguments.export_dir):
+        how = (arguments.length, arguments.temperature, arguments.seed, arguments.int8)
+        for written in continue_texts(arguments.export_dir, arguments.inputs, *how):
+            shown = {"input": written.prompt, "continuation": written.text}
+            print(json.dumps(shown, ensure_ascii=False) if arguments.json else written.prompt + written.text)
+        return DONE
+    predictions = predict_inputs(
+        arguments.export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
+    )
+    for one in predictions:
         if arguments.json:
             print(json.dumps({"input": one.name, _ANSWERS[one.task]: dict(one.classes)}))
         elif one.task == "regression":
             print(f"{one.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in one.classes))
         else:
             named = "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes)
-            print(f"{one.name}  {named or 'no label'}")
+            print(f"{_one_line(one.name)}  {named or 'no label'}")
     return DONE
+
+
+def _one_line(name: str) -> str:
+    plain = " ".join(name.split())
+    return plain if len(plain) <= _SHOWN_CHARACTERS else f"{plain[:_SHOWN_CHARACTERS]}…"
 
 
 def _add_serve(commands: Any) -> None:
@@ -140,14 +236,11 @@ def _add_preflight(commands: Any) -> None:
         description="Compile the training step with the real TPU compiler on this machine, which needs no TPU, and say "
         "whether it fits, how long a step and an epoch take, what a run costs and how long the device waits for data.",
     )
-    preflight.add_argument("config", help="a ready example or a YAML file")
+    _add_config(preflight)
     machines = preflight.add_mutually_exclusive_group()
     machines.add_argument("--machine", metavar="NAME", help="a TPU slice, as v5e-4 (default: the configuration's)")
     machines.add_argument("--compare", metavar="NAME,NAME…", help="several slices, side by side")
-    preflight.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    preflight.add_argument(
-        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for reports (default: runs)"
-    )
+    _add_workspace(preflight)
     preflight.add_argument("--json", action="store_true", help="print the report, and nothing else, on stdout")
     preflight.set_defaults(command=_preflight)
 
@@ -200,11 +293,9 @@ def _add_compile(commands: Any) -> None:
         description="Write the pipeline as a file for a cloud platform, training on the machine of the configuration. "
         "Needs no account; settings that are known by now go into the file.",
     )
-    compile_.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
-    compile_.add_argument("--target", choices=("vertex", "kubeflow"), required=True)
+    _add_config(compile_)
+    _add_target(compile_, required=True)
     compile_.add_argument("--output", type=Path, required=True, metavar="FILE", help="as pipeline.yaml")
-    compile_.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    compile_.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
     compile_.set_defaults(command=_compile)
 
 
@@ -221,20 +312,23 @@ def _compile(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _check_data(config: Any) -> None:
+    """Refuse what would fail once it costs money. Data that would have to be downloaded first are left to the steps."""
+    from pipelines.run_local import check_data
+
+    if not config.data.source.startswith(("keras:", "tfds:")):
+        check_data(config)
+
+
 def _hint_at_tag(image: str) -> None:
-    if "@sha256:" not in image:
+    from components.container import is_pinned
+
+    if not is_pinned(image):
         print(
             f"hint: the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
             "TPU_PIPELINES_IMAGE=…@sha256:…",
             file=sys.stderr,
         )
-
-
-def _add_target(command: Any) -> None:
-    from pipelines.settings import TARGET_SETTINGS
-
-    command.add_argument("--target", choices=tuple(TARGET_SETTINGS), default="vertex", help="(default: vertex)")
-    command.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
 
 
 def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -243,7 +337,7 @@ def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
-    from pipelines.submission import Backoff
+    from components.outages import Backoff
 
     backoff = Backoff(report=lambda text: print(f"hint: {text}", file=sys.stderr))
     return settings, importlib.import_module(f"pipelines.{arguments.target}").connect(settings), backoff
@@ -257,9 +351,8 @@ def _add_submit(commands: Any) -> None:
         "the same run: it is started once, and found when it is submitted again. Where its machine cannot be had, the "
         "fallbacks are tried.",
     )
-    submit.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
+    _add_config(submit)
     _add_target(submit)
-    submit.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
     submit.add_argument("--wait", action="store_true", help="until it ends; may be killed and started again at will")
     submit.add_argument("--poll-seconds", type=float, default=20.0, metavar="N", help="between two looks (default: 20)")
     submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
@@ -273,7 +366,9 @@ def _submit(arguments: argparse.Namespace) -> int:
     from pipelines.config import load_config
     from pipelines.submission import Retrying, plan_submission, submit, wait
 
-    plan = plan_submission(load_config(arguments.config, arguments.overrides), arguments.target, settings)
+    config = load_config(arguments.config, arguments.overrides)
+    plan = plan_submission(config, arguments.target, settings)
+    _check_data(config)
     _hint_at_tag(plan.image)
     if arguments.dry_run:
         print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
@@ -372,13 +467,12 @@ def _add_schedule(commands: Any) -> None:
         description="Create the schedule of a configuration or change it, and print what changes; there is one for "
         "each name. The platform starts its runs on the configuration's machine; it knows no fallbacks.",
     )
-    schedule.add_argument("config", metavar="CONFIG", help="a ready example or a YAML file")
+    _add_config(schedule)
     actions = schedule.add_mutually_exclusive_group(required=True)
     actions.add_argument("--cron", metavar="EXPRESSION", help="as '0 3 * * *' or 'TZ=Europe/Berlin 0 3 * * 1-5'")
     for action, text in (("pause", "start no more runs"), ("resume", "start runs again"), ("delete", "forget it")):
         actions.add_argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
     _add_target(schedule)
-    schedule.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
     schedule.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
     schedule.set_defaults(command=_schedule)
 
@@ -423,9 +517,7 @@ def _add_registry(commands: Any) -> None:
     registry.add_argument("action", choices=("list", "show", "promote", "rollback"))
     registry.add_argument("name", nargs="?", default="", metavar="NAME", help="the model, as the run that made it")
     registry.add_argument("version", nargs="?", default="", metavar="VERSION", help="as 0001")
-    registry.add_argument(
-        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
-    )
+    _add_workspace(registry)
     registry.add_argument("--registry", type=Path, metavar="DIR", help="a registry elsewhere than in the workspace")
     registry.add_argument("--reason", default="", metavar="TEXT", help="goes into the history")
     registry.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
@@ -459,6 +551,7 @@ def _registry(arguments: argparse.Namespace) -> int:
 
 _COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_run,
+    _add_compare,
     _add_predict,
     _add_serve,
     _add_registry,
@@ -503,8 +596,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _platform_error() -> type[Exception]:
-    """Asked for only when something was raised: its import takes half a second."""
-    from pipelines.submission import PlatformError
+    """Asked for only when something was raised."""
+    from components.outages import PlatformError
 
     return PlatformError
 

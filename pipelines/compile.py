@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from components import storage
-from components.container import IMAGE
+from components.container import IMAGE, SERVING_IMAGE
+from components.deploy_model.params import VERTEX
 from components.errors import InputError, did_you_mean
 from components.machine_spec import MachineSpec, load_catalogue
+from components.registry import is_on_vertex, parse_reference
 from components.train_model.params import TrainParams
-from pipelines.caching import code_version
+from pipelines.caching import code_version, lineage
 from pipelines.config import Config
 from pipelines.settings import Settings
 
@@ -41,11 +43,6 @@ class CompiledPipeline:
     machine: MachineSpec
     image: str
 
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the image is named by digest. Behind a tag that moves, a cached step is stale and nobody knows."""
-        return "@sha256:" in self.image
-
 
 def compile_pipeline(config: Config, target: str, output: Path, settings: Settings | None = None) -> CompiledPipeline:
     """Write the pipeline as a YAML file that a platform takes.
@@ -66,6 +63,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
             f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
         )
     machine = require_machine(config, target)
+    config = _with_registry(config, settings)
     _check_readable(config, target)
     _check_output(output)
     training = _train_on(machine, config.training)
@@ -75,7 +73,8 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     from pipelines.training_pipeline import training_pipeline
 
     step = _WRAPPERS[target](train_model, machine, settings, config.name)
-    pipeline = training_pipeline(dataclasses.replace(config, training=training), train_step=step)
+    config = dataclasses.replace(config, training=training)
+    pipeline = training_pipeline(config, train_step=step, lineage=lineage(config))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path))
@@ -121,15 +120,15 @@ def _check_readable(config: Config, target: str) -> None:
     kind, _, location = config.data.source.partition(":")
     source = "" if kind in BUNDLED_SOURCES else location
     for name, place in (("data.source", source), ("gate.champion", config.gate.champion)):
-        if place and not storage.is_remote(place):
+        if place and not storage.is_remote(place) and not _is_vertex_reference(place):
             raise InputError(
                 f"{refused} {name} must be on Cloud Storage, where the steps can read it. Received: {place!r}. Copy it "
                 "to gs://BUCKET/… and name that."
             )
-    if config.deploy and config.deploy.registry:
+    if config.deploy and config.deploy.registry and not is_on_vertex(config.deploy.registry):
         raise InputError(
-            f"{refused} a registry is a folder on this machine, which no container sees. Received: deploy.registry="
-            f"{config.deploy.registry!r}. Leave it out."
+            f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
+            f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
         )
     model = config.training.model
     if model.endswith((".py", ".keras")) and not storage.is_remote(model):
@@ -137,6 +136,33 @@ def _check_readable(config: Config, target: str) -> None:
             f"{refused} the model must be in the image, as a registered name or module:function. Received: the file "
             f"{model!r}. Install it in the image as a module, and --set model=MODULE:build_model."
         )
+
+
+def _with_registry(config: Config, settings: Settings) -> Config:
+    """The configuration with its registry on Vertex AI, if it has one, where the settings say."""
+    deploy = config.deploy
+    if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
+        return config
+    image = deploy.serving_image or SERVING_IMAGE
+    if "." not in image.partition("/")[0]:
+        raise InputError(
+            f"Vertex AI cannot fetch the serving image {image!r}: expected one in Artifact Registry, as "
+            "europe-docker.pkg.dev/PROJECT/REPOSITORY/serving@sha256:…. Build it with `make image`, push it, and set "
+            "TPU_PIPELINES_SERVING_IMAGE."
+        )
+    registry, artifacts_uri = deploy.registry, deploy.artifacts_uri
+    if registry == VERTEX:
+        settings.require("project", "region")
+        registry = f"projects/{settings.project}/locations/{settings.region}/models"
+    if not artifacts_uri:
+        settings.require("bucket")
+        artifacts_uri = f"{settings.bucket.rstrip('/')}/registry"
+    deploy = dataclasses.replace(deploy, registry=registry, artifacts_uri=artifacts_uri, serving_image=image)
+    return dataclasses.replace(config, deploy=deploy)
+
+
+def _is_vertex_reference(text: str) -> bool:
+    return is_on_vertex(text.rpartition("/")[0]) and parse_reference(text) is not None
 
 
 def _check_output(output: Path) -> None:

@@ -20,6 +20,7 @@ from components.models import check_model
 from components.preflight_training.params import CHEAPEST_MACHINE, PreflightParams
 from components.registry import reference
 from components.train_model.params import TrainParams
+from pipelines.yaml_files import read_mapping
 
 PREFLIGHT_KEYS = (
     "find_largest_batch",
@@ -29,7 +30,7 @@ PREFLIGHT_KEYS = (
     "compile_timeout_seconds",
     "compile_memory_mib",
 )
-DEPLOY_KEYS = ("registry", "model_name", "alias", "health_check_examples", "health_check_tolerance")
+DEPLOY_KEYS = tuple(field.name for field in dataclasses.fields(DeployParams) if field.name != "lineage")
 CONFIGS_DIR = Path(__file__).parent / "configs"
 _NAME_LENGTH = 64
 T = TypeVar("T")
@@ -108,17 +109,6 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     return parse_config(raw, name_or_path)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice instead of taking the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As the base class, which this checks on behalf of."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.YAMLError(f"the key {repeated[0]!r} is given twice{node.start_mark}")
-        return super().construct_mapping(node, deep)
-
-
 def _read(name_or_path: str) -> dict[str, Any]:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
@@ -128,17 +118,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
                 f"Unknown configuration {name_or_path!r}: expected a .yaml file or one of "
                 f"{', '.join(ready_examples())}." + did_you_mean(name_or_path, ready_examples())
             )
-    try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise InputError(f"Cannot read the configuration {path}: {error.strerror}. Check the path.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(
-            f"Cannot read the configuration {path}: it is not YAML ({' '.join(str(error).split())})."
-        ) from error
-    if not isinstance(raw, dict):
-        raise InputError(f"Cannot read the configuration {path}: expected sections, received {type(raw).__name__}.")
-    return raw
+    return read_mapping(path, "the configuration", "sections")
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:
@@ -203,10 +183,10 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
             raise InputError(f"Cannot use {section}: expected a mapping, received {values!r}.")
         fixed = {"model": str(model["name"]), "model_parameters": parameters} if section == "training" else {}
         if section == "gate":
-            values = {"max_regression": {TASKS[sections["data"].task].judged: 0.0}, **values}
+            values = {"max_regression": {TASKS[sections["data"].asked].judged: 0.0}, **values}
         sections[section] = _build(params, values, fixed, section)
     try:
-        sections["gate"].check_task(sections["data"].task)
+        sections["gate"].check_task(sections["data"].asked)
     except InputError as error:
         raise InputError(f"Section gate: {error}") from error
     machine = raw.get("machine")

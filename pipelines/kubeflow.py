@@ -13,9 +13,11 @@ from typing import Any
 import yaml
 
 from components.errors import InputError
+from components.models import whole_numbers
+from components.outages import ExistsError, MissingError, OutageError
 from pipelines.schedule import Schedule
 from pipelines.settings import TARGET_SETTINGS, Settings
-from pipelines.submission import Job, OutageError, State, Submission
+from pipelines.submission import Job, State, Submission, now
 
 _TIMEOUT_SECONDS = 60
 _TRAINING_TASK = "train-model"
@@ -30,10 +32,6 @@ _STATES = {
     "CANCELING": State.RUNNING,
 }
 _TO_BE_ENABLED = "tpu_pipelines_to_be_enabled"  # Of a schedule that takes the place of an active one.
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
 
 
 class Kubeflow:
@@ -54,7 +52,7 @@ class Kubeflow:
         InputError: If settings are missing; names them all.
     """
 
-    def __init__(self, settings: Settings, now: Callable[[], datetime.datetime] = _now) -> None:
+    def __init__(self, settings: Settings, now: Callable[[], datetime.datetime] = now) -> None:
         settings.require(*TARGET_SETTINGS["kubeflow"])
         self._settings, self._now = settings, now
 
@@ -149,7 +147,7 @@ class Kubeflow:
 
     def get(self, job_id: str) -> Submission | None:
         """A run, if there is one of that name."""
-        with contextlib.suppress(_MissingError):
+        with contextlib.suppress(MissingError):
             if found := self._find(job_id):
                 return self._read(self._call("runs", "get_run", found.run_id))
         return None
@@ -185,7 +183,7 @@ class Kubeflow:
         """The id of the experiment of that name; creates it."""
         if not (found := self._list("experiments", name)):
             experiment = _sdk().V2beta1Experiment(display_name=name, **self._where)
-            with contextlib.suppress(_ExistsError):
+            with contextlib.suppress(ExistsError):
                 return str(self._call("experiments", "create_experiment", experiment).experiment_id)
             found = self._list("experiments", name)
         if not found:
@@ -202,7 +200,7 @@ class Kubeflow:
         kept, *younger = found
         for other in younger:
             if other.description == kept.description and not _STATES.get(other.state, State.PENDING).is_final:
-                with contextlib.suppress(_MissingError):
+                with contextlib.suppress(MissingError):
                     self._call("runs", "delete_run", other.run_id)
         return kept
 
@@ -278,7 +276,7 @@ class Kubeflow:
 
     def delete_schedule(self, schedule_id: str) -> None:
         """Forget a recurring run; nothing happens to one that is not there."""
-        with contextlib.suppress(_MissingError):
+        with contextlib.suppress(MissingError):
             self._call("recurring_runs", "delete_recurring_run", schedule_id)
 
     def _recurring_run(self, job: Job, cron: str) -> Any:
@@ -386,25 +384,8 @@ def _content(recurring_run: Any) -> dict[str, Any]:
         "cron": re.sub(r"^(TZ=\S+\s+)?0 ", r"\1", schedule.cron) if schedule else "",
         "output": root or "",
         "labels": labels,
-        "pipelineSpec": _whole_numbers(recurring_run.pipeline_spec or {}),
+        "pipelineSpec": whole_numbers(recurring_run.pipeline_spec or {}),
     }
-
-
-def _whole_numbers(value: Any) -> Any:
-    """The same value with 4.0 as 4: a number comes back from the server as either."""
-    if isinstance(value, dict):
-        return {key: _whole_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_whole_numbers(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-class _MissingError(InputError):
-    """There is no such thing."""
-
-
-class _ExistsError(InputError):
-    """There is one already."""
 
 
 def _sdk() -> Any:
@@ -433,9 +414,9 @@ def _translated(doing: str, host: str) -> Iterator[None]:
         if error.status == 429 or (error.status or 500) >= 500:
             raise OutageError(f"Kubeflow Pipelines at {host} cannot {doing} now: {error.status} {message}") from error
         if error.status == 404:
-            raise _MissingError(f"{refused} {message} Check the name and kfp_host.") from error
+            raise MissingError(f"{refused} {message} Check the name and kfp_host.") from error
         if error.status == 409:
-            raise _ExistsError(f"{refused} {message}") from error
+            raise ExistsError(f"{refused} {message}") from error
         if error.status == 401:
             raise InputError(
                 f"{refused} the sign-in is not, or no longer, valid ({message}). Put a token into a file and its path "

@@ -6,8 +6,9 @@ from typing import Any
 
 from components.errors import InputError, did_you_mean
 from components.machine_spec import Slice, load_catalogue
+from components.table import lay_out
 
-_ALIGNMENT = {
+_COLUMNS = {
     "name": "<",
     "machine type": "<",
     "Vertex takes": "<",
@@ -62,10 +63,7 @@ def as_rows(slices: Sequence[Slice], region: str = "") -> list[dict[str, Any]]:
 
 def as_table(slices: Sequence[Slice], region: str = "") -> str:
     """A table of the slices; below it, where each generation trains, and what the columns and prices are."""
-    lines = [tuple(_ALIGNMENT), *(_cells(one, region) for one in slices)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    formats = [f"{alignment}{width}" for alignment, width in zip(_ALIGNMENT.values(), widths, strict=True)]
-    table = ["  ".join(map(format, line, formats)).rstrip() for line in lines]
+    table = lay_out(_COLUMNS, [_cells(one, region) for one in slices])
     return "\n".join([*table, "", *_regions(slices), "", _NOTES, *_price_notes(slices, region)])
 
 

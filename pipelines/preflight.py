@@ -55,18 +55,18 @@ def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
         InputError: If the source cannot be used.
     """
     plan = plan_dataset(config.data)
-    num_examples = plan.split_examples[TRAIN]
     training = config.training
     reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
+
+    def measure_sample() -> data.DataFacts:
+        sample = dataclasses.replace(plan, order={TRAIN: plan.order[TRAIN][:SAMPLE_EXAMPLES]})
+        count = len(sample.order[TRAIN])
+        print(f"[preflight_training] measuring how fast this machine reads, on {count:,} examples", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
+            records_dir = Path(folder) / "records"
+            write_records(config.data, records_dir, sample)
+            manifest = Manifest.load(records_dir, verify=False)
+            return data.measure(records_dir, manifest, plan.split_examples[TRAIN], *reader)
+
     key = data.facts_key(plan.listing.stat_digest(), dataclasses.asdict(config.data), *reader)
-    if known := data.read_facts(cache_dir, key):
-        return known
-    sample = dataclasses.replace(plan, order={TRAIN: plan.order[TRAIN][:SAMPLE_EXAMPLES]})
-    count = len(sample.order[TRAIN])
-    print(f"[preflight_training] measuring how fast this machine reads, on {count:,} examples", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
-        records_dir = Path(folder) / "records"
-        write_records(config.data, records_dir, sample)
-        facts = data.measure(records_dir, Manifest.load(records_dir, verify=False), num_examples, *reader)
-    data.write_facts(cache_dir, key, facts)
-    return facts
+    return data.remembered(cache_dir, key, measure_sample)

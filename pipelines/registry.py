@@ -12,8 +12,21 @@ from components.errors import InputError
 from components.interface import TASKS
 from components.prediction import load_model
 from components.registry import CHAMPION, ModelRegistry, Move, list_models
+from components.table import lay_out
 
-_JUDGED = tuple(task.judged for task in TASKS.values())
+_COLUMNS = {
+    "model": "<",
+    "version": "<",
+    "alias": "<",
+    "created": "<",
+    "score": ">",
+    "loss": ">",
+    "parent": ">",
+    "MiB": ">",
+}
+
+# The other tasks' figures first: a language model has an accuracy too.
+_JUDGED = tuple(reversed([task.judged for task in TASKS.values()]))
 
 
 def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
@@ -42,16 +55,14 @@ def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows, to be read by people."""
-    lines = [("model", "version", "alias", "created", "score", "loss", "parent", "MiB")]
+    lines = []
     for row in rows:
         metrics = row["metrics"]
         score = next((f"{name} {metrics[name]:.4f}" for name in _JUDGED if name in metrics), "-")
         loss = f"{metrics.get('loss', math.nan):.4f}"
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    formats = [f"<{width}" for width in widths[:4]] + [f">{width}" for width in widths[4:]]
-    return "\n".join("  ".join(map(format, line, formats)).rstrip() for line in lines)
+    return "\n".join(lay_out(_COLUMNS, lines))
 
 
 def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +28,14 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.deploy_model.params import VERTEX
+from components.device import describe_host
 from components.errors import InputError
 from components.preflight_training import sandbox
 from components.progress import TERMINAL_VARIABLE
-from components.registry import ModelRegistry, model_digest, parse_reference, reference
+from components.registry import MODEL_DIR, is_on_vertex, model_digest, open_registry, parse_reference, reference
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
-from pipelines.caching import STEPS, code_version, data_version, step_keys
+from pipelines.caching import STEPS, data_version, lineage, step_keys
 from pipelines.config import Config
 
 SUMMARY_FILE = "summary.json"
@@ -87,8 +90,13 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
 
 def _with_registry(config: Config, workspace: Path) -> Config:
     """The configuration with its registry, the workspace's where it names none."""
-    if not config.deploy or storage.is_remote(config.deploy.registry):
+    if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
         return config
+    if config.deploy.registry == VERTEX:
+        raise InputError(
+            "A run on this machine knows no project. Received: deploy.registry=vertex. Use "
+            "deploy.registry=projects/PROJECT/locations/REGION/models, or leave it out."
+        )
     registry = Path(config.deploy.registry or workspace / "registry").absolute()
     return dataclasses.replace(config, deploy=dataclasses.replace(config.deploy, registry=str(registry)))
 
@@ -118,6 +126,23 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
             "Use another name."
         )
     _check_run_dir(config, run_dir)
+    plan = check_data(config)
+    if config.deploy and is_on_vertex(config.deploy.registry) and not config.deploy.artifacts_uri:
+        raise InputError(
+            "Cannot register on Vertex AI without a place for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
+        )
+    if config.deploy:
+        open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
+    _check_champion(config, plan.listing.class_names)
+    return plan
+
+
+def check_data(config: Config) -> DatasetPlan:
+    """What the data are, and whether they fit the batch and the splits that are asked for; by listing them alone.
+
+    Raises:
+        InputError: On the first thing that is wrong.
+    """
     plan = plan_dataset(config.data)
     config.training.check_batch_fits(plan.split_examples["train"])
     for section, split in (("gate", config.gate.split), ("export", config.export.split)):
@@ -126,9 +151,6 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
                 f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "
                 f"data.{split}_fraction or name another split."
             )
-    if config.deploy:
-        ModelRegistry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
-    _check_champion(config, plan.listing.class_names)
     return plan
 
 
@@ -139,11 +161,12 @@ def _check_champion(config: Config, class_names: Sequence[str]) -> None:
     if (named := parse_reference(champion)) is None:
         ModelInfo.load(Path(champion))
     elif version := named[0].find(named[1]):
-        info = ModelInfo.load(version.model_dir)
-        if info.task != config.data.task:
+        with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
+            info = ModelInfo.load(storage.localize(f"{version.uri}/{MODEL_DIR}", Path(scratch)))
+        if info.task != config.data.asked:
             raise InputError(
                 f"Cannot compare with the champion, {champion}: its task is {info.task}, and the data set's is "
-                f"{config.data.task}. Let another task be another model: --set deploy.model_name=…"
+                f"{config.data.asked}. Let another task be another model: --set deploy.model_name=…"
             )
         if info.class_names != class_names:
             raise InputError(
@@ -161,7 +184,9 @@ def _check_run_dir(config: Config, run_dir: Path) -> None:
             "Use another --workspace or --set name=…"
         )
     ours = run_dir.resolve()
-    registry = Path(config.deploy.registry).resolve() if config.deploy else None
+    registry = None
+    if config.deploy and not is_on_vertex(config.deploy.registry):
+        registry = Path(config.deploy.registry).resolve()
     if registry and (ours.is_relative_to(registry) or registry.is_relative_to(ours)):
         raise InputError(
             f"Refused to write into {run_dir}: the registry, {registry}, lies there, or around it. Use another "
@@ -287,14 +312,9 @@ class _Session:
         """Forget that a version was made the champion where it no longer is: the step has to run, and may refuse."""
         deployment, deploy = self._outputs("deploy_model"), self._config.deploy
         if deployment is not None and deploy is not None:
-            current = ModelRegistry(deploy.registry, deploy.model_name).find(deploy.alias)
+            current = open_registry(deploy.registry, deploy.model_name).find(deploy.alias)
             if not current or current.number != _read(deployment / DEPLOYMENT_FILE).get("version"):
                 shutil.rmtree(deployment)
-
-    def _lineage(self) -> dict[str, Any]:
-        """What the registry records of this run."""
-        code = {step: code_version(step) for step in self._steps}
-        return {"run": self._config.name, "config": self._config.as_dict(), "code": code}
 
     def run(self, runner: str) -> None:
         """Run the pipeline; how it went is read from what the steps left."""
@@ -323,7 +343,7 @@ class _Session:
                 cache_root=str(self._cache_dir / "steps"),
                 raise_on_error=False,
             )
-            pipeline = training_pipeline(self._config, cache_keys=self._keys, lineage=self._lineage())
+            pipeline = training_pipeline(self._config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
 
     @contextlib.contextmanager
@@ -376,6 +396,7 @@ class _Session:
             "status": "failed" if failure else "succeeded" if promoted else "rejected",
             "config": self._config.as_dict(),
             "seconds": time.time() - start,
+            "host": describe_host(),
             "steps": {step: self._step_summary(step, done.get(step), failure) for step in STEPS},
             "metrics": {name: value for name, value in challenger.items() if isinstance(value, int | float)},
             "gate": evaluation.get("gate", {"promote": False, "reasons": []}),
@@ -452,7 +473,7 @@ def _make_runner(runner: str, config: Config) -> Any:
         if not os.path.isabs(path):
             raise InputError(f"The docker runner needs absolute paths. Received: {path!r}.")
         mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
-    if config.deploy:
+    if config.deploy and not is_on_vertex(config.deploy.registry):
         registry = config.deploy.registry
         Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts what is there.
         mounts.append(docker.types.Mount(registry, registry, "bind"))

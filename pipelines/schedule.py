@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import yaml
 
 from components.errors import InputError
-from pipelines.submission import Backoff, Job
+from components.outages import Backoff
+from pipelines.submission import Job
 
 _TIME_ZONE = re.compile(r"(CRON_)?TZ=\S+\s+")
 

@@ -131,18 +131,9 @@ def _split(name: str, text: str) -> dict[str, str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    import yaml  # Not by the command line, which asks here for the targets.
+    from pipelines.yaml_files import read_mapping  # Not by the command line, which asks here for the targets.
 
-    try:
-        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"Cannot read the settings {file}: {error.strerror}. Check the path.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(
-            f"Cannot read the settings {file}: it is not YAML ({' '.join(str(error).split())})."
-        ) from error
-    if not isinstance(raw, dict):
-        raise InputError(f"Cannot read the settings {file}: expected names and values, received {type(raw).__name__}.")
+    raw = read_mapping(file, "the settings", "names and values")
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     values: dict[str, Any] = {}
     for name, value in raw.items():

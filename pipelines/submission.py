@@ -6,33 +6,29 @@ whoever sends the same again, at the same time or from another machine, finds th
 
 import copy
 import dataclasses
+import datetime
 import enum
 import functools
 import hashlib
 import json
-import random
 import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import yaml
 
 from components.machine_spec import MachineSpec
+from components.outages import Backoff, PlatformError
 from pipelines.config import Config
 from pipelines.settings import Settings
 
-T = TypeVar("T")
 
-
-class PlatformError(RuntimeError):
-    """A platform that does not do what it is asked: for whoever runs the command, no defect and no mistake."""
-
-
-class OutageError(PlatformError):
-    """The platform cannot answer now: too many requests, a fault of its own, no connection. To be tried again."""
+def now() -> datetime.datetime:
+    """The time, in UTC."""
+    return datetime.datetime.now(datetime.UTC)
 
 
 class State(enum.StrEnum):
@@ -133,55 +129,11 @@ class Submitter(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Backoff:
-    """How to try again: after a random part of a time that doubles, so that many who wait do not come back together.
-
-    Attributes:
-        first_seconds: The longest first wait.
-        max_seconds: The longest wait.
-        patience_seconds: After this time of failures, the last one stands.
-        sleep: Waits.
-        clock: Seconds that only grow.
-        jitter: A part, from 0 to 1.
-        report: Told of every failure, and of how long it will be until the next try.
-    """
-
-    first_seconds: float = 1.0
-    max_seconds: float = 60.0
-    patience_seconds: float = 900.0
-    sleep: Callable[[float], None] = time.sleep
-    clock: Callable[[], float] = time.monotonic
-    jitter: Callable[[], float] = random.random
-    report: Callable[[str], None] = lambda _: None
-
-    def __call__(self, call: Callable[[], T]) -> T:
-        """What the call gives, once it does not raise an `OutageError`.
-
-        Raises:
-            PlatformError: If it still does after `patience_seconds`.
-        """
-        start, longest = self.clock(), self.first_seconds
-        while True:
-            try:
-                return call()
-            except OutageError as error:
-                if self.clock() - start >= self.patience_seconds:
-                    raise PlatformError(
-                        f"Gave up after {self.clock() - start:,.0f} s: {error} What was sent stays as it is; run the "
-                        "same command again to go on."
-                    ) from error
-                seconds = longest * (0.5 + 0.5 * self.jitter())
-                self.report(f"{error} Trying again in {seconds:.0f} s.")
-            self.sleep(seconds)
-            longest = min(2 * longest, self.max_seconds)
-
-
-@dataclasses.dataclass(frozen=True)
 class Retrying:
     """A platform whose outages are waited out."""
 
     submitter: Submitter
-    backoff: Backoff = Backoff()
+    backoff: Backoff = dataclasses.field(default_factory=Backoff)
 
     def create(self, job: Job) -> Submission:
         """As the platform's; a job that was created without our hearing of it is found."""
@@ -290,8 +242,7 @@ def _digest(config: Config, package: str) -> str:
 
     data = config.data.source
     if data.partition(":")[0] not in BUNDLED_SOURCES:
-        # The place stands in the pipeline; as part of the listing it would depend on our working directory.
-        data = dataclasses.replace(list_examples(config.data), root="/").stat_digest()
+        data = list_examples(config.data).stat_digest()
     spec = {key: value for key, value in _parse(package).items() if key != "sdkVersion"}
     parts = [spec, step_keys(config, data)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -3,20 +3,19 @@
 import contextlib
 import dataclasses
 import datetime
-import functools
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from components.errors import InputError
+from components.outages import ExistsError, MissingError, OutageError
+from components.vertex_service import VertexService, types
 from pipelines.compile import custom_job_name
 from pipelines.schedule import Schedule
 from pipelines.settings import TARGET_SETTINGS, Settings
-from pipelines.submission import Job, OutageError, State, Submission
+from pipelines.submission import Job, State, Submission, now
 
-_TIMEOUT_SECONDS = 60
-_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _CONSOLE = "https://console.cloud.google.com"
 _TRAINING_TASK = "train-model"
 _STATES = {
@@ -37,20 +36,15 @@ _PROGRAM_ENDED = re.compile(r"exited with a non-zero status")
 _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
 
 
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
-
-
 class Vertex:
     """Vertex AI as a `Submitter` and a `Scheduler`.
 
     The service's own clients are used, not `aiplatform.PipelineJob`: that one makes a bucket that it does not find,
-    asks for the project's number, and keeps its settings for the whole process. All calls go over HTTP, so that one
-    transport is what is tested and what is used; a token is renewed as it runs out, between two calls or in one.
+    asks for the project's number, and keeps its settings for the whole process.
 
     Args:
         settings: Must have the project, the region and the bucket.
-        credentials: Google's; the environment's if not given, found when the first call is made.
+        service: That of the settings, with the environment's credentials, if not given.
         now: The time, in UTC.
 
     Raises:
@@ -58,54 +52,21 @@ class Vertex:
     """
 
     def __init__(
-        self, settings: Settings, credentials: Any = None, now: Callable[[], datetime.datetime] = _now
+        self, settings: Settings, service: VertexService | None = None, now: Callable[[], datetime.datetime] = now
     ) -> None:
         settings.require(*TARGET_SETTINGS["vertex"])
-        self._settings, self._given_credentials, self._now = settings, credentials, now
+        self._settings, self._now = settings, now
+        self._service = service or VertexService(settings.project, settings.region, settings.vertex_endpoint)
         self._parent = f"projects/{settings.project}/locations/{settings.region}"
-        self._clients: dict[tuple[str, str], Any] = {}
-
-    @functools.cached_property
-    def _credentials(self) -> Any:
-        if self._given_credentials is not None:
-            return self._given_credentials
-        import google.auth
-        import google.auth.exceptions
-
-        try:
-            credentials, _ = google.auth.default(scopes=[_SCOPE])
-        except google.auth.exceptions.DefaultCredentialsError as error:
-            raise InputError(
-                f"Cannot sign in to Google Cloud: {error} Run `gcloud auth application-default login`, or set "
-                "GOOGLE_APPLICATION_CREDENTIALS to a file of credentials."
-            ) from error
-        return credentials
-
-    def _client(self, kind: str, region: str) -> Any:
-        """A client of one of the services, as `PipelineService`."""
-        if (kind, region) not in self._clients:
-            endpoint = self._settings.vertex_endpoint or f"{region}-aiplatform.googleapis.com"
-            self._clients[kind, region] = getattr(_sdk(), f"{kind}Client")(
-                client_options={"api_endpoint": endpoint}, transport="rest", credentials=self._credentials
-            )
-        return self._clients[kind, region]
 
     def _call(self, method: str, request: Any, kind: str = "PipelineService", region: str = "") -> Any:
         """Call the service once; its errors become ours."""
-        with _translated(method, self._settings):
-            call = getattr(self._client(kind, region or self._settings.region), method)
-            return call(request=request, retry=None, timeout=_TIMEOUT_SECONDS)
-
-    def _list(self, method: str, request: Any, kind: str, region: str = "") -> list[Any]:
-        """Everything that a listing gives, page by page."""
-        pages = self._call(method, request, kind, region)
-        with _translated(method, self._settings):
-            return list(pages)
+        return self._service.call(kind, method, request, region)
 
     # Submitter
 
     def _request(self, job: Job) -> Any:
-        v1, settings = _sdk(), self._settings
+        v1, settings = types(), self._settings
         return v1.CreatePipelineJobRequest(
             parent=self._parent,
             pipeline_job_id=job.job_id,
@@ -123,11 +84,11 @@ class Vertex:
         """The request that `create` sends, as JSON."""
         from google.protobuf import json_format
 
-        return json_format.MessageToDict(_sdk().CreatePipelineJobRequest.pb(self._request(job)))
+        return json_format.MessageToDict(types().CreatePipelineJobRequest.pb(self._request(job)))
 
     def create(self, job: Job) -> Submission:
         """Start a job; where there is one of its id already, find that."""
-        with contextlib.suppress(_ExistsError):
+        with contextlib.suppress(ExistsError):
             return self._read(self._call("create_pipeline_job", self._request(job)))
         found = self.get(job.job_id)
         if found is None:
@@ -136,7 +97,7 @@ class Vertex:
 
     def get(self, job_id: str) -> Submission | None:
         """A job, if there is one of that id."""
-        with contextlib.suppress(_MissingError):
+        with contextlib.suppress(MissingError):
             return self._read(self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"}))
         return None
 
@@ -202,7 +163,7 @@ class Vertex:
             "parent": f"projects/{self._settings.project}/locations/{region}",
             "filter": f'display_name="{custom_job_name(job.name.rpartition("/")[2])}"',
         }
-        found = self._list("list_custom_jobs", request, "JobService", region)
+        found = self._service.list("JobService", "list_custom_jobs", request, region)
         return max(found, key=lambda custom_job: custom_job.create_time, default=None)
 
     # Scheduler
@@ -210,7 +171,7 @@ class Vertex:
     def schedules(self, name: str) -> list[Schedule]:
         """All schedules of a name, the oldest first."""
         request = {"parent": self._parent, "filter": f'display_name="{name}"'}
-        found = self._list("list_schedules", request, "ScheduleService")
+        found = self._service.list("ScheduleService", "list_schedules", request)
         return [self._read_schedule(one) for one in sorted(found, key=lambda one: (one.create_time, one.name))]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
@@ -240,7 +201,7 @@ class Vertex:
 
     def delete_schedule(self, schedule_id: str) -> None:
         """Forget a schedule; nothing happens to one that is not there."""
-        with contextlib.suppress(_MissingError):
+        with contextlib.suppress(MissingError):
             self._call("delete_schedule", {"name": self._schedule_name(schedule_id)}, "ScheduleService")
 
     def _schedule_name(self, schedule_id: str) -> str:
@@ -249,7 +210,7 @@ class Vertex:
     def _schedule(self, job: Job, cron: str) -> Any:
         request = self._request(job)
         request.pipeline_job_id = ""  # Each run has an id of its own.
-        return _sdk().Schedule(
+        return types().Schedule(
             display_name=job.name, cron=cron, max_concurrent_run_count=1, create_pipeline_job_request=request
         )
 
@@ -294,55 +255,3 @@ def is_out_of_capacity(code: int, message: str) -> bool:
     if _PROGRAM_ENDED.search(message):
         return False
     return code == _RESOURCE_EXHAUSTED or bool(_NO_CAPACITY.search(message))
-
-
-class _MissingError(InputError):
-    """There is no such thing."""
-
-
-class _ExistsError(InputError):
-    """There is one already."""
-
-
-def _sdk() -> Any:
-    try:
-        from google.cloud import aiplatform_v1
-    except ImportError as error:
-        raise InputError(
-            "Cannot talk to Vertex AI: its client is not installed. Run: pip install 'tpu-pipelines[vertex]'."
-        ) from error
-    return aiplatform_v1
-
-
-@contextlib.contextmanager
-def _translated(method: str, settings: Settings) -> Iterator[None]:
-    """Turn the errors of Google's clients into ours."""
-    import requests
-    from google.api_core import exceptions
-    from google.auth import exceptions as auth
-
-    broken = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)  # Off half-way.
-    where = f"Vertex AI refused to {method.replace('_', ' ')} in {settings.project}, {settings.region}"
-    try:
-        yield
-    except (exceptions.TooManyRequests, exceptions.ServerError) as error:
-        raise OutageError(f"Vertex AI cannot {method.replace('_', ' ')} now: {error.code} {error.message}") from error
-    except (requests.ConnectionError, requests.Timeout, *broken, auth.TransportError) as error:
-        raise OutageError(f"Vertex AI cannot be reached to {method.replace('_', ' ')}: {error}") from error
-    except exceptions.NotFound as error:
-        raise _MissingError(f"{where}: {error.message}. Check the name, the project and the region.") from error
-    except exceptions.Conflict as error:
-        raise _ExistsError(f"{where}: {error.message}") from error
-    except (exceptions.Unauthorized, auth.GoogleAuthError) as error:
-        if getattr(error, "retryable", False):
-            raise OutageError(f"The sign-in to Google Cloud cannot be renewed now: {error}") from error
-        raise InputError(
-            f"{where}: the sign-in is not, or no longer, valid ({error}). Run `gcloud auth application-default login`."
-        ) from error
-    except exceptions.Forbidden as error:
-        raise InputError(
-            f"{where}: {error.message} Give the account that runs this command the role roles/aiplatform.user, and "
-            "iam.serviceAccountUser on the service account."
-        ) from error
-    except exceptions.GoogleAPICallError as error:
-        raise InputError(f"{where}: {error.message}") from error

@@ -1,6 +1,8 @@
 import os
 import tempfile
 
+from tests.fakes.storage import bucket, storage_server  # noqa: F401 (fixtures)
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # Tests judge numbers on the CPU, also where there is a GPU.
 # Compilations are kept between tests, and apart from the user's own; deleted when the tests end.

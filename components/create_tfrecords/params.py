@@ -3,7 +3,10 @@
 import dataclasses
 
 from components.errors import InputError, did_you_mean
-from components.interface import CLASSIFICATION, REGRESSION, TASKS
+from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
+from components.text import END, START
+
+_SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -11,9 +14,11 @@ class WriteParams:
     """What to read and how to divide it; one field per component input.
 
     Attributes:
-        source: `images:DIR`, `csv:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or `keras:NAME`; paths may be gs://.
+        source: `images:DIR`, `text:DIR`, `csv:FILE`, `corpus:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or
+            `keras:NAME`; paths may be gs://.
         task: What a model is asked: `classification` (one class of several), `multi_label` (any number of several) or
-            `regression` (one number or several). The last two need a csv: or npz: source.
+            `regression` (one number or several). The last two need images of a csv: or npz: source. A corpus: has a
+            task of its own, `language_model`.
         target_columns: Of a regression, the CSV columns with the numbers; empty means `label`. Of an npz: source, the
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
@@ -25,6 +30,12 @@ class WriteParams:
         image_size: (height, width) to resize to; empty means that all images must have one size already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
         encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
+        vocabulary_size: Of texts: ids in all, padding and unknown among them; the most frequent words of the training
+            split get one.
+        num_tokens: Of texts: the length that all are cut or padded to; of a corpus, characters of a passage.
+        truncate: Of texts: the side on which they are cut and padded, `start` or `end`; `start` keeps the last words.
+        context_tokens: Of a corpus: how many of these a passage outside the training split only reads, which another
+            has predicted; without them, half of what is predicted has little before it.
         class_names: The classes, in order; empty means those found, sorted. A multi-label npz: source has none to
             find: empty means their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
@@ -43,6 +54,10 @@ class WriteParams:
     image_size: tuple[int, ...] = ()
     channels: int = 0
     encoding: str = "auto"
+    vocabulary_size: int = 15_000
+    num_tokens: int = 250
+    truncate: str = START
+    context_tokens: int = 0
     class_names: tuple[str, ...] = ()
     target_shard_mib: int = 32
     max_bad_fraction: float = 0.0
@@ -64,10 +79,10 @@ class WriteParams:
             raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
         if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
             raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
-        if self.task not in TASKS:
+        if self.task not in _SETTABLE_TASKS:
             raise InputError(
-                f"task must be one of {', '.join(TASKS)}. Received: task={self.task!r}."
-                + did_you_mean(self.task, TASKS)
+                f"task must be one of {', '.join(_SETTABLE_TASKS)}. Received: task={self.task!r}."
+                + did_you_mean(self.task, _SETTABLE_TASKS)
             )
         for name, fits in (("target_columns", self.task == REGRESSION), ("class_names", self.task != REGRESSION)):
             names = getattr(self, name)
@@ -77,10 +92,29 @@ class WriteParams:
                 raise InputError(
                     f"{name} does not go with task={self.task!r}. Received: {name}={list(names)}. Remove it."
                 )
+        if self.vocabulary_size < 3:
+            raise InputError(
+                "vocabulary_size must be at least 3: padding, unknown and a word. Received: "
+                f"vocabulary_size={self.vocabulary_size}."
+            )
+        if self.num_tokens < 1:
+            raise InputError(f"num_tokens must be at least 1. Received: num_tokens={self.num_tokens}.")
+        if self.truncate not in (START, END):
+            raise InputError(f"truncate must be 'start' or 'end'. Received: truncate={self.truncate!r}.")
+        if not 0 <= self.context_tokens < self.num_tokens:
+            raise InputError(
+                f"context_tokens must be at least 0 and below num_tokens={self.num_tokens}. Received: "
+                f"context_tokens={self.context_tokens}."
+            )
         if self.target_shard_mib <= 0:
             raise InputError(f"target_shard_mib must be positive. Received: target_shard_mib={self.target_shard_mib}.")
         if self.num_workers < 0:
             raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
+
+    @property
+    def asked(self) -> str:
+        """What a model of these data is asked: `task`, or of a corpus: source the language model's."""
+        return LANGUAGE_MODEL if self.source.partition(":")[0] == CORPUS else self.task
 
 
 @dataclasses.dataclass(frozen=True)

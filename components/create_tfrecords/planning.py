@@ -34,13 +34,16 @@ class DatasetPlan:
 
 
 def plan_dataset(params: WriteParams) -> DatasetPlan:
-    """List the source and divide it, reading no image.
+    """List the source and divide it, reading no image and no text file.
 
     Raises:
         InputError: If the source cannot be used, a split that was asked for has no examples, or a target of a
             regression is the same for all that train.
     """
     listing = list_examples(params)
+    if listing.corpus is not None and listing.splits is not None:
+        places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
+        return DatasetPlan(listing, places, listing.corpus.split_rule)
     splits, rule = assign_splits(
         listing.keys,
         listing.labels,

@@ -18,6 +18,7 @@ import numpy as np
 
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.create_tfrecords.corpus import Corpus, list_passages, read_corpus
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.targets import (
     check_finite,
@@ -28,9 +29,10 @@ from components.create_tfrecords.targets import (
     split_labels,
 )
 from components.errors import InputError, did_you_mean
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from components.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 
 _REMOTE_THREADS = 16
+_MAX_CSV_FIELD_CHARACTERS = 1 << 20  # A quote that nobody closes ends here.
 _IGNORED_FILES = {"Thumbs.db", "desktop.ini"}
 
 
@@ -48,6 +50,9 @@ class Listing:
         root: Folder that file keys are relative to; empty for arrays.
         files: Size in bytes and version of every file, by key; empty for arrays.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
+        texts: In UTF-8, for sources that hold them in one file, else None.
+        kind: What an example is: `image`, `text` or `corpus`.
+        corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         version: What identifies an array source's content, or a CSV's own.
     """
 
@@ -60,11 +65,16 @@ class Listing:
     root: str = ""
     files: dict[str, storage.StoredFile] = dataclasses.field(default_factory=dict)
     images: np.ndarray | None = None
+    texts: tuple[bytes, ...] | None = None
+    kind: str = IMAGE
+    corpus: Corpus | None = None
     version: str = ""
 
     def stat_digest(self) -> str:
         """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
-        digest = hashlib.sha256(repr((self.version, self.class_names, os.path.abspath(self.root))).encode())
+        # Only of a folder here does its name say where it is, and only together with the working directory.
+        root = os.path.abspath(self.root) if self.files and not storage.is_remote(self.root) else self.root
+        digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
         for key, label in zip(self.keys, self.labels.tolist(), strict=True):
             file = self.files.get(key)
             digest.update(f"{key}\0{label}\0{file and (file.num_bytes, file.version)}\n".encode())
@@ -72,7 +82,7 @@ class Listing:
 
     def content_digest(self) -> str:
         """SHA-256 of the content: reads every file once (about 30,000 small files a second)."""
-        digest = hashlib.sha256(repr((self.version, self.class_names, self.groups)).encode())
+        digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, self.groups)).encode())
         if self.splits is not None:
             digest.update("\0".join(self.splits.tolist()).encode())
 
@@ -113,9 +123,16 @@ def list_examples(params: WriteParams) -> Listing:
     if params.task != CLASSIFICATION and kind not in _WITH_ANY_TARGET:
         raise InputError(
             f"task={params.task!r} needs a {' or '.join(f'{name}:' for name in _WITH_ANY_TARGET)} source. Received: "
-            f"{params.source!r}, which has one class per example. List the files with their labels in a CSV file."
+            f"{params.source!r}, which has no such targets. List the images with their labels in a CSV file."
+        )
+    if params.context_tokens and kind != "corpus":
+        raise InputError(
+            f"context_tokens={params.context_tokens} needs a corpus: source. Received: {params.source!r}. Remove it."
         )
     listing = _SOURCES[kind](location, params)
+    if listing.corpus is not None:
+        return listing
+    _check_kind(listing, params)
     if params.task == MULTI_LABEL:
         if not listing.labels.any():
             raise InputError(f"No example of {params.source!r} has a label. Expected some, as in cat|dog.")
@@ -132,12 +149,29 @@ def list_examples(params: WriteParams) -> Listing:
     return listing
 
 
+def _check_kind(listing: Listing, params: WriteParams) -> None:
+    of_images = ("image_size", "channels", "encoding")
+    of_texts = ("vocabulary_size", "num_tokens", "truncate")
+    default = WriteParams(params.source)
+    for name in of_images if listing.kind == TEXT else of_texts:
+        if getattr(params, name) != getattr(default, name):
+            raise InputError(
+                f"{name} is for {'images' if listing.kind == TEXT else 'texts'}. Received: "
+                f"{name}={getattr(params, name)!r} with {'texts' if listing.kind == TEXT else 'images'} in "
+                f"{params.source!r}. Remove it."
+            )
+
+
 def _is_utf8(name: str) -> bool:
     try:
         name.encode()
     except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
         return False
     return True
+
+
+def _from_folders(kind: str) -> Callable[[str, WriteParams], Listing]:
+    return lambda location, params: dataclasses.replace(_from_images(location, params), kind=kind)
 
 
 def _from_images(location: str, params: WriteParams) -> Listing:
@@ -184,12 +218,13 @@ def _from_images(location: str, params: WriteParams) -> Listing:
 
 
 def _from_csv(location: str, params: WriteParams) -> Listing:
-    """A CSV file with the columns `path`, those of the target, and optionally `split`.
+    """A CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
-    Paths are relative to its folder. The target is `label`: a class, or several separated by `|` or none; of a
-    regression `target_columns`, numbers.
+    Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
+    several separated by `|` or none; of a regression `target_columns`, numbers. Texts have one class.
     """
     content = storage.read_bytes(location)
+    csv.field_size_limit(_MAX_CSV_FIELD_CHARACTERS)
     folder, separator, _ = location.rpartition("/")
     root = (folder or "/") if separator else "."
     try:
@@ -201,30 +236,42 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         ) from error
     if not lines:
         raise InputError(
-            f"Found no rows in {location}: expected a header line with path and label, and a line per image."
+            f"Found no rows in {location}: expected a header line with path and label, or text and label, "
+            "and a line per example."
         )
     columns = list(reader.fieldnames or ())
+    kind = TEXT if "text" in columns and "path" not in columns else IMAGE
+    if kind == TEXT and params.task != CLASSIFICATION:
+        raise InputError(
+            f"task={params.task!r} needs images. Received: texts in {location}, of which only classification is "
+            "supported. Set data.task=classification, with one class per text."
+        )
     targets = params.target_columns or ("label",)
-    wanted = ["path", *targets] + ([params.group_column] if params.group_column else [])
+    wanted = ["text" if kind == TEXT else "path", *targets] + ([params.group_column] if params.group_column else [])
     if missing := [name for name in wanted if name not in columns]:
         raise InputError(
             f"Missing columns in {location}: {shown(missing)}. Received: {columns}. The first line must name the "
-            f"columns path, {', '.join(targets)} and optionally split."
+            f"columns path (or text), {', '.join(targets)} and optionally split."
         )
     if len(set(columns)) < len(columns):
         raise InputError(
             f"Repeated columns in {location}: {columns}. Expected every column once. Rename or remove one."
         )
     rows = [row for _, row in lines]
-    filled = [name for name in wanted if name != "label" or params.task != MULTI_LABEL]
+    may_be_empty = "label" if params.task == MULTI_LABEL else "text"
+    filled = [name for name in wanted if name != may_be_empty]
     paths: list[str] = []
     for number, row in lines:
         # A line too short has None as a value, one too long has it as a key.
+        # A text may be empty, it is set aside when it is read; and so may several labels.
         if None in row or None in row.values() or not all(row[name] for name in filled):
             raise InputError(
                 f"Malformed line {number} of {location}: expected values for {columns}, received "
                 f"{[value for value in row.values() if value is not None]}. Correct the line."
             )
+        if kind == TEXT:
+            paths.append(f"row/{len(paths):08d}")
+            continue
         try:
             storage.join(root, row["path"])
         except InputError as error:
@@ -249,7 +296,10 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         read = split_labels if params.task == MULTI_LABEL else index_labels
         labels, classes = read([row["label"] for row in rows], params.class_names, paths)
     order = sorted(range(len(paths)), key=paths.__getitem__)
-    if storage.is_remote(root):
+    files: dict[str, storage.StoredFile] = {}
+    if kind == TEXT:
+        pass
+    elif storage.is_remote(root):
         known = {file.name: file for file in storage.list_files(root)}
         # A file that is missing is quarantined when it is read, like one that is damaged.
         files = {path: known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths}
@@ -262,8 +312,10 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         class_names=classes,
         splits=None if splits is None else splits[order],
         groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
-        root=root,
+        root=root if kind == IMAGE else "",
         files=files,
+        texts=tuple(rows[i]["text"].encode() for i in order) if kind == TEXT else None,
+        kind=kind,
         version=hashlib.sha256(content).hexdigest(),
     )
 
@@ -449,7 +501,7 @@ def _from_sklearn(location: str, params: WriteParams) -> Listing:
     return _from_arrays({"": (images, digits.target)}, hashlib.sha256(images.tobytes()).hexdigest(), params)
 
 
-_KERAS_DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
+_KERAS_DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb")
 
 
 def _from_keras(location: str, params: WriteParams) -> Listing:
@@ -459,22 +511,73 @@ def _from_keras(location: str, params: WriteParams) -> Listing:
     import keras
 
     try:
-        train, test = getattr(keras.datasets, location).load_data()
+        module = getattr(keras.datasets, location)
+        train, test = module.load_data()
+        word_index = module.get_word_index() if location == "imdb" else {}
     except Exception as error:  # The downloader raises a plain Exception.
         raise InputError(
             f"Could not download {params.source!r}: {error}. Put the file into ~/.keras/datasets, or use another "
             "source."
         ) from error
+    if location == "imdb":
+        return _from_word_ids({TRAIN: train, TEST: test}, word_index, params)
     digest = hashlib.sha256(train[0].tobytes() + test[0].tobytes()).hexdigest()
     return _from_arrays({TRAIN: train, TEST: test}, digest, params)
 
 
 _WITH_ANY_TARGET = ("csv", "npz")
+_IMDB_FIRST_WORD = 3  # Before the words' own ids come those of padding, of the start and of what is unknown.
+
+
+def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteParams) -> Listing:
+    """Keras's film reviews: lists of word ids, put back into words."""
+    words = {index + _IMDB_FIRST_WORD: word for word, index in word_index.items()}
+    digest = hashlib.sha256()
+    texts: list[bytes] = []
+    for reviews, labels in arrays.values():
+        for review in reviews:
+            texts.append(" ".join(words[id_] for id_ in review if id_ in words).encode())
+            digest.update(texts[-1] + b"\n")
+        digest.update(np.asarray(labels).tobytes())
+    keys = [f"{split}/{i:08d}" for split, (reviews, _) in arrays.items() for i in range(len(reviews))]
+    names = ("neg", "pos")
+    found = [names[i] for _, of in arrays.values() for i in of.tolist()]
+    indices, classes = index_labels(found, params.class_names, keys)
+    splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
+    return Listing(
+        source=params.source,
+        keys=tuple(keys),
+        labels=indices,
+        class_names=classes,
+        splits=splits,
+        texts=tuple(texts),
+        kind=TEXT,
+        version=digest.hexdigest(),
+    )
+
+
+def _from_corpus(location: str, params: WriteParams) -> Listing:
+    """One text in UTF-8; its label is how many characters a passage predicts."""
+    corpus = read_corpus(location, params)
+    splits, keys, starts, ends = zip(*list_passages(corpus), strict=True)
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=np.array(ends, np.int32) - np.array(starts, np.int32),
+        class_names=corpus.class_names,
+        splits=np.array(splits),
+        corpus=corpus,
+        version=corpus.version,
+    )
+
+
 _SOURCES: dict[str, Callable[[str, WriteParams], Listing]] = {
-    "images": _from_images,
+    "images": _from_folders(IMAGE),
     "csv": _from_csv,
+    "corpus": _from_corpus,
     "npz": _from_npz,
     "idx": _from_idx,
     "sklearn": _from_sklearn,
     "keras": _from_keras,
+    "text": _from_folders(TEXT),
 }

@@ -2,15 +2,17 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import google_crc32c
 import numpy as np
@@ -20,15 +22,18 @@ from components.artifacts import (
     KEY_FEATURE,
     LABEL_FEATURE,
     MANIFEST_FILE,
+    TEXT_FEATURE,
     TRAIN,
     Manifest,
     Quarantined,
     Shard,
     Split,
 )
+from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sharding import plan_shards
+from components.create_tfrecords.sources import Listing
 from components.create_tfrecords.targets import check_variation, describe_targets
 from components.errors import InputError
 from components.images import (
@@ -39,8 +44,27 @@ from components.images import (
     decode_pixels,
     resize_pixels,
 )
-from components.interface import CLASSIFICATION, REGRESSION, TASKS, ImageInput
+from components.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    REGRESSION,
+    TASKS,
+    TEXT,
+    CorpusInput,
+    ImageInput,
+    TextInput,
+)
 from components.records import ENCODED, RAW, encode_example, frame_record
+from components.text import (
+    END,
+    VOCABULARY_FILE,
+    WORDS,
+    Tokenizer,
+    build_vocabulary,
+    count_words,
+    save_vocabulary,
+    vocabulary_bytes,
+)
 
 _STEP = "create_tfrecords"
 _MAX_RAW_BYTES = 64 * 64 * 3
@@ -48,27 +72,137 @@ _RECORD_OVERHEAD_BYTES = 80  # Framing, field names and the key; an estimate, fo
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
 _TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
 _SHOWN = 5
+_IDENTITY_BYTES = 16
+
+
+class _UnusableError(Exception):
+    """An input that is to be set aside. The message is the reason, without its name."""
+
+
+class _OddShapeError(Exception):
+    """An image of another shape than the first one."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.shape = shape
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rule:
-    """What a worker must know about every image."""
+class _Stored:
+    """An example as it is stored.
 
+    Attributes:
+        fields: Of its record, without label and key.
+        counts: What its split's statistics add up.
+        identity: Equal for equal examples; empty where nobody asks.
+    """
+
+    fields: Mapping[str, bytes | int]
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    identity: bytes = b""
+
+
+class _Rule(Protocol):
+    """How examples are checked and stored; travels to the workers."""
+
+    @property
+    def root(self) -> str:
+        """Folder that file keys are relative to."""
+
+    @property
+    def input(self) -> ImageInput | TextInput:
+        """What the manifest is to say of them."""
+
+    @property
+    def features(self) -> Mapping[str, str]:
+        """The fields that `store` gives, and their types."""
+
+    def store(self, content: Any) -> "_Stored":
+        """What becomes of a file's bytes or an array's element.
+
+        Raises:
+            _UnusableError: If it is to be set aside.
+            _OddShapeError: If it is of another shape than the others.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class _ImageRule:
     root: str
     image: ImageRule
-    encoding: str
-    shape: tuple[int, int, int]
+    input: ImageInput
+
+    @property
+    def features(self) -> Mapping[str, str]:
+        return {ImageInput.feature: "bytes"}
+
+    def store(self, content: Any) -> "_Stored":
+        try:
+            payload, shape = self._encode(content)
+        except UnreadableImageError as error:
+            raise _UnusableError(str(error)) from error
+        if shape != self.input.image_shape:
+            raise _OddShapeError(shape)
+        return _Stored({ImageInput.feature: payload})
+
+    def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...]]:
+        if self.input.encoding == ENCODED:
+            return check_encoded(content, self.image)
+        if isinstance(content, bytes):
+            pixels = decode_pixels(content, self.image)
+        else:
+            height, width, channels = self.input.image_shape
+            pixels = resize_pixels(convert_pixels(content, channels), (height, width))
+        return pixels.tobytes(), pixels.shape
+
+
+@dataclasses.dataclass(frozen=True)
+class _TextRule:
+    root: str
+    input: TextInput
+    vocabulary: tuple[bytes, ...] = dataclasses.field(repr=False)
+
+    @property
+    def features(self) -> Mapping[str, str]:
+        return {TextInput.feature: "bytes", TEXT_FEATURE: "bytes"}
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.input, self.vocabulary)
+
+    def store(self, content: Any) -> "_Stored":
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise _UnusableError(f"not UTF-8: {error.reason} at byte {error.start}") from error
+        encoded = self._tokenizer.encode(content)
+        if not encoded.num_tokens:
+            raise _UnusableError("no word in it")
+        ids = encoded.ids.astype(np.dtype(self.input.stored_dtype).newbyteorder("<")).tobytes()
+        wanted = self.input.num_tokens
+        return _Stored(
+            {TextInput.feature: ids, TEXT_FEATURE: content},
+            {
+                "num_truncated": int(encoded.num_tokens > wanted),
+                "num_padded": int(encoded.num_tokens < wanted),
+                "num_tokens": min(encoded.num_tokens, wanted),
+                "num_unknown": encoded.num_unknown,
+            },
+            hashlib.blake2b(content, digest_size=_IDENTITY_BYTES).digest(),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What a worker made of a run of examples: one file of framed records, their labels, and the SHA-256 of each."""
+    """What a worker made of a run of examples: a file of framed records, their labels, SHA-256s and statistics."""
 
     path: str
     labels: list[Any]
     digests: bytes
     bad: list[Quarantined]
     odd: tuple[str, tuple[int, ...]] | None
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    identities: tuple[bytes, ...] = ()
 
 
 def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None = None) -> WriteResult:
@@ -88,11 +222,16 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
     """
     plan = plan or plan_dataset(params)
     _check_target(directory, params.source)
-    rule, bytes_each = _choose_rule(params, plan)
+    write: Callable[[Path], Manifest]
+    if plan.listing.corpus is not None:
+        writer = CorpusWriter(plan.listing.corpus, params.target_shard_mib)
+        bytes_each, write = writer.bytes_each, functools.partial(_write_corpus, plan, writer)
+    else:
+        rule, bytes_each = _choose_rule(params, plan)
+        write = functools.partial(_write_all, params, plan, rule, bytes_each)
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * bytes_each)
     with storage.staged_directory(directory) as staged:
-        manifest = _write_all(params, plan, rule, bytes_each, staged)
-        _check_budget(params, plan, manifest)
+        manifest = write(staged)
         manifest.save(staged)
     return WriteResult(
         num_examples=sum(split.num_examples for split in manifest.splits.values()),
@@ -127,11 +266,70 @@ def _check_target(directory: Path, source: str) -> None:
 
 
 def _is_ours(file: Path) -> bool:
-    return file.is_file() and (file.name == MANIFEST_FILE or file.suffix == ".tfrecord")
+    return file.is_file() and (file.name in (MANIFEST_FILE, VOCABULARY_FILE) or file.suffix == ".tfrecord")
 
 
 def _choose_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_Rule, int]:
-    """How to store images, judged by the first readable one, and the estimated bytes of a record."""
+    """How to store the examples, and the estimated bytes of a record."""
+    return (_choose_text_rule if plan.listing.kind == TEXT else _choose_image_rule)(params, plan)
+
+
+def _choose_text_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_TextRule, int]:
+    """The vocabulary comes from the training split alone."""
+    from joblib import Parallel, delayed
+
+    listing, training = plan.listing, plan.order[TRAIN]
+    chunks = [training[i : i + _TASK_EXAMPLES] for i in range(0, len(training), _TASK_EXAMPLES)]
+    num_workers = min(params.num_workers or os.cpu_count() or 1, len(chunks))
+    counts: Counter[bytes] = Counter()
+    with progress.track(f"{_STEP} vocabulary", len(training), "texts") as bar:
+        runner = Parallel(num_workers, "sequential" if num_workers == 1 else "loky", return_as="generator")
+        jobs = (delayed(_count_words)(listing.root, *_part_of(listing, chunk)) for chunk in chunks)
+        for chunk, counted in zip(chunks, runner(jobs), strict=True):
+            counts.update(counted)
+            bar.update(len(chunk))
+    if not counts:
+        raise InputError(
+            f"Found no word in the training texts of {listing.source!r}: expected UTF-8 text. Check the source."
+        )
+    vocabulary = build_vocabulary(counts, params.vocabulary_size)
+    given = TextInput(
+        num_tokens=params.num_tokens,
+        vocabulary_size=params.vocabulary_size,
+        vocabulary_sha256=hashlib.sha256(vocabulary_bytes(vocabulary)).hexdigest(),
+        tokenization=WORDS,
+        truncate=params.truncate,
+    )
+    sizes = [len(text) for text in listing.texts or ()] or [file.num_bytes for file in listing.files.values()]
+    payload = sum(sizes) // len(sizes) + params.num_tokens * np.dtype(given.stored_dtype).itemsize
+    return _TextRule(listing.root, given, vocabulary), payload + _RECORD_OVERHEAD_BYTES
+
+
+def _part_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
+    """The keys of some examples, and their content where the listing has it; else it is read from their files."""
+    keys = [listing.keys[i] for i in indices]
+    if listing.texts is not None:
+        return keys, [listing.texts[i] for i in indices]
+    return keys, None if listing.images is None else listing.images[indices]
+
+
+def _count_words(root: str, keys: Sequence[str], texts: Sequence[bytes] | None) -> Counter[bytes]:
+    """Words of some texts; one that cannot be read is for `store` to set aside. Runs in a worker process."""
+
+    def readable() -> Iterator[bytes]:
+        for position, key in enumerate(keys):
+            try:
+                text = storage.read_bytes(f"{root}/{key}") if texts is None else texts[position]
+                text.decode()
+            except (InputError, UnicodeDecodeError):
+                continue
+            yield text
+
+    return count_words(readable())
+
+
+def _choose_image_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_ImageRule, int]:
+    """Judged by the first readable image."""
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
     image = ImageRule(size, params.channels)
@@ -152,8 +350,7 @@ def _choose_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_Rule, int]:
         payload = raw_bytes
     else:
         payload = sum(file.num_bytes for file in listing.files.values()) // len(listing.files)
-    # The first image says what channels all must have; see _store.
-    rule = _Rule(listing.root, image, encoding, (shape[0], shape[1], shape[2]))
+    rule = _ImageRule(listing.root, image, ImageInput((shape[0], shape[1], shape[2]), encoding))
     return rule, payload + _RECORD_OVERHEAD_BYTES
 
 
@@ -196,9 +393,8 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
             delayed(_write_part)(
                 rule,
                 os.path.join(parts, f"{number:06d}"),
-                [listing.keys[i] for i in indices],
                 listing.labels[indices].tolist(),
-                None if listing.images is None else listing.images[indices],
+                *_part_of(listing, indices),
             )
             for number, (_, _, indices) in enumerate(tasks)
         )
@@ -218,23 +414,44 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         ):
             for (split, name, indices), part in zip(tasks, written, strict=True):
                 if part.odd is not None:
-                    raise _odd_shape_error(rule, *part.odd)
+                    assert isinstance(rule.input, ImageInput)
+                    raise _odd_shape_error(rule.input.image_shape, *part.odd)
                 merger.add(split, name, part)
                 bar.update(len(indices))
-    return Manifest(
+    manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, rule),
         source=listing.source,
         split_rule=plan.split_rule,
-        input=ImageInput(rule.shape, rule.encoding),
+        input=rule.input,
         task=params.task,
-        features={
-            ImageInput.feature: "bytes",
-            LABEL_FEATURE: TASKS[params.task].stored_dtype,
-            KEY_FEATURE: "bytes",
-        },
+        features={**rule.features, LABEL_FEATURE: TASKS[params.task].stored_dtype, KEY_FEATURE: "bytes"},
         class_names=listing.class_names,
         splits=merger.splits(params.task, listing.class_names),
         quarantined=tuple(merger.bad),
+    )
+    _check_budget(params, plan, manifest)
+    if isinstance(rule, _TextRule):
+        save_vocabulary(rule.vocabulary, staged)
+        _say_statistics(rule, manifest)
+    return manifest
+
+
+def _write_corpus(plan: DatasetPlan, writer: CorpusWriter, staged: Path) -> Manifest:
+    listing, splits = plan.listing, {}
+    for name, indices in plan.order.items():
+        keys = [listing.keys[i] for i in indices.tolist()]
+        ends = np.cumsum(listing.labels[indices]).tolist()
+        spans = list(zip([0, *ends], ends, strict=False))
+        splits[name] = writer.write(name, keys, spans, staged)
+    return Manifest(
+        fingerprint=writer.fingerprint(),
+        source=listing.source,
+        split_rule=plan.split_rule,
+        input=writer.corpus.input,
+        task=LANGUAGE_MODEL,
+        features={CorpusInput.feature: "bytes", LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
+        class_names=listing.class_names,
+        splits=splits,
     )
 
 
@@ -247,6 +464,8 @@ class _Merger:
         self._split = ""
         self._labels: dict[tuple[str, str], list[Any]] = {}
         self._crc: dict[tuple[str, str], int] = {}
+        self._counts: dict[str, Counter[str]] = {}
+        self._seen: set[bytes] = set()
         self.bad: list[Quarantined] = []
 
     def add(self, split: str, name: str, part: _Part) -> None:
@@ -263,9 +482,15 @@ class _Merger:
         # Record by record, so that the size of shards and tasks does not show.
         self._digest.update(part.digests)
         self.bad.extend(part.bad)
+        counts = self._counts.setdefault(split, Counter())
+        counts.update(part.counts)
+        if part.identities and split == TRAIN:  # The training split comes first.
+            self._seen.update(part.identities)
+        elif part.identities:
+            counts["num_also_in_train"] += sum(one in self._seen for one in part.identities)
 
     def fingerprint(self, class_names: Sequence[str], rule: _Rule) -> str:
-        self._digest.update(repr((class_names, rule.encoding, rule.shape)).encode())
+        self._digest.update(repr((class_names, rule.input)).encode())
         return self._digest.hexdigest()
 
     def splits(self, task: str, class_names: Sequence[str]) -> dict[str, Split]:
@@ -285,6 +510,7 @@ class _Merger:
                     Shard(name, len(labels), (self._directory / name).stat().st_size, f"{self._crc[split, name]:08x}")
                     for name, labels in members.items()
                 ),
+                statistics=dict(self._counts[split]),
             )
         return result
 
@@ -296,56 +522,62 @@ def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
     return tuple(labels.reshape(-1, num_classes).astype(int).sum(axis=0).tolist())
 
 
-def _write_part(rule: _Rule, path: str, keys: Sequence[str], labels: Sequence[Any], images: np.ndarray | None) -> _Part:
-    """Check and encode a run of examples; runs in a worker process."""
+def _write_part(rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[str], contents: Any) -> _Part:
+    """Check and encode a run of examples, from their files where `contents` is None; runs in a worker process."""
     frames: list[bytes] = []
     kept: list[Any] = []
     bad: list[Quarantined] = []
     digests: list[bytes] = []
+    counts: Counter[str] = Counter()
+    identities: list[bytes] = []
     for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
         try:
-            if images is None:
-                payload, shape = _store(storage.read_bytes(f"{rule.root}/{key}"), rule)
-            else:
-                payload, shape = _store_array(images[position], rule)
-        except (UnreadableImageError, InputError) as error:
+            stored = rule.store(storage.read_bytes(f"{rule.root}/{key}") if contents is None else contents[position])
+        except (_UnusableError, InputError) as error:
             bad.append(Quarantined(key, str(error)))
             continue
-        if shape != rule.shape:
-            return _Part(path, [], b"", [], (key, shape))
-        fields = {ImageInput.feature: payload, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}
-        frame = frame_record(encode_example(fields))
+        except _OddShapeError as error:
+            return _Part(path, [], b"", [], (key, error.shape))
+        frame = frame_record(encode_example({**stored.fields, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}))
         digests.append(hashlib.sha256(frame).digest())
         frames.append(frame)
         kept.append(label)
+        counts.update(stored.counts)
+        if stored.identity:
+            identities.append(stored.identity)
     with open(path, "wb") as file:
         file.writelines(frames)
-    return _Part(path, kept, b"".join(digests), bad, None)
+    return _Part(path, kept, b"".join(digests), bad, None, counts, tuple(identities))
 
 
-def _store(content: bytes, rule: _Rule) -> tuple[bytes, tuple[int, ...]]:
-    if rule.encoding == ENCODED:
-        return check_encoded(content, rule.image)
-    pixels = decode_pixels(content, rule.image)
-    return pixels.tobytes(), pixels.shape
-
-
-def _store_array(pixels: np.ndarray, rule: _Rule) -> tuple[bytes, tuple[int, ...]]:
-    pixels = resize_pixels(convert_pixels(pixels, rule.shape[2]), rule.shape[:2])
-    return pixels.tobytes(), pixels.shape
-
-
-def _odd_shape_error(rule: _Rule, key: str, shape: Sequence[int]) -> InputError:
-    if len(shape) == 3 and tuple(shape[:2]) == rule.shape[:2]:
+def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:
+    if len(shape) == 3 and tuple(shape[:2]) == expected[:2]:
         kinds = {1: "grey", 3: "colour"}
         return InputError(
-            f"Grey and colour images are mixed: expected {kinds[rule.shape[2]]} images like the first one, received "
+            f"Grey and colour images are mixed: expected {kinds[expected[2]]} images like the first one, received "
             f"the {kinds[shape[2]]} image {key!r}. Set data.channels to 1 or 3 to convert all of them."
         )
     return InputError(
-        f"Images differ in size: expected {rule.shape[0]}×{rule.shape[1]} like the first one, received "
+        f"Images differ in size: expected {expected[0]}×{expected[1]} like the first one, received "
         f"{shape[0]}×{shape[1]} for {key!r}. Set data.image_size to [height, width] to resize all of them."
     )
+
+
+def _say_statistics(rule: _TextRule, manifest: Manifest) -> None:
+    given = rule.input
+    side = "first" if given.truncate == END else "last"
+    progress.say(
+        _STEP, f"{len(rule.vocabulary):,} words known; of a longer text the {side} {given.num_tokens} tokens are kept"
+    )
+    for name, split in manifest.splits.items():
+        told = split.statistics
+        line = (
+            f"{name}: {told['num_truncated']:,} of {split.num_examples:,} texts cut, {told['num_padded']:,} padded, "
+            f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens kept unknown"
+        )
+        if also := told.get("num_also_in_train"):
+            line += f"; {also:,} texts stand in {TRAIN} too, and flatter the result"
+        progress.say(_STEP, line)
 
 
 def _check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:

@@ -19,6 +19,12 @@ def deploy_model(
     alias: str = "champion",
     health_check_examples: int = 32,
     health_check_tolerance: float = 0.01,
+    artifacts_uri: str = "",
+    serving_image: str = "",
+    endpoint: str = "",
+    endpoint_traffic: int = 100,
+    endpoint_machine_type: str = "n1-standard-2",
+    endpoint_max_replicas: int = 1,
     lineage: Dict[str, Any] = {},
 ) -> None:
     """Register a promoted model and, once it has answered, make it the champion."""
@@ -36,6 +42,12 @@ def deploy_model(
             alias=alias,
             health_check_examples=health_check_examples,
             health_check_tolerance=health_check_tolerance,
+            artifacts_uri=artifacts_uri,
+            serving_image=serving_image,
+            endpoint=endpoint,
+            endpoint_traffic=endpoint_traffic,
+            endpoint_machine_type=endpoint_machine_type,
+            endpoint_max_replicas=endpoint_max_replicas,
             lineage=whole_numbers(lineage),
         )
         result = deploy_model(

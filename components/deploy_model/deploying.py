@@ -1,5 +1,6 @@
 """Registers an export, lets it answer, and only then moves the alias."""
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -7,31 +8,50 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from components import progress, records, storage
 from components.artifacts import DEPLOYMENT_FILE, EVALUATION_FILE, PREDICTIONS_FILE, Manifest
 from components.deploy_model.params import DeployParams, DeployResult
+from components.deploy_model.vertex import Answer, VertexTarget
 from components.errors import InputError
-from components.registry import ModelRegistry, Version, model_digest
+from components.outages import PlatformError
+from components.registry import (
+    EXPORT_DIR,
+    ModelRegistry,
+    RegisteredVersion,
+    Registry,
+    model_digest,
+    open_registry,
+)
+from components.vertex_registry import VertexRegistry
 
 _STEP = "deploy_model"
 _HEALTH_CHECK_SECONDS = 600  # Loading the largest model and answering takes far less.
 
 
 def deploy_model(
-    params: DeployParams, records_dir: Path, model_dir: Path, export_dir: Path, evaluation_dir: Path, output: Path
+    params: DeployParams,
+    records_dir: Path,
+    model_dir: Path,
+    export_dir: Path,
+    evaluation_dir: Path,
+    output: Path,
+    registry: Registry | None = None,
 ) -> DeployResult:
     """Register a promoted model as a version and make it the champion.
 
     1. Register. The same model and export again are the same version.
     2. Health check: a fresh process answers examples with the registered export, as it was evaluated.
-    3. Move the alias, if the champion is still the one that the model was compared with.
+    3. Where an endpoint is to serve it: deploy it there, and let the endpoint answer the same examples.
+    4. Move the alias, if the champion is still the one that the model was compared with.
 
-    Killed at any moment and run again, it gives the same. When 2 or 3 fails, the version stays and the alias does too.
+    Killed at any moment and run again, it gives the same. When 2, 3 or 4 fails, the version stays, and the alias and
+    the endpoint's traffic stay or go back to where they were.
 
     Args:
         params: Where to register and what to check.
@@ -40,6 +60,7 @@ def deploy_model(
         export_dir: What export_model wrote.
         evaluation_dir: What evaluate_model wrote.
         output: Gets deployment.json; appears whole or not at all.
+        registry: That of the parameters, if not given.
 
     Raises:
         InputError: If the gate has not said yes to this very model, a folder or the registry is damaged, the champion
@@ -47,11 +68,12 @@ def deploy_model(
         RuntimeError: If the health check fails.
     """
     storage.require_output(output, DEPLOYMENT_FILE)
-    registry = ModelRegistry(params.registry, params.model_name)
+    registry = registry or open_registry(params.registry, params.model_name)
+    target = VertexTarget(params, registry) if isinstance(registry, VertexRegistry) else _Folder(registry)
     manifest = Manifest.load(records_dir)
     evaluation = _Evaluation.load(evaluation_dir)
     evaluation.check(model_dir, manifest)
-    version = registry.register(
+    version = target.register(
         model_dir,
         export_dir,
         metrics=evaluation.metrics,
@@ -63,25 +85,42 @@ def deploy_model(
         },
         parent=registry.number_of(evaluation.against or ""),
     )
-    health = _check_health(params, version, records_dir, manifest, evaluation)
-    move = registry.promote(version.number, params.alias, "; ".join(evaluation.reasons), evaluation.against)
+    check = _HealthCheck(params, version, records_dir, manifest, evaluation)
+    with tempfile.TemporaryDirectory(prefix="registered-") as scratch:
+        health = check(partial(_answer_in_fresh_process, version, Path(scratch)))
+    with target.serving(version, check, evaluation.against) as endpoint:
+        move = registry.promote(version.number, params.alias, "; ".join(evaluation.reasons), evaluation.against)
     result = DeployResult(
         registry=str(registry.root),
         model_name=registry.model_name,
         version=version.number,
-        version_dir=str(version.directory),
+        version_dir=version.uri,
         alias=params.alias,
         previous=move.previous,
         health_check=health,
+        endpoint=endpoint,
     )
     with storage.staged_directory(output) as staged:
         storage.write_json(staged / DEPLOYMENT_FILE, dataclasses.asdict(result))
     progress.say(
         _STEP,
         f"{registry.model_name} version {version.number} answered {health['num_examples']} {manifest.input.plural} "
-        f"and is the {params.alias}" + (f", as {move.previous} was before" if move.previous else ""),
+        f"and is the {params.alias}"
+        + (f", as {move.previous} was before" if move.previous else "")
+        + (f"; {endpoint} serves it" if endpoint else ""),
     )
     return result
+
+
+class _Folder:
+    """A registry in a folder, which serves nothing."""
+
+    def __init__(self, registry: Registry) -> None:
+        assert isinstance(registry, ModelRegistry)
+        self.register = registry.register
+
+    def serving(self, version: RegisteredVersion, check: Any, against: str | None) -> contextlib.nullcontext[str]:
+        return contextlib.nullcontext("")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,40 +184,67 @@ class _Evaluation:
             raise InputError(f"Cannot read {path}: {error!r}. Run evaluate_model again.") from error
 
 
-def _check_health(
-    params: DeployParams, version: Version, records_dir: Path, manifest: Manifest, evaluation: _Evaluation
-) -> dict[str, float]:
-    """Examples spread evenly over the split: the registered export must answer as the model did that was evaluated."""
-    expected = evaluation.answers(manifest)
-    indices, inputs = records.spread_inputs(records_dir, manifest, evaluation.split, params.health_check_examples)
-    failed = f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
-    try:
-        answers = _answers_in_fresh_process(version.export_dir, inputs)
-    except RuntimeError as error:
-        raise RuntimeError(f"{failed} {error}. Run export_model and deploy_model again.") from error
-    scale = manifest.interface.std or 1.0
-    difference = float((np.abs(answers.astype(np.float64) - expected[indices]) / scale).max())
-    kind = "number, in standard deviations," if manifest.interface.std else "probability"
-    if not difference <= params.health_check_tolerance:  # Written so that NaN fails.
-        raise RuntimeError(
-            f"{failed} of {len(indices)} {manifest.input.plural}, a {kind} differs by {difference:.2e} from what "
-            f"was evaluated; expected at most {params.health_check_tolerance:.2e}. Is it the export of another "
-            "model? Run export_model and deploy_model again."
+class _HealthCheck:
+    """Examples spread evenly over the split: whoever answers them must do so as the model did that was evaluated."""
+
+    def __init__(
+        self,
+        params: DeployParams,
+        version: RegisteredVersion,
+        records_dir: Path,
+        manifest: Manifest,
+        evaluation: _Evaluation,
+    ) -> None:
+        places, self._inputs = records.spread_inputs(
+            records_dir, manifest, evaluation.split, params.health_check_examples
         )
-    return {"num_examples": len(indices), "max_difference": difference}
+        self._expected = evaluation.answers(manifest)[places]
+        self._scale = manifest.interface.std or 1.0
+        self._kind = "number, in standard deviations," if manifest.interface.std else "probability"
+        self.class_names, self._plural = manifest.class_names, manifest.input.plural
+        self.answer = manifest.interface.task.answer
+        self._tolerance = params.health_check_tolerance
+        self._failed = (
+            f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
+        )
 
+    def __call__(self, answer: Answer) -> dict[str, float]:
+        """How many examples were answered, and the largest difference of a probability or standardised number.
 
-def _answers_in_fresh_process(export_dir: Path, inputs: np.ndarray) -> np.ndarray:
-    with tempfile.TemporaryDirectory(prefix="health-check-") as work:
-        given, answers = Path(work) / "inputs.npy", Path(work) / "answers.npy"
-        np.save(given, inputs)
-        command = [sys.executable, "-m", f"{__package__}.health_check", str(export_dir), str(given), str(answers)]
+        Raises:
+            RuntimeError: If it is too large, or there is no answer.
+        """
         try:
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=_HEALTH_CHECK_SECONDS)
-        except subprocess.CalledProcessError as error:
+            answers = answer(self._inputs)
+        except PlatformError:
+            raise
+        except RuntimeError as error:
+            raise RuntimeError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
+        differences = [
+            (np.abs(given - self._expected[position]) / self._scale).max() for position, given in answers.items()
+        ]
+        difference = float(np.max(differences, initial=0.0))
+        if not difference <= self._tolerance:  # Written so that NaN fails.
             raise RuntimeError(
-                f"a fresh process got no answer (exit code {error.returncode}): {error.stderr.strip()[-2000:]}"
-            ) from error
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"a fresh process got no answer within {_HEALTH_CHECK_SECONDS} s") from error
-        return np.load(answers)
+                f"{self._failed} of {len(answers)} {self._plural}, a {self._kind} differs by {difference:.2e} from "
+                f"what was evaluated; expected at most {self._tolerance:.2e}. Is it the export of another model? Run "
+                "export_model and deploy_model again."
+            )
+        return {"num_examples": len(answers), "max_difference": difference}
+
+
+def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
+    """What the registered export answers, float64[classes] by the example's position."""
+    export_dir = storage.localize(f"{version.uri}/{EXPORT_DIR}", scratch)
+    given, answers = scratch / "inputs.npy", scratch / "answers.npy"
+    np.save(given, inputs)
+    command = [sys.executable, "-m", f"{__package__}.health_check", str(export_dir), str(given), str(answers)]
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=_HEALTH_CHECK_SECONDS)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(
+            f"a fresh process got no answer (exit code {error.returncode}): {error.stderr.strip()[-2000:]}"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"a fresh process got no answer within {_HEALTH_CHECK_SECONDS} s") from error
+    return dict(enumerate(np.load(answers).astype(np.float64)))

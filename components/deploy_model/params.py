@@ -1,11 +1,16 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from components import storage
 from components.errors import InputError
-from components.registry import CHAMPION, check_alias, check_model_name
+from components.registry import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
+
+VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
+_ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # What Vertex AI takes, with room for the endpoint that tries a version.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,14 +18,25 @@ class DeployParams:
     """Where to register and what to check before; one field per component input.
 
     Attributes:
-        registry: Folder of the registry, on this machine. In a configuration, empty is `registry` in the workspace of a
-            local run; a compiled pipeline is then without this step.
+        registry: Folder of the registry, on this machine, or `projects/PROJECT/locations/REGION/models` for Vertex AI's
+            Model Registry. In a configuration, empty is `registry` in the workspace of a local run, and a compiled
+            pipeline is then without this step; `vertex` is that of the project and region in the settings.
         model_name: Name in the registry: runs that share it compete for its alias. In a configuration, the run's own
             where it is left out.
         alias: The alias that moves to the new version.
         health_check_examples: Images that the registered export has to answer before the alias moves.
         health_check_tolerance: Largest difference of a probability, or of a number in its target's standard deviations,
             between its answers and those that were evaluated.
+        artifacts_uri: Of a registry on Vertex AI: folder on gs:// that keeps every version's model and export. In a
+            configuration, empty is `registry` in the settings' bucket.
+        serving_image: Of a registry on Vertex AI: the image that serves a version. Empty is what
+            TPU_PIPELINES_SERVING_IMAGE says where the pipeline is compiled.
+        endpoint: Of a registry on Vertex AI: id of the endpoint that is to serve the new version; it is created where
+            there is none. Empty is none.
+        endpoint_traffic: Percentage of the endpoint's requests for the new version; the others share the rest as
+            before. The first version gets all.
+        endpoint_machine_type: Machine that serves.
+        endpoint_max_replicas: Most machines at a time; the least is 1, which costs as long as the version is deployed.
         lineage: What to record with the version beside what the artifacts say, as the run and its configuration.
     """
 
@@ -29,17 +45,41 @@ class DeployParams:
     alias: str = CHAMPION
     health_check_examples: int = 32
     health_check_tolerance: float = 0.01
+    artifacts_uri: str = ""
+    serving_image: str = ""
+    endpoint: str = ""
+    endpoint_traffic: int = 100
+    endpoint_machine_type: str = "n1-standard-2"
+    endpoint_max_replicas: int = 1
     lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_model_name(self.model_name)
         check_alias(self.alias)
+        check_registry(self.registry, self.model_name)
         if self.health_check_examples < 1:
             raise InputError(f"health_check_examples must be at least 1. Received: {self.health_check_examples}.")
         if not 0 < self.health_check_tolerance <= 1:
             raise InputError(
                 f"health_check_tolerance must be above 0 and at most 1. Received: {self.health_check_tolerance}."
             )
+        if self.artifacts_uri and not storage.is_remote(self.artifacts_uri):
+            raise InputError(f"artifacts_uri must be on gs://. Received: {self.artifacts_uri!r}.")
+        if self.endpoint and not re.fullmatch(_ENDPOINT, self.endpoint):
+            raise InputError(
+                f"endpoint must be lower-case letters, digits and '-', a letter first, at most 40. Received: "
+                f"{self.endpoint!r}."
+            )
+        if self.endpoint and self.registry and not (self.registry == VERTEX or is_on_vertex(self.registry)):
+            raise InputError(
+                f"An endpoint serves what is registered on Vertex AI. Received: endpoint={self.endpoint!r} with "
+                f"registry={self.registry!r}. Leave endpoint out, or set registry=projects/PROJECT/locations/REGION/"
+                "models."
+            )
+        if not 1 <= self.endpoint_traffic <= 100:
+            raise InputError(f"endpoint_traffic must be from 1 to 100. Received: {self.endpoint_traffic}.")
+        if self.endpoint_max_replicas < 1:
+            raise InputError(f"endpoint_max_replicas must be at least 1. Received: {self.endpoint_max_replicas}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +87,14 @@ class DeployResult:
     """Where the model is now.
 
     Attributes:
-        registry: Folder of the registry.
+        registry: The registry.
         model_name: Name in it.
-        version: The version's number, as `0001`.
-        version_dir: Its folder.
+        version: The version's number, as `0001`, or `1` on Vertex AI.
+        version_dir: Its folder, here or on gs://.
         alias: The alias that stands there.
         previous: The version where the alias stood before; empty if there was none.
         health_check: Images answered, and the largest difference of a probability or standardised number.
+        endpoint: The endpoint that serves it; empty if there is none.
     """
 
     registry: str
@@ -63,3 +104,4 @@ class DeployResult:
     alias: str
     previous: str
     health_check: Mapping[str, float]
+    endpoint: str = ""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from components import storage
-from components.registry import parse_reference
+from components.registry import MODEL_DIR, parse_reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,8 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
     """The model that `EvaluateParams.champion` names.
 
     Args:
-        champion: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`; empty for none.
+        champion: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be
+            `projects/PROJECT/locations/REGION/models`; empty for none.
         digest: The challenger's. Where it is the champion itself, it meets the one which it beat.
         scratch: Gets the files of a model on gs://.
 
@@ -40,4 +41,5 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
     found = registry.opponent(version, digest)
     if found is None:
         return Champion(None, {"version": "", "digest": ""})
-    return Champion(found.model_dir, {"version": found.number, "digest": found.model_digest})
+    directory = storage.localize(f"{found.uri}/{MODEL_DIR}", scratch)
+    return Champion(directory, {"version": found.number, "digest": found.model_digest})

@@ -22,15 +22,18 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError
+from components.evaluate_model import language_model
 from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
+from components.evaluate_model.language_report import LanguageReportContent, render_language_report
 from components.evaluate_model.metrics import compute_metrics, scalar_metrics
 from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.regression import compute_regression_metrics
 from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, THRESHOLD
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, THRESHOLD, TextInput
 from components.registry import model_digest
+from components.text import START
 
 _STEP = "evaluate_model"
 _CHUNK_BYTES = 256 << 20  # Decoded inputs held in memory at a time.
@@ -65,25 +68,16 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             models.append(found.directory)
             _matching_info(found.directory, manifest, "champion")
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
-        scored = _score(params, device, records_dir, manifest, models)
-    bad = ~np.isfinite(scored.outputs).all(axis=2)
-    # A row that is not finite is no answer. The gate refuses the model all the same.
-    outputs = np.where(bad[:, :, None], _no_answer(manifest), scored.outputs)
-    compute = METRICS_BY_TASK[manifest.task]
-    metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
-    challenger, champion = metrics[0], metrics[1] if found.directory else None
-    decision = decide(
-        params,
-        scalar_metrics(challenger),
-        scalar_metrics(champion) if champion else None,
-        num_not_finite=int(bad[0].sum()),
-    )
+        judge = _judge_passages if manifest.task == LANGUAGE_MODEL else _judge_examples
+        judged = judge(params, device, records_dir, manifest, models)
+    champion_metrics = judged.scalars[1] if found.directory else None
+    decision = decide(params, judged.scalars[0], champion_metrics, num_not_finite=judged.num_not_finite)
     result = EvaluateResult(
         promote=decision.promote,
         reasons=decision.reasons,
-        num_examples=challenger.num_examples,
-        metrics=scalar_metrics(challenger),
-        champion_metrics=scalar_metrics(champion) if champion else None,
+        num_examples=judged.metrics[0].num_examples,
+        metrics=judged.scalars[0],
+        champion_metrics=champion_metrics,
     )
     with storage.staged_directory(output) as staged:
         storage.write_json(
@@ -94,15 +88,13 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
                 "model": {"name": info.name, "parameters": info.parameters, "weights": "best", "digest": digest},
                 "class_names": manifest.class_names,
                 "gate": {"promote": decision.promote, "reasons": decision.reasons},
-                "challenger": dataclasses.asdict(challenger),
-                "champion": dataclasses.asdict(champion) if champion else None,
+                "challenger": dataclasses.asdict(judged.metrics[0]),
+                "champion": dataclasses.asdict(judged.metrics[1]) if found.directory else None,
                 "registered_champion": found.registered,
             },
         )
-        answers = {manifest.interface.task.answer: outputs[0]}
-        np.savez_compressed(staged / PREDICTIONS_FILE, labels=scored.labels, **answers)
-        content = _report_content(params, records_dir, manifest, model_dir, info, scored, outputs[0], metrics, result)
-        (staged / REPORT_FILE).write_text(render_report(content), encoding="utf-8")
+        np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
+        (staged / REPORT_FILE).write_text(judged.render(info, result), encoding="utf-8")
     progress.say(_STEP, f"{'promoted' if result.promote else 'not promoted'}: " + "; ".join(result.reasons))
     return result
 
@@ -140,6 +132,81 @@ def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
             + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
         )
     return info
+
+
+@dataclasses.dataclass(frozen=True)
+class _Judged:
+    """What a task's figures are, of the model and then of the champion, and how they are shown.
+
+    Attributes:
+        metrics: A dataclass each, with `num_examples`.
+        scalars: The figures that the gate judges.
+        num_not_finite: Examples for which the model gave NaN or infinity.
+        predictions: The arrays of predictions.npz: `labels`, and `probabilities` or `values` as the exported
+            model gives them.
+        render: The report.
+    """
+
+    metrics: Sequence[Any]
+    scalars: Sequence[Mapping[str, float]]
+    num_not_finite: int
+    predictions: Mapping[str, Any]
+    render: Callable[[ModelInfo, EvaluateResult], str]
+
+
+def _judge_examples(
+    params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, models: Sequence[Path]
+) -> _Judged:
+    scored = _score(params, device, records_dir, manifest, models)
+    bad = ~np.isfinite(scored.outputs).all(axis=2)
+    # A row that is not finite is no answer. The gate refuses the model all the same.
+    outputs = np.where(bad[:, :, None], _no_answer(manifest), scored.outputs)
+    compute = METRICS_BY_TASK[manifest.task]
+    metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
+
+    def render(info: ModelInfo, result: EvaluateResult) -> str:
+        return render_report(
+            _report_content(params, records_dir, manifest, models[0], info, scored, outputs[0], metrics, result)
+        )
+
+    return _Judged(
+        metrics=metrics,
+        scalars=[scalar_metrics(one) for one in metrics],
+        num_not_finite=int(bad[0].sum()),
+        predictions={"labels": scored.labels, manifest.interface.task.answer: outputs[0]},
+        render=render,
+    )
+
+
+def _judge_passages(
+    params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, models: Sequence[Path]
+) -> _Judged:
+    scored = language_model.score_passages(params, device, records_dir, manifest, models)
+    num_unknown = manifest.split(params.split).statistics["num_unknown"]
+    metrics = [language_model.compute_language_metrics(scored.targets, of_one, num_unknown) for of_one in scored.models]
+
+    def render(info: ModelInfo, result: EvaluateResult) -> str:
+        return render_language_report(
+            LanguageReportContent(
+                title=f"{info.name} on {manifest.source}",
+                facts=_facts(params, manifest, info),
+                metrics=metrics[0],
+                champion=metrics[1] if len(metrics) > 1 else None,
+                promote=result.promote,
+                reasons=result.reasons,
+                history=_history(models[0]),
+                samples=language_model.write_samples(device, models[0], scored, manifest.class_names),
+                passages=language_model.hardest_passages(scored, manifest.class_names),
+            )
+        )
+
+    return _Judged(
+        metrics=metrics,
+        scalars=[language_model.scalar_metrics(one) for one in metrics],
+        num_not_finite=scored.models[0].num_not_finite,
+        predictions=language_model.predictions(scored),
+        render=render,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +256,8 @@ def _report_content(
 ) -> ReportContent:
     chosen = _CHOOSE[manifest.task](manifest, scored, outputs)
     shown, right = chosen.wrong[: params.num_pictures].tolist(), chosen.right[:_RIGHT_PICTURES].tolist()
-    pictures = records.pick_inputs(records_dir, manifest, params.split, [*shown, *right])
+    pick = records.pick_texts if isinstance(manifest.input, TextInput) else records.pick_inputs
+    picked: Mapping[int, Any] = pick(records_dir, manifest, params.split, [*shown, *right])
     return ReportContent(
         title=f"{info.name} on {manifest.source}",
         facts=_facts(params, manifest, info),
@@ -198,30 +266,34 @@ def _report_content(
         promote=result.promote,
         reasons=result.reasons,
         history=_history(model_dir),
-        wrong=[chosen.describe(index, pictures[index]) for index in shown],
+        wrong=[chosen.describe(index, picked[index]) for index in shown],
         num_wrong=len(chosen.wrong),
-        right=[chosen.describe(index, pictures[index]) for index in right],
+        right=[chosen.describe(index, picked[index]) for index in right],
         answers=(scored.labels, outputs) if manifest.task == REGRESSION else None,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chosen:
-    """Examples for the report: indices of the wrong ones, worst first, of right ones, and how to describe one."""
+    """Examples for the report: the wrong ones, worst first, right ones, and how to describe one with its image or text.
+
+    Examples are indices.
+    """
 
     wrong: np.ndarray
     right: np.ndarray
-    describe: Callable[[int, np.ndarray], Any]
+    describe: Callable[[int, Any], Any]
 
 
 def _choose_classes(manifest: Manifest, scored: _Scores, probabilities: np.ndarray) -> _Chosen:
     predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
     wrong = np.flatnonzero(predicted != scored.labels)
 
-    def describe(index: int, image: np.ndarray) -> Prediction:
+    def describe(index: int, given: np.ndarray | str) -> Prediction:
         return Prediction(
             key=scored.keys[index],
-            image=image,
+            image=None if isinstance(given, str) else given,
+            text=given if isinstance(given, str) else "",
             true_class=manifest.class_names[scored.labels[index]],
             predicted_class=manifest.class_names[predicted[index]],
             confidence=float(confidence[index]),
@@ -282,7 +354,22 @@ def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mappi
         "Training": f"{training['epochs']} epochs, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
         "Best epoch": str(training["best_epoch"]),
+        **_text_facts(params.split, manifest),
     }
+
+
+def _text_facts(split: str, manifest: Manifest) -> Mapping[str, str]:
+    given, told = manifest.input, manifest.split(split).statistics
+    if not isinstance(given, TextInput):
+        return {}
+    side = "last" if given.truncate == START else "first"
+    facts = {
+        "Texts": f"the {side} {given.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
+        "Unknown words": f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens",
+    }
+    if "num_also_in_train" in told:
+        facts["Also in train"] = f"{told['num_also_in_train']:,} texts, word for word"
+    return facts
 
 
 def _history(model_dir: Path) -> list[dict[str, Any]]:

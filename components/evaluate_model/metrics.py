@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from components.errors import InputError
-from components.evaluate_model.params import METRICS
+from components.evaluate_model.params import ALL_METRICS
 
 _CALIBRATION_BINS = 15
 _MAX_ROC_POINTS = 200
@@ -144,7 +144,7 @@ def compute_metrics(
 
 def scalar_metrics(metrics: Any) -> dict[str, float]:
     """The figures of any task that are one number, by name; only those that are defined."""
-    found = {name: getattr(metrics, name, None) for of_task in METRICS.values() for name in of_task}
+    found = {name: getattr(metrics, name, None) for name in ALL_METRICS}
     return {name: value for name, value in found.items() if value is not None}
 
 

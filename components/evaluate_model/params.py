@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from components.artifacts import SPLITS, TEST
 from components.device import ACCELERATORS, BACKENDS
 from components.errors import InputError, did_you_mean
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 
 # By task, the judged figure first.
 METRICS: Mapping[str, tuple[str, ...]] = {
@@ -33,7 +33,9 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "macro_roc_auc",
     ),
     REGRESSION: ("r2", "loss", "mean_absolute_error", "root_mean_squared_error", "median_absolute_error"),
+    LANGUAGE_MODEL: ("bits_per_character", "loss", "accuracy"),
 }
+ALL_METRICS = tuple(dict.fromkeys(metric for of_task in METRICS.values() for metric in of_task))
 LOWER_IS_BETTER = (
     "loss",
     "calibration_error",
@@ -41,7 +43,9 @@ LOWER_IS_BETTER = (
     "mean_absolute_error",
     "root_mean_squared_error",
     "median_absolute_error",
+    "bits_per_character",
 )
+HIGHER_IS_BETTER = tuple(metric for metric in ALL_METRICS if metric not in LOWER_IS_BETTER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +54,14 @@ class EvaluateParams:
 
     Attributes:
         champion: Model to beat: a folder as train_model wrote it, here or on gs://, or `REGISTRY/MODEL@champion` (or
-            `@0001`) for one from a registry; empty for none. In a configuration, empty is the champion of the registry
-            that the deploy section names, and none without one.
+            `@0001`) for one from a registry, which may be `projects/PROJECT/locations/REGION/models` on Vertex AI;
+            empty for none. In a configuration, empty is the champion of the registry that the deploy section names, and
+            none without one.
         minimum: Least value of a metric, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric, such as {"loss": 0.5}.
         max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted. In a
             configuration, the default is the task's own figure: accuracy, micro_f1 of multi-label data, r2 of a
-            regression.
+            regression, bits_per_character of a language model.
         split: The split to score.
         top_k: A prediction counts in top_k_accuracy if the true class is among so many.
         batch_size_per_replica: Images per replica and step; changes speed and memory, and the result by rounding at
@@ -83,11 +88,10 @@ class EvaluateParams:
     def __post_init__(self) -> None:
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
-                known = tuple(dict.fromkeys(metric for of_task in METRICS.values() for metric in of_task))
-                if metric not in known:
+                if metric not in ALL_METRICS:
                     raise InputError(
-                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(known)}."
-                        + did_you_mean(metric, known)
+                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(ALL_METRICS)}."
+                        + did_you_mean(metric, ALL_METRICS)
                     )
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")

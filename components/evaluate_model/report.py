@@ -6,54 +6,29 @@ import functools
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import markupsafe
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
+from components import page
 from components.evaluate_model.metrics import ClassMetrics, Metrics
 from components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from components.evaluate_model.regression import RegressionMetrics
 from components.interface import TASKS
 
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
+_TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 30
 _MAX_DOTS = 500
 _MAX_CHARTED_TARGETS = 8
 _CURVES = ("loss", *(task.metric for task in TASKS.values()))
-
-# Stand-ins that matplotlib can draw in; the page replaces them, so that one drawing suits light and dark.
-_INK, _LINE, _BLUE, _ORANGE = "#0000a1", "#0000a2", "#0000a3", "#0000a4"
-_VARIABLES = {_INK: "var(--muted)", _LINE: "var(--line)", _BLUE: "var(--blue)", _ORANGE: "var(--orange)"}
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _LINE,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": _LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +37,21 @@ class Prediction:
 
     Attributes:
         key: The example's name, such as its file's path.
-        image: uint8[height, width, channels], one channel or three.
+        image: uint8[height, width, channels], one channel or three; None for a text.
         true_class: Its label.
         predicted_class: The model's answer.
         confidence: The probability that the model gives its answer, in [0, 1].
         true_confidence: The probability that it gives the true class, in [0, 1].
+        text: The text, where it is one.
     """
 
     key: str
-    image: np.ndarray
+    image: np.ndarray | None
     true_class: str
     predicted_class: str
     confidence: float
     true_confidence: float
+    text: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +121,7 @@ class ReportContent:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Figure:
+class HeadlineFigure:
     """A headline figure, formatted; `verdict` is `better`, `worse`, `same`, or empty without a champion."""
 
     name: str
@@ -170,12 +147,12 @@ def render_report(content: ReportContent) -> str:
     Names, keys and reasons are shown as they are, whatever characters they hold. Pictures are inlined; larger ones
     are reduced to 192 pixels.
     """
-    template = _ENVIRONMENT.get_template("report.html.jinja")
+    template = ENVIRONMENT.get_template("report.html.jinja")
     return template.render(
         content=content,
         metrics=content.metrics,
         figures=_headline_figures(content.metrics, content.champion),
-        curves=_training_curves(content.history),
+        curves=training_curves(content.history),
         picture_pixels=_PICTURE_PIXELS,
         **_sections(content.metrics, content),
     )
@@ -194,8 +171,10 @@ def _(metrics: Metrics, content: ReportContent) -> dict[str, Any]:
         "classes": sorted(metrics.per_class, key=_weakest_first),
         "matrix": _matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
         "pairs": _confused_pairs(metrics),
-        "reliability": _draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, metrics)),
-        "roc": _draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, metrics))
+        "reliability": page.draw(
+            "reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, metrics)
+        ),
+        "roc": page.draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, metrics))
         if metrics.roc
         else None,
     }
@@ -223,17 +202,17 @@ def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[
 
     def plot_predicted(axes: Axes) -> None:
         ends = [float(true.min()), float(true.max())]
-        axes.plot(ends, ends, color=_INK, linewidth=1, linestyle="--", label="perfect")
-        axes.scatter(true, predicted, s=9, color=_BLUE, alpha=0.5, linewidths=0, label="model")
+        axes.plot(ends, ends, color=page.INK, linewidth=1, linestyle="--", label="perfect")
+        axes.scatter(true, predicted, s=9, color=page.BLUE, alpha=0.5, linewidths=0, label="model")
         axes.legend()
 
     def plot_residuals(axes: Axes) -> None:
-        axes.axhline(0, color=_INK, linewidth=1, linestyle="--")
-        axes.scatter(predicted, predicted - true, s=9, color=_BLUE, alpha=0.5, linewidths=0)
+        axes.axhline(0, color=page.INK, linewidth=1, linestyle="--")
+        axes.scatter(predicted, predicted - true, s=9, color=page.BLUE, alpha=0.5, linewidths=0)
 
     return (
-        _draw(f"target {number + 1}", "true", "predicted", plot_predicted),
-        _draw(f"residuals {number + 1}", "predicted", "predicted − true", plot_residuals),
+        page.draw(f"target {number + 1}", "true", "predicted", plot_predicted),
+        page.draw(f"residuals {number + 1}", "predicted", "predicted − true", plot_residuals),
     )
 
 
@@ -253,30 +232,44 @@ def _number(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _headline_figures(metrics: Any, champion: Any) -> list[_Figure]:
-    def figure(label: str, name: str, sign: int, percent: bool) -> _Figure:
-        value, digits = getattr(metrics, name), 2 if percent else 4
-        if not percent and 0 < abs(value) < 1e-3:  # Errors have any unit.
-            digits = 3 - math.floor(math.log10(abs(value)))
-        shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
-        before = getattr(champion, name) if champion else None
-        if before is None:
-            return _Figure(label, shown)
-        change = round((value - before) * (100 if percent else 1), digits)
-        verdict = "same" if change == 0 else "better" if change * sign > 0 else "worse"
-        difference = "no difference" if change == 0 else f"{change:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
-        return _Figure(
-            label,
-            shown,
-            champion=_percent(before, digits) if percent else f"{before:.{digits}f}",
-            difference=difference + (" points" if percent and change else ""),
-            verdict=verdict,
+def headline_figure(label: str, value: float, before: float | None, sign: int, percent: bool) -> HeadlineFigure:
+    """One figure beside the champion's.
+
+    Args:
+        label: Its name.
+        value: Of the model.
+        before: Of the champion, if there is one.
+        sign: 1 if more is better, -1 if less is.
+        percent: Whether it is a share.
+    """
+    digits = 2 if percent else 4
+    if not percent and 0 < abs(value) < 1e-3:  # Errors have any unit.
+        digits = 3 - math.floor(math.log10(abs(value)))
+    shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
+    if before is None:
+        return HeadlineFigure(label, shown)
+    change = round((value - before) * (100 if percent else 1), digits)
+    verdict = "same" if change == 0 else "better" if change * sign > 0 else "worse"
+    difference = "no difference" if change == 0 else f"{change:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return HeadlineFigure(
+        label,
+        shown,
+        champion=_percent(before, digits) if percent else f"{before:.{digits}f}",
+        difference=difference + (" points" if percent and change else ""),
+        verdict=verdict,
+    )
+
+
+def _headline_figures(metrics: Any, champion: Any) -> list[HeadlineFigure]:
+    def figure(label: str, name: str, sign: int, percent: bool) -> HeadlineFigure:
+        return headline_figure(
+            label, getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent
         )
 
     if not isinstance(metrics, Metrics):
         wanted = _HEADLINES[type(metrics)]
         figures = [figure(*one) for one in wanted if getattr(metrics, one[1]) is not None]
-        return [*figures, _Figure("Examples", f"{metrics.num_examples:,}")]
+        return [*figures, HeadlineFigure("Examples", f"{metrics.num_examples:,}")]
     figures = [figure("Accuracy", "accuracy", 1, True)]
     if metrics.top_k > 1:
         figures.append(figure(f"Top-{metrics.top_k} accuracy", "top_k_accuracy", 1, True))
@@ -285,7 +278,7 @@ def _headline_figures(metrics: Any, champion: Any) -> list[_Figure]:
     figures.append(figure("Calibration error", "calibration_error", -1, True))
     if metrics.roc_auc is not None:
         figures.append(figure("ROC AUC", "roc_auc", 1, False))
-    return [*figures, _Figure("Examples", f"{metrics.num_examples:,}")]
+    return [*figures, HeadlineFigure("Examples", f"{metrics.num_examples:,}")]
 
 
 # Label, name, whether higher (1) or lower (-1) is better, and whether it is a share.
@@ -339,6 +332,14 @@ def _matrix(metrics: Metrics) -> list[tuple[str, list[_Confusion]]]:
     ]
 
 
+def _cut(text: str) -> str:
+    """A text's beginning and end, without markup for line breaks."""
+    plain = " ".join(re.sub(r"<br */?>", " ", text).split())
+    if len(plain) <= _TEXT_START + _TEXT_END:
+        return plain
+    return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
+
+
 def _data_uri(pixels: np.ndarray) -> str:
     image = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
     image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
@@ -347,29 +348,12 @@ def _data_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _draw(name: str, x_label: str, y_label: str, plot: Callable[[Axes], None]) -> markupsafe.Markup:
-    """A drawing as SVG to put into the page. `plot` must draw none of the user's text."""
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
-        axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
-        plot(axes)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    view_box = re.search(r'viewBox="[^"]*"', text)
-    # The first definitions are a style sheet that would apply to the whole page.
-    body = text[text.index("</defs>") + len("</defs>") : text.rindex("</svg>")]
-    # Nothing refers to the ids of groups, and they recur in every drawing. The font is the page's.
-    body = re.sub(r'(?<=<g) id="[^"]*"| font-family:[^;]*;', "", body).replace("xlink:href", "href")
-    body = re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], body)
-    label = f"{name}: {y_label} by {x_label}"
-    return markupsafe.Markup(f'<svg {view_box[0] if view_box else ""} role="img" aria-label="{label}">{body}</svg>')
+def training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
+    """A drawing for every figure that the history has, of training and validation."""
 
-
-def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
     def curve(metric: str) -> markupsafe.Markup:
         def plot(axes: Axes) -> None:
-            lines = ((metric, "train", _BLUE), (f"validation_{metric}", "validation", _ORANGE))
+            lines = ((metric, "train", page.BLUE), (f"validation_{metric}", "validation", page.ORANGE))
             for name, label, color in lines:
                 points = [(row["epoch"], row[name]) for row in history if row.get(name) is not None]
                 if points:
@@ -380,27 +364,28 @@ def _training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
             axes.legend()
 
-        return _draw(f"training {metric}", "epoch", metric.replace("_", " "), plot)
+        name = metric.replace("_", " ")
+        return page.draw(f"training {name}", "epoch", name, plot)
 
     return [curve(metric) for metric in _CURVES if any(row.get(metric) is not None for row in history)]
 
 
 def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
     bins = metrics.calibration
-    axes.plot([0, 1], [0, 1], color=_INK, linewidth=1, linestyle="--", label="perfect")
+    axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label="perfect")
     axes.bar(
         [item.lower for item in bins],
         [item.accuracy for item in bins],
         width=[item.upper - item.lower for item in bins],
         align="edge",
-        color=_BLUE,
+        color=page.BLUE,
         alpha=0.25,
     )
     axes.scatter(
         [item.confidence for item in bins],
         [item.accuracy for item in bins],
         s=[12 + 120 * item.count / metrics.num_examples for item in bins],
-        color=_BLUE,
+        color=page.BLUE,
         label="model",
         zorder=3,
         clip_on=False,
@@ -409,11 +394,11 @@ def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
 
 
 def _plot_roc(axes: Axes, metrics: Metrics) -> None:
-    axes.plot([0, 1], [0, 1], color=_INK, linewidth=1, linestyle="--", label="chance")
+    axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label="chance")
     axes.plot(
         [0, *(point.false_positive_rate for point in metrics.roc)],
         [0, *(point.true_positive_rate for point in metrics.roc)],
-        color=_BLUE,
+        color=page.BLUE,
         label="model",
     )
     _unit_square(axes)
@@ -426,11 +411,4 @@ def _unit_square(axes: Axes) -> None:
     axes.legend()
 
 
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # Class names and keys come from strangers' files.
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_ENVIRONMENT.filters.update(percent=_percent, data_uri=_data_uri, number=_number)
+ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, number=_number, cut=_cut)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,17 @@ from components.artifacts import (
     INT8_TFLITE_FILE,
     LABEL_FEATURE,
     SAVED_MODEL_DIR,
+    TEXT_FEATURE,
     TRAIN,
     Manifest,
     ModelInfo,
 )
 from components.errors import InputError
-from components.export_model import verification
-from components.export_model.params import ExportParams, ExportResult
-from components.interface import CLASSIFICATION, TASKS, ImageInput, Input
+from components.export_model import language_model, verification
+from components.export_model.params import Compared, ExportParams, ExportResult
+from components.interface import CLASSIFICATION, CORPUS, IMAGE, TASKS, TEXT, CorpusInput, ImageInput, Input, TextInput
 from components.models import UNITS_LAYER
+from components.text import copy_vocabulary, load_vocabulary, tokenizer_ops
 
 _STEP = "export_model"
 _BATCH_SIZE = 256
@@ -67,17 +69,20 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     model = load_trained_model(model_dir)
     with storage.staged_directory(output) as staged:
         with _quiet():
-            _write_saved_model(model, info, staged / SAVED_MODEL_DIR)
-            # In int8, one scale for all outputs would drown a target of small numbers, and a small spread around a
-            # large mean: LiteRT's files give standardised numbers, and export.json says what makes units of them.
-            float_input = _without_units(load_trained_model(model_dir, input_dtype="float32"))
-            _, calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)
-            (staged / FLOAT_TFLITE_FILE).write_bytes(_convert(float_input, info.input, task.answer, None))
-            (staged / INT8_TFLITE_FILE).write_bytes(_convert(float_input, info.input, task.answer, calibration))
+            copy_vocabulary(model_dir, staged, info.input)
+            if isinstance(info.input, CorpusInput):
+                language_model.write_saved_model(model, info, staged / SAVED_MODEL_DIR)
+            else:
+                _write_saved_model(model, info, model_dir, staged / SAVED_MODEL_DIR)
+            calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
+            lite = _lite_models(info.input, task.answer, model_dir, calibration)
+            (staged / FLOAT_TFLITE_FILE).write_bytes(lite.floating)
+            (staged / INT8_TFLITE_FILE).write_bytes(lite.quantized)
         with tempfile.TemporaryDirectory(prefix="export-") as work:
-            trained_score = _write_expectations(params, model, records_dir, manifest, Path(work))
+            compared = _write_expectations(params, model, records_dir, manifest, Path(work))
             formats = _verify_in_fresh_process(staged, Path(work))
-        result = ExportResult(manifest.split(params.split).num_examples, task.judged, trained_score, formats)
+        judged = compared.judged
+        result = ExportResult(compared.num_examples, judged, compared.trained_score, formats)
         _check(params, result)
         storage.write_json(
             staged / EXPORT_FILE,
@@ -89,24 +94,35 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                     **dataclasses.asdict(info.input),
                     "dtype": info.input.dtype,
                     "shape": [None, *info.input.shape],
-                    "range": [0, 255],
-                    "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
+                    **_INPUT_FACTS[info.input.kind],
                 },
                 "output": {"name": task.answer, **_scale(model)},
+                "quantization": lite.quantization,
                 "dataset_fingerprint": manifest.fingerprint,
                 "compared_on": {"split": params.split, "num_examples": result.num_examples},
-                f"trained_{task.judged}": trained_score,
+                f"trained_{judged}": compared.trained_score,
                 "formats": formats,
             },
         )
     for name, facts in formats.items():
         progress.say(
             _STEP,
-            f"{name}: {task.judged} {facts[task.judged]:.4f}, agreement {facts['agreement']:.4f}, "
+            f"{name}: {judged} {facts[judged]:.4f}, agreement {facts['agreement']:.4f}, "
             f"{facts['bytes'] / 2**20:.2f} MiB, "
-            f"{facts['latency_ms']:.2f} ms at batch 1, {facts['images_per_second']:,.0f} {info.input.plural}/s",
+            f"{facts['latency_ms']:.2f} ms at batch 1, {facts['examples_per_second']:,.0f} {info.input.plural}/s",
         )
     return result
+
+
+# What export.json says of the SavedModel's signatures.
+_INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
+    IMAGE: {
+        "range": [0, 255],
+        "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
+    },
+    TEXT: {"signatures": {"serving_default": "strings in UTF-8", "tokens": "ids of tokens"}},
+    CORPUS: {"signatures": language_model.SIGNATURES},
+}
 
 
 @contextlib.contextmanager
@@ -129,7 +145,7 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _write_saved_model(model: Any, info: ModelInfo, path: Path) -> None:
+def _write_saved_model(model: Any, info: ModelInfo, model_dir: Path, path: Path) -> None:
     tf = records.tensorflow()
     names = tf.constant(info.class_names)
 
@@ -143,17 +159,17 @@ def _write_saved_model(model: Any, info: ModelInfo, path: Path) -> None:
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
     module.weights = [variable.value for variable in model.variables]
-    tf.saved_model.save(module, str(path), signatures=_signatures(info.input, answer))
+    tf.saved_model.save(module, str(path), signatures=_signatures(info.input, answer, model_dir, module))
 
 
 @functools.singledispatch
-def _signatures(given: Any, answer: Callable[[Any], Any]) -> dict[str, Any]:
-    """The SavedModel's signatures by name, around a function of what the model takes."""
+def _signatures(given: Any, answer: Callable[[Any], Any], model_dir: Path, module: Any) -> dict[str, Any]:
+    """The SavedModel's signatures by name, around a function of what the model takes; `module` keeps what they need."""
     raise TypeError(f"No signatures for inputs of {type(given)}.")
 
 
 @_signatures.register
-def _(given: ImageInput, answer: Callable[[Any], Any]) -> dict[str, Any]:
+def _(given: ImageInput, answer: Callable[[Any], Any], model_dir: Path, module: Any) -> dict[str, Any]:
     tf = records.tensorflow()
     shape = given.image_shape
 
@@ -177,6 +193,25 @@ def _(given: ImageInput, answer: Callable[[Any], Any]) -> dict[str, Any]:
     }
 
 
+@_signatures.register
+def _(given: TextInput, answer: Callable[[Any], Any], model_dir: Path, module: Any) -> dict[str, Any]:
+    tf = records.tensorflow()
+    tokenize, module.lookup = tokenizer_ops(given, load_vocabulary(model_dir, given))
+
+    def from_texts(text: Any) -> Any:
+        return answer(tokenize(text))
+
+    def from_tokens(tokens: Any) -> Any:
+        return answer(tokens)
+
+    texts = tf.TensorSpec((None,), tf.string, name="text")
+    tokens = tf.TensorSpec((None, *given.shape), tf.int32, name="tokens")
+    return {
+        "serving_default": tf.function(from_texts, input_signature=[texts]),
+        "tokens": tf.function(from_tokens, input_signature=[tokens]),
+    }
+
+
 def _scale(model: Any) -> dict[str, list[float]]:
     """What turns the standardised numbers of a regression into the targets' units; empty for other models."""
     units = model.layers[-1]
@@ -188,6 +223,72 @@ def _without_units(model: Any) -> Any:
     import keras
 
     return keras.Model(model.input, model.layers[-1].input) if _scale(model) else model
+
+
+@dataclasses.dataclass(frozen=True)
+class _LiteModels:
+    """The contents of the two LiteRT files, and what is quantised in the second."""
+
+    floating: bytes
+    quantized: bytes
+    quantization: str
+
+
+@functools.singledispatch
+def _lite_models(given: Any, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    """The model for LiteRT; its output is called `answer`."""
+    raise TypeError(f"No LiteRT models of {type(given)}.")
+
+
+@_lite_models.register
+def _(given: ImageInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    from components.models.loading import load_trained_model
+
+    # In int8, one scale for all outputs would drown a target of small numbers, and a small spread around a large mean:
+    # LiteRT's files give standardised numbers, and export.json says what makes units of them.
+    model = _without_units(load_trained_model(model_dir, input_dtype="float32"))
+    return _LiteModels(
+        _convert(model, given, answer, None),
+        _convert(model, given, answer, calibration),
+        "weights and activations, by calibration",
+    )
+
+
+@_lite_models.register
+def _(given: TextInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    from components.models.loading import load_trained_model
+
+    model = load_trained_model(model_dir)
+    return _LiteModels(
+        _convert_loops(model, given, answer, quantize=False),
+        _convert_loops(model, given, answer, quantize=True),
+        "weights",
+    )
+
+
+@_lite_models.register
+def _(given: CorpusInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    from components.models.loading import load_trained_model
+
+    model = load_trained_model(model_dir)
+    return _LiteModels(
+        language_model.convert_step(model, quantize=False), language_model.convert_step(model, quantize=True), "weights"
+    )
+
+
+def _convert_loops(model: Any, given: TextInput, answer: str, quantize: bool) -> bytes:
+    """A model with loops as a LiteRT file: int32 ids of one text in, since LiteRT knows no loop over a changing batch.
+
+    Quantised, its weights are int8, and what is computed with them is quantised as it comes: a loop is not calibrated.
+    """
+    tf = records.tensorflow()
+    spec = tf.TensorSpec((1, *given.shape), tf.int32, name="tokens")
+    function = tf.function(lambda tokens: {answer: model(tokens, training=False)}, input_signature=[spec])
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], model)
+    converter.experimental_lower_to_saved_model = False  # So that weights become constants.
+    if quantize:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    return converter.convert()
 
 
 def _convert(model: Any, given: Input, answer: str, calibration: np.ndarray | None) -> bytes:
@@ -205,8 +306,12 @@ def _convert(model: Any, given: Input, answer: str, calibration: np.ndarray | No
     return converter.convert()
 
 
-def _write_expectations(params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> float:
-    """Leave inputs, labels and the trained model's own answers for the fresh process; returns its judged figure."""
+def _write_expectations(
+    params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path
+) -> Compared:
+    """Leave inputs, labels and the trained model's own answers for the fresh process; returns what is compared."""
+    if isinstance(manifest.input, CorpusInput):
+        return language_model.write_expectations(params.split, model, records_dir, manifest, work)
     from components.models.loading import predict
 
     num_examples = manifest.split(params.split).num_examples
@@ -216,18 +321,22 @@ def _write_expectations(params: ExportParams, model: Any, records_dir: Path, man
     expected = np.empty((num_examples, *manifest.interface.output_shape), np.float32)
     start = 0
     chunk = _BATCH_SIZE * 16
-    for fields in records.read_batches(records_dir, manifest, params.split, chunk).as_numpy_iterator():
+    texts: list[str] = []
+    for fields in records.read_batches(records_dir, manifest, params.split, chunk, with_keys=True).as_numpy_iterator():
         end = start + len(fields[LABEL_FEATURE])
         inputs[start:end], labels[start:end] = fields[manifest.input.feature], fields[LABEL_FEATURE]
         expected[start:end] = predict(model, inputs[start:end], _BATCH_SIZE)
+        texts += [text.decode() for text in fields.get(TEXT_FEATURE, ())]
         start = end
     inputs.flush()
+    if texts:
+        storage.write_json(work / verification.TEXTS_FILE, texts)
     np.save(work / verification.LABELS_FILE, labels)
     np.save(work / verification.EXPECTED_FILE, expected)
     task = manifest.interface.task
     facts = {"task": task.name, "judged": task.judged, "answer": task.answer, **_scale(model)}
-    (work / verification.TASK_FILE).write_text(json.dumps(facts))
-    return task.judge(labels, expected)
+    storage.write_json(work / verification.TASK_FILE, facts)
+    return Compared(num_examples, task.judged, task.judge(labels, expected))
 
 
 def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ class ExportParams:
             model, or numbers within a twentieth of a standard deviation.
         max_int8_accuracy_drop: How much accuracy int8 may lose against the trained model; of multi-label data micro_f1,
             of a regression r2.
-        calibration_examples: Training images that set the ranges of int8.
+        calibration_examples: Training images that set the ranges of int8; texts need none.
         split: The split to compare on.
     """
 
@@ -44,15 +44,24 @@ class ExportParams:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compared:
+    """What every format is compared with: how many examples, by which figure, and that of the trained model."""
+
+    num_examples: int
+    judged: str
+    trained_score: float
+
+
+@dataclasses.dataclass(frozen=True)
 class ExportResult:
     """What was exported.
 
     Attributes:
         num_examples: Examples compared.
-        judged: The figure that is compared: `accuracy`, `micro_f1` or `r2`.
+        judged: The figure that is compared: `accuracy` (of a language model the next character's), `micro_f1` or `r2`.
         trained_score: That of the trained model on them.
         formats: By format (`saved_model`, `float`, `int8`): file, bytes, the figure, agreement, max_difference,
-            latency_ms at batch 1 (median) and images_per_second at batch 64.
+            latency_ms at batch 1 (median) and examples_per_second at batch 64.
     """
 
     num_examples: int

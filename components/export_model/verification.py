@@ -7,19 +7,23 @@ Prints one JSON line: facts by format. It must not import anything of this proje
 
 import json
 import os
+import queue
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 INPUTS_FILE, LABELS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "labels.npy", "expected.npy", "task.json"
+TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
 _ENCODED_CHECKED = 8
+_TIE = 1e-6  # Among 100,000 characters there are some with two that are likely alike, up to rounding.
 # A model for the CPU must not name another device, nor hold an operation that only exists on one.
 _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
 
@@ -34,7 +38,8 @@ def _saved_model(path: Path, answer: str) -> tuple[Predict, Any]:
     loaded = tf.saved_model.load(str(path))
     signature = loaded.signatures["serving_default"]
     _refuse_device_ops(signature)
-    return lambda images: signature(image=tf.constant(images))[answer].numpy(), loaded
+    (name,) = signature.structured_input_signature[1]
+    return lambda inputs: signature(**{name: tf.constant(inputs)})[answer].numpy(), loaded
 
 
 def _refuse_device_ops(signature: Any) -> None:
@@ -57,7 +62,7 @@ def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str) 
 
 
 def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
-    """The model of a LiteRT file as a function: uint8[N, height, width, channels] → float32[N, outputs], any N.
+    """The model of a LiteRT file as a function: pixels or ids of N examples → float32[N, outputs], any N.
 
     Args:
         path: The file.
@@ -70,18 +75,82 @@ def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
     interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
     current = 0
 
-    def predict(images: np.ndarray) -> np.ndarray:
+    def predict(inputs: np.ndarray) -> np.ndarray:
         nonlocal current
         given = interpreter.get_input_details()[0]
-        if len(images) != current:
-            interpreter.resize_tensor_input(given["index"], images.shape)
+        if len(inputs) != current:
+            interpreter.resize_tensor_input(given["index"], inputs.shape)
             interpreter.allocate_tensors()
-            current = len(images)
-        interpreter.set_tensor(given["index"], _as_input(images, given))
+            current = len(inputs)
+        interpreter.set_tensor(given["index"], _as_input(inputs, given))
         interpreter.invoke()
         return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]) * factor + addend
 
+    return _one_at_a_time(path) if interpreter.get_input_details()[0]["shape_signature"][0] == 1 else predict
+
+
+def _one_at_a_time(path: Path) -> Predict:
+    """For a model with loops, whose batch is fixed at 1: an interpreter per core, each of one thread."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    count = os.cpu_count() or 1
+    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(count):
+        interpreter = Interpreter(model_path=str(path), num_threads=1)
+        interpreter.allocate_tensors()
+        free.put(interpreter)
+    pool = ThreadPoolExecutor(count)
+
+    def predict_one(row: np.ndarray) -> np.ndarray:
+        interpreter = free.get()
+        try:
+            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], row[None])
+            interpreter.invoke()
+            return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        finally:
+            free.put(interpreter)
+
+    return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
+
+
+def step_predictor(path: Path, num_classes: int) -> Predict:
+    """A LiteRT file of one step of a language model: int32[N, length] ids → float32[N, length, classes], any N."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
+    tokens, state = sorted(interpreter.get_input_details(), key=lambda given: given["dtype"] == np.float32)
+    answer = interpreter.get_output_details()[0]
+
+    def predict(passages: np.ndarray) -> np.ndarray:
+        interpreter.resize_tensor_input(tokens["index"], (len(passages),))
+        interpreter.resize_tensor_input(state["index"], (len(passages), state["shape_signature"][1]))
+        interpreter.allocate_tensors()
+        probabilities = np.empty((*passages.shape, num_classes), np.float32)
+        after = np.zeros((len(passages), state["shape_signature"][1]), np.float32)
+        for position in range(passages.shape[1]):
+            interpreter.set_tensor(tokens["index"], np.ascontiguousarray(passages[:, position]))
+            interpreter.set_tensor(state["index"], after)
+            interpreter.invoke()
+            both = interpreter.get_tensor(answer["index"])
+            probabilities[:, position], after = both[:, :num_classes], both[:, num_classes:]
+        return probabilities
+
     return predict
+
+
+def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
+    """The signature for single steps must answer like the one for passages."""
+    import tensorflow as tf
+
+    step = loaded.signatures["step"]
+    _refuse_device_ops(step)
+    expected = whole(passages)
+    state = tf.zeros((len(passages), step.structured_input_signature[1]["state"].shape[1]))
+    for position in range(passages.shape[1]):
+        answer = step(tokens=tf.constant(passages[:, position]), state=state)
+        state = answer["state"]
+        if not np.allclose(answer["probabilities"], expected[:, position], atol=1e-4):
+            raise SystemExit(f"The SavedModel answers differently step by step, at character {position}.")
 
 
 def _as_input(images: np.ndarray, given: dict[str, Any]) -> np.ndarray:
@@ -96,15 +165,18 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 
 
-def _batches(images: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(images), _BATCH_SIZE):
-        yield np.asarray(images[start : start + _BATCH_SIZE])
+def _batches(inputs: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(inputs), _BATCH_SIZE):
+        yield np.asarray(inputs[start : start + _BATCH_SIZE])
 
 
 def _judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
     """Accuracy, micro F1 or R², by the task."""
     if task == "classification":
         return float((answers.argmax(1) == labels).mean())
+    if task == "language_model":
+        # It answers every character of a passage; where it is not asked for one, the label is 0.
+        return float((answers.argmax(-1) == labels)[labels != 0].mean())
     if task == "multi_label":
         true, predicted = labels == 1, answers > 0.5
         hits, mistakes = int((true & predicted).sum()), int((true != predicted).sum())
@@ -116,36 +188,39 @@ def _judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
 
 
 def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """bool[examples]: whether an answer means the same."""
+    """bool[examples]: whether an answer means the same; of a language model bool[examples, length]."""
     if task == "classification":
         return answers.argmax(1) == expected.argmax(1)
+    if task == "language_model":
+        chosen = np.take_along_axis(expected, answers.argmax(-1)[..., None], -1)[..., 0]
+        return chosen >= expected.max(-1) - _TIE  # Of two that the trained model likes alike, either will do.
     if task == "multi_label":
         return ((answers > 0.5) == (expected > 0.5)).all(axis=1)
     return (np.abs(answers - expected) / scale <= _SAME_NUMBER).all(axis=1)
 
 
 def _measure(
-    predict: Predict, images: np.ndarray, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]
+    predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]
 ) -> dict[str, float]:
-    predict(np.asarray(images[:_BATCH_SIZE]))
+    predict(np.asarray(inputs[:_BATCH_SIZE]))
     start = time.perf_counter()
-    answers = np.concatenate([predict(batch) for batch in _batches(images)])
+    answers = np.concatenate([predict(batch) for batch in _batches(inputs)])
     seconds = time.perf_counter() - start
     times = []
-    predict(np.asarray(images[:1]))
+    predict(np.asarray(inputs[:1]))
     for run in range(_LATENCY_RUNS):
-        one = np.asarray(images[run % len(images)][None])
+        at = run % len(inputs)
+        one = np.asarray(inputs[at : at + 1])
         begin = time.perf_counter()
         predict(one)
         times.append(time.perf_counter() - begin)
-    answers = answers.astype(np.float64)
     scale = task.get("scale", 1.0)
     return {
         task["judged"]: _judge(task["task"], labels, answers),
         "agreement": float(_agree(task["task"], answers, expected, scale).mean()),
-        "max_difference": float((np.abs(answers - expected) / scale).max()),
+        "max_difference": float((np.abs(answers.astype(np.float64) - expected) / scale).max()),
         "latency_ms": statistics.median(times) * 1e3,
-        "images_per_second": len(images) / seconds,
+        "examples_per_second": len(inputs) / seconds,
     }
 
 
@@ -157,16 +232,29 @@ def main(export_dir: Path, work: Path) -> None:
     labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
     task = json.loads((work / TASK_FILE).read_text())
     saved_model, loaded = _saved_model(export_dir / "saved_model", task["answer"])
-    _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model, task["answer"])
+    is_language_model, strings = task["task"] == "language_model", images
+    if (work / TEXTS_FILE).is_file():
+        strings = np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
+    elif is_language_model:
+        _check_steps(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
+    else:
+        _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model, task["answer"])
     units = task.get("scale", 1.0), task.get("offset", 0.0)
+
+    def lite(file: str) -> tuple[str, Predict, Any]:
+        path = export_dir / file
+        if is_language_model:
+            return file, step_predictor(path, expected.shape[-1]), images
+        return file, lite_predictor(path, *units), images
+
     formats = {
-        "saved_model": ("saved_model", saved_model),
-        "float": ("model.tflite", lite_predictor(export_dir / "model.tflite", *units)),
-        "int8": ("model_int8.tflite", lite_predictor(export_dir / "model_int8.tflite", *units)),
+        "saved_model": ("saved_model", saved_model, strings),
+        "float": lite("model.tflite"),
+        "int8": lite("model_int8.tflite"),
     }
     facts = {
-        name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, images, labels, expected, task)}
-        for name, (file, predict) in formats.items()
+        name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, inputs, labels, expected, task)}
+        for name, (file, predict, inputs) in formats.items()
     }
     print(json.dumps(facts))
 

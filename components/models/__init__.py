@@ -6,8 +6,9 @@ A model is built by a function `build_model(**facts, **parameters) -> keras.Mode
   itself, so that training, evaluation and serving cannot disagree;
 - of texts `vocabulary_size` and `num_tokens`: int32[batch, num_tokens] ids go in, 0 for padding;
 - and `num_classes`: float32[batch, num_classes] probabilities come out, by a softmax for one class of several, by
-  sigmoids for any number of labels; or, of a regression, `num_targets`: float32[batch, num_targets] numbers come out,
-  not bounded, in standard deviations from the training split's mean.
+  sigmoids for any number of labels; of a language model, whose texts are passages of a corpus, float32[batch,
+  num_tokens, num_classes]: for every position those of the next character; or, of a regression, `num_targets`:
+  float32[batch, num_targets] numbers come out, not bounded, in standard deviations from the training split's mean.
 """
 
 import ast
@@ -23,7 +24,12 @@ from components.interface import FACTS, IMAGE, Interface, Task
 
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
+    "mnist_cnn": "components.models.mnist_cnn",
+    "fashion_mnist_cnn": "components.models.fashion_mnist_cnn",
     "cifar10_cnn": "components.models.cifar10_cnn",
+    "cifar10_resnet": "components.models.cifar10_resnet",
+    "imdb_lstm": "components.models.imdb_lstm",
+    "shakespeare_lstm": "components.models.shakespeare_lstm",
 }
 _BUILDER = "build_model"
 UNITS_LAYER = "target_units"  # The last layer of a regression model: standardised numbers to the targets' own units.
@@ -173,7 +179,11 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
 def _check_ending(name: str, model: Any, task: Task) -> None:
     ending = _ending(model)
     if ending in _ACTIVATIONS and ending != task.activation:
-        what = {"classification": "one class of several", "multi_label": "any number of labels"}
+        what = {
+            "classification": "one class of several",
+            "multi_label": "any number of labels",
+            "language_model": "the next character",
+        }
         raise InputError(
             f"The model {name!r} does not fit the data: their task is {task.name} ("
             f"{what.get(task.name, 'numbers of any size')}), for which it must end {_ENDINGS[task.activation]}. "

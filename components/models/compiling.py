@@ -4,19 +4,22 @@ Training runs that step; preflight compiles the very same one for a TPU.
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from components.errors import InputError
-from components.interface import Interface
+from components.interface import CLASSIFICATION, PADDING, Interface
+from components.models.augmentation import Augmentation, check_augmentation, softens_labels
+from components.models.training_step import average_weights, prepare_batches
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
 SCALINGS = ("auto", "linear", "sqrt", "none")
 
 
-class Optimization(Protocol):
+class Optimization(Augmentation, Protocol):
     """What both steps' parameters say of it; see `TrainParams`."""
 
     @property
@@ -31,6 +34,8 @@ class Optimization(Protocol):
     def warmup_epochs(self) -> float: ...  # noqa: D102
     @property
     def weight_decay(self) -> float: ...  # noqa: D102
+    @property
+    def ema_decay(self) -> float: ...  # noqa: D102
     @property
     def epochs(self) -> int: ...  # noqa: D102
 
@@ -49,10 +54,14 @@ def check_optimization(settings: Any) -> None:
     for name in ("warmup_epochs", "weight_decay"):
         if not 0 <= getattr(settings, name) < math.inf:
             raise InputError(f"{name} must not be negative, and finite. Received: {name}={getattr(settings, name)}.")
-    if settings.weight_decay and settings.optimizer != "adamw":
+    if settings.weight_decay and settings.optimizer == "adam":
         raise InputError(
-            f"weight_decay={settings.weight_decay} needs optimizer=adamw. Received: optimizer={settings.optimizer!r}."
+            f"weight_decay={settings.weight_decay} needs optimizer=adamw or sgd. Received: "
+            f"optimizer={settings.optimizer!r}."
         )
+    if not 0 <= settings.ema_decay < 1:
+        raise InputError(f"ema_decay must be at least 0 and below 1. Received: ema_decay={settings.ema_decay}.")
+    check_augmentation(settings)
     for name, known in (
         ("optimizer", OPTIMIZERS),
         ("learning_rate_schedule", SCHEDULES),
@@ -87,7 +96,7 @@ def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -
     return min(round(warmup_epochs * steps_per_epoch), total_steps - 1)
 
 
-def _optimizer(settings: Optimization, num_replicas: int, steps_per_epoch: int) -> Any:
+def _optimizer(settings: Optimization, num_replicas: int, steps_per_epoch: int, trained: Sequence[Any]) -> Any:
     import keras
 
     rate: Any = scale_learning_rate(
@@ -104,10 +113,47 @@ def _optimizer(settings: Optimization, num_replicas: int, steps_per_epoch: int) 
             warmup_steps=warmup,
         )
     if settings.optimizer == "sgd":
-        return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
-    if settings.optimizer == "adamw":
-        return keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
-    return keras.optimizers.Adam(rate)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay or None)
+    elif settings.optimizer == "adamw":
+        optimizer = keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
+    else:
+        optimizer = keras.optimizers.Adam(rate)
+    # Biases and normalisation's scales are vectors; shrinking them regularises nothing.
+    optimizer.exclude_from_weight_decay(var_list=[variable for variable in trained if len(variable.shape) < 2])
+    return optimizer
+
+
+def next_character_loss(targets: Any, outputs: Any) -> Any:
+    """float32[batch]: cross-entropy summed over the targets that count, by the length of a passage.
+
+    By that and not by their number, so that every character weighs the same, however a batch is shared out.
+    """
+    from keras import ops
+
+    each = ops.sparse_categorical_crossentropy(targets, outputs)
+    counts = ops.cast(ops.not_equal(targets, PADDING), each.dtype)
+    return ops.sum(each * counts, axis=-1) / targets.shape[-1]
+
+
+def _bits_per_character() -> Any:
+    import keras
+    from keras import ops
+
+    class BitsPerCharacter(keras.metrics.Mean):
+        """The mean over the targets that count."""
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            weights = ops.cast(ops.not_equal(y_true, PADDING), "float32")
+            if sample_weight is not None:
+                weights = weights * ops.expand_dims(ops.cast(sample_weight, "float32"), -1)
+            bits = ops.sparse_categorical_crossentropy(y_true, y_pred) / math.log(2)
+            return super().update_state(bits, sample_weight=weights)
+
+    return BitsPerCharacter(name="bits_per_character")
+
+
+_LOSSES: Mapping[str, Callable[[Any, Any], Any]] = {"next_character": next_character_loss}
+_METRICS: Mapping[str, Callable[[], Any]] = {"bits_per_character": _bits_per_character}
 
 
 def compile_model(
@@ -117,23 +163,42 @@ def compile_model(
     num_replicas: int,
     steps_per_epoch: int,
     jit_compile: bool,
-) -> None:
+) -> Sequence[Any]:
     """Compile a model for training, with every variable made that a step changes.
 
     Args:
         model: A keras.Model as `build_model` gives it.
         interface: What it takes and gives: decides loss and metric.
-        settings: Optimizer and learning rate.
+        settings: Optimizer, learning rate, augmentation and averaging.
         num_replicas: Replicas that share a batch.
         steps_per_epoch: Of training.
         jit_compile: Whether XLA compiles the step.
+
+    Returns:
+        In the order of `model.variables`, the variables that hold what is to be judged and saved: those themselves, or
+        their averages where `settings` ask for them.
+
+    Raises:
+        InputError: If the model's input or task cannot be augmented as `settings` say.
     """
+    softened = softens_labels(settings)
+    if softened and interface.task_name != CLASSIFICATION:
+        raise InputError(
+            f"label_smoothing and mixup_alpha are for data with one class of several. Received: {interface.task_name}. "
+            "Remove them from section training."
+        )
+    loss, metric = interface.task.loss, interface.task.metric
     model.compile(
-        optimizer=_optimizer(settings, num_replicas, steps_per_epoch),
-        loss=interface.task.loss,
-        weighted_metrics=[interface.task.metric],
+        optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model.trainable_variables),
+        loss="categorical_crossentropy" if softened else _LOSSES.get(loss, loss),
+        weighted_metrics=[_METRICS[metric]() if metric in _METRICS else metric],
         jit_compile=jit_compile,
     )
     model.optimizer.build(model.trainable_variables)
     # Makes the metrics' variables, as `fit` does at its first step: a checkpoint is restored before that.
-    model._symbolic_build(data_batch=tuple(np.ones(*shape) for shape in interface.batch_shapes(1)))
+    inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1))
+    if softened:
+        targets = np.ones((1, *interface.output_shape), np.float32)
+    model._symbolic_build(data_batch=(inputs, targets, weights))
+    prepare_batches(model, settings, num_replicas)
+    return average_weights(model, settings.ema_decay) if settings.ema_decay else model.variables

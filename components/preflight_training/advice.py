@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from components.preflight_training.data import DataFacts
-from components.preflight_training.findings import MachineReport
+from components.preflight_training.findings import MachineReport, cheapest
+from components.preflight_training.hlo import SUBLANES
 from components.preflight_training.wording import dollars, time
 
 _MUCH_WAITING = 0.5
@@ -14,7 +15,6 @@ _MUCH_PADDING = 0.05  # Of a step, by one layer.
 _LOW_UTILIZATION = 0.02
 _FEW_PRODUCTS = 0.1  # Of a step's time.
 _MUCH_COMMUNICATION = 0.3
-_BATCH_STEP = 8
 _ADVISED_LAYERS = 3
 _AS_FAST = 1.1
 
@@ -102,10 +102,10 @@ def _about_batch(report: MachineReport) -> Sequence[str]:
     words = []
     step, largest = report.step, report.largest_batch
     assert step is not None
-    if report.batch_size_per_replica % _BATCH_STEP:
+    if report.batch_size_per_replica % SUBLANES:
         words.append(
             f"A batch of {report.batch_size_per_replica} per replica leaves rows of the vector units empty: use a "
-            f"multiple of {_BATCH_STEP}, best of 128."
+            f"multiple of {SUBLANES}, best of 128."
         )
     if (step.communication_ms or 0.0) > _MUCH_COMMUNICATION * step.total_ms:
         words.append(
@@ -132,13 +132,13 @@ def _about_program(report: MachineReport) -> Sequence[str]:
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
     """Which machine to take, of several."""
-    good = [one for one in reports if one.passed and one.epoch is not None]
-    if len(reports) < 2 or not good:
+    good = [one for one in reports if one.passed]
+    best = cheapest(good)
+    if len(reports) < 2 or best is None:
         return ()
     fastest = min(good, key=lambda one: (_seconds(one), _price(one)))
-    cheapest = min(good, key=lambda one: (_price(one), _seconds(one)))
-    words = [f"Cheapest: {_describe(cheapest)}."] if cheapest.cost else []
-    if cheapest.cost and _seconds(cheapest) < _AS_FAST * _seconds(fastest):
+    words = [f"Cheapest: {_describe(best)}."] if best.cost else []
+    if best.cost and _seconds(best) < _AS_FAST * _seconds(fastest):
         words.append(f"None is more than {_AS_FAST - 1:.0%} faster.")
     else:
         words.append(f"Fastest: {_describe(fastest)}.")

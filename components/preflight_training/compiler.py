@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components import storage
 from components.errors import InputError
 from components.interface import Interface
 from components.models import build_model, source_files
@@ -302,7 +303,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         cost=read_cost(text, layers, compilation.bytes_per_cycle),
         parameters=program.parameters,
     )
-    write_outcome(path, outcome)
+    storage.write_json(path, dataclasses.asdict(outcome))
     return outcome
 
 
@@ -310,14 +311,6 @@ def _program_key(program: _Program, layers: Sequence[str], compilation: Compilat
     reader = Path(hlo.__file__).read_text()
     facts = (program.text, layers, dataclasses.asdict(compilation), versions(), reader)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def write_outcome(path: Path, outcome: Outcome) -> None:
-    """Keep an outcome; appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_suffix(f".{os.getpid()}.tmp")
-    staged.write_text(json.dumps(dataclasses.asdict(outcome)))
-    staged.replace(path)
 
 
 def read_outcome(raw: Mapping[str, Any]) -> Outcome:

@@ -69,12 +69,12 @@ def load_facts(
     manifest = Manifest.load(records_dir, verify=False)
     manifest.split(TRAIN)
     key = facts_key(manifest.fingerprint, batch_size, in_memory_mib, shuffle_buffer)
-    if known := read_facts(cache_dir, key):
-        return known
     num_examples = manifest.split(TRAIN).num_examples
-    facts = measure(records_dir, manifest, num_examples, batch_size, in_memory_mib, shuffle_buffer)
-    write_facts(cache_dir, key, facts)
-    return facts
+    return remembered(
+        cache_dir,
+        key,
+        lambda: measure(records_dir, manifest, num_examples, batch_size, in_memory_mib, shuffle_buffer),
+    )
 
 
 def facts_key(*parts: Any) -> str:
@@ -83,16 +83,14 @@ def facts_key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps([*parts, *here], default=str).encode()).hexdigest()
 
 
-def read_facts(cache_dir: Path, key: str) -> DataFacts | None:
-    """Facts kept under a key."""
+def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
+    """The facts kept under a key; where there are none, those that `find` gives, from now on."""
     path = cache_dir / f"data-{key}.json"
-    return DataFacts.from_dict(json.loads(path.read_text())) if path.is_file() else None
-
-
-def write_facts(cache_dir: Path, key: str, facts: DataFacts) -> None:
-    """Keep facts under a key."""
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    storage.write_json(cache_dir / f"data-{key}.json", dataclasses.asdict(facts))
+    if path.is_file():
+        return DataFacts.from_dict(json.loads(path.read_text()))
+    facts = find()
+    storage.write_json(path, dataclasses.asdict(facts))
+    return facts
 
 
 def measure(

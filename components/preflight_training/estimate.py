@@ -8,11 +8,10 @@ computation: an upper bound.
 import dataclasses
 
 from components.machine_spec import Generation, Slice
-from components.preflight_training.hlo import LayerCost, ProgramCost
+from components.preflight_training.hlo import SUBLANES, LayerCost, ProgramCost
 
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6
-_SUBLANES = 8  # Rows of a vector register; a column has 128, as the matrix unit does on most chips.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +162,7 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
             for what, size, whole in (
                 ("input features", product.contraction, tile),
                 ("output features", product.columns, tile),
-                ("batch", product.rows, _SUBLANES),
+                ("batch", product.rows, SUBLANES),
             ):
                 if size % whole:
                     notes.append(f"{size} {what} fill {size / (-(-size // whole) * whole):.0%} of {whole}-wide tiles")

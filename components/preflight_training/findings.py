@@ -1,6 +1,8 @@
 """What preflight finds: the content of `preflight.json`."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from components.preflight_training.compiler import FITS
@@ -111,6 +113,15 @@ class MachineReport:
             f"fits {self.machine} ({percent(self.peak_bytes / self.capacity_bytes)} of its memory), "
             f"{time(self.epoch.seconds)} an epoch{price}"
         )
+
+
+def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:
+    """Of those that passed; among equals, and where no price is known, the fastest."""
+
+    def order(one: MachineReport) -> tuple[float, float]:
+        return one.cost.usd_per_run if one.cost else math.inf, one.epoch.seconds if one.epoch else math.inf
+
+    return min((one for one in machines if one.passed), key=order, default=None)
 
 
 @dataclasses.dataclass(frozen=True)

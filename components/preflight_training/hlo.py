@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+SUBLANES = 8  # Rows of a vector register; a column has 128, as the matrix unit does on most chips.
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}
 _BYTES |= {"s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16}
 _COLLECTIVES = (
@@ -104,7 +105,12 @@ class MatrixProduct:
         def filled(size: int, tile: int) -> float:
             return -(-size // tile) * tile / size
 
-        return self.flops * filled(self.contraction, mxu_size) * filled(self.columns, mxu_size) * filled(self.rows, 8)
+        return (
+            self.flops
+            * filled(self.contraction, mxu_size)
+            * filled(self.columns, mxu_size)
+            * filled(self.rows, SUBLANES)
+        )
 
 
 @dataclasses.dataclass

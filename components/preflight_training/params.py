@@ -28,6 +28,11 @@ class PreflightParams:
         learning_rate_schedule: As train_model takes it.
         warmup_epochs: As train_model takes it.
         weight_decay: As train_model takes it.
+        random_flip: As train_model takes it.
+        random_crop_pixels: As train_model takes it.
+        mixup_alpha: As train_model takes it.
+        label_smoothing: As train_model takes it.
+        ema_decay: As train_model takes it.
         backend: `jax` compiles the step of all replicas, `tensorflow` that of one; `auto` is jax.
         precision: `float32`, `mixed_bfloat16` or `auto`, which on a TPU is the latter.
         in_memory_mib: As train_model takes it: decides how the host feeds the device.
@@ -55,6 +60,11 @@ class PreflightParams:
     learning_rate_schedule: str = "constant"
     warmup_epochs: float = 0.0
     weight_decay: float = 0.0
+    random_flip: str = "none"
+    random_crop_pixels: int = 0
+    mixup_alpha: float = 0.0
+    label_smoothing: float = 0.0
+    ema_decay: float = 0.0
     backend: str = "auto"
     precision: str = "auto"
     in_memory_mib: int = 4096

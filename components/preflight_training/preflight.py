@@ -36,6 +36,11 @@ _OPTIMIZATION = (
     "learning_rate_schedule",
     "warmup_epochs",
     "weight_decay",
+    "random_flip",
+    "random_crop_pixels",
+    "mixup_alpha",
+    "label_smoothing",
+    "ema_decay",
     "epochs",
 )
 FEED_BATCH = 1024  # The rate of the host hardly depends on it.

@@ -1,22 +1,20 @@
 """What preflight found: words for the terminal, a JSON file, and a page that needs no network and no script."""
 
 import dataclasses
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from components import storage
+from components import page, storage
 from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
 from components.preflight_training.compiler import FITS
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
-from components.preflight_training.findings import Cost, MachineReport, PreflightReport
+from components.preflight_training.findings import Cost, MachineReport, PreflightReport, cheapest
 from components.preflight_training.largest_batch import LargestBatch
 from components.preflight_training.wording import UNKNOWN, decimals, dollars, memory, number, percent, time
+from components.table import lay_out
 
 _WIDTH = 110
 _TOP_LAYERS = 8
@@ -80,7 +78,7 @@ def as_text(report: PreflightReport) -> str:
 
 
 def _render(report: PreflightReport) -> str:
-    best = _recommended(report.machines)
+    best = cheapest(report.machines)
     return _ENVIRONMENT.get_template("preflight.html.jinja").render(
         report=report,
         best=best,
@@ -105,17 +103,6 @@ def _largest(batch: LargestBatch | None) -> str:
     return f"{batch.size:,}" if batch.is_exact else f"≈{batch.size:,}"
 
 
-def _recommended(machines: Sequence[MachineReport]) -> MachineReport | None:
-    """The cheapest of those that passed; the fastest where no price is known."""
-
-    def order(one: MachineReport) -> tuple[bool, float]:
-        if one.cost is None:
-            return True, one.epoch.seconds if one.epoch else math.inf
-        return False, one.cost.usd_per_run
-
-    return min((one for one in machines if one.passed), key=order, default=None)
-
-
 def _headline(report: PreflightReport) -> str:
     how = f"{report.backend}, {report.precision}"
     if len(report.machines) == 1:
@@ -130,7 +117,7 @@ def _tally(machines: Sequence[MachineReport]) -> str:
 
 def _advice(machines: Sequence[MachineReport]) -> tuple[str, ...]:
     """About the machine to take; about all of them where none passed."""
-    best = _recommended(machines)
+    best = cheapest(machines)
     return best.advice if best else tuple(dict.fromkeys(words for one in machines for words in one.advice))
 
 
@@ -232,7 +219,7 @@ def _layer_table(layers: Sequence[LayerTime]) -> list[str]:
 
 def _compare(report: PreflightReport) -> list[list[str]]:
     """Several machines, block by block."""
-    best = _recommended(report.machines)
+    best = cheapest(report.machines)
     advice = _bullets(_advice(report.machines))
     return [
         _table(_COMPARISON, [_comparison_row(one) for one in report.machines]),
@@ -266,13 +253,8 @@ def _comparison_row(machine: MachineReport) -> tuple[str, ...]:
     )
 
 
-def _table(alignment: Mapping[str, str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they need; lines are cut where the terminal ends."""
-    lines = [tuple(alignment), *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    formats = [f"{side}{width}" for side, width in zip(alignment.values(), widths, strict=True)]
-    table = ["  ".join(map(format, line, formats)).rstrip() for line in lines]
-    return [_cut(line, _WIDTH) for line in table]
+def _table(columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_cut(line, _WIDTH) for line in lay_out(columns, rows)]  # Lines are cut where the terminal ends.
 
 
 def _cut(text: str, width: int) -> str:
@@ -293,13 +275,6 @@ def _wrap(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # Names of models and layers, and the compiler's words about them, may hold anything.
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 _FORMATS: dict[str, Any] = {
     "decimals": decimals,
     "dollars": dollars,
@@ -310,4 +285,4 @@ _FORMATS: dict[str, Any] = {
     "time": time,
     "verdict": _verdict,
 }
-_ENVIRONMENT.filters.update(_FORMATS)
+_ENVIRONMENT = page.environment(Path(__file__).parent, **_FORMATS)

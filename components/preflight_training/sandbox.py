@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import models
+from components import models, storage
 from components.errors import InputError
 from components.models import source_files
 from components.preflight_training import compiler, hlo
@@ -82,7 +82,7 @@ def compile_all(
             number = missing[position]
             results[number] = outcome
             if outcome.verdict in (compiler.FITS, compiler.DOES_NOT_FIT):
-                compiler.write_outcome(paths[number], outcome)
+                storage.write_json(paths[number], dataclasses.asdict(outcome))
     return [(results[i], i in known) for i in range(len(compilations))]
 
 
@@ -128,10 +128,9 @@ def _listen(
     child: subprocess.Popen[bytes], pipe: Any, num_compilations: int, limits: Limits, log: Any
 ) -> Iterator[tuple[int, Outcome]]:
     current, started, text = 0, time.monotonic(), ""
-    os.set_blocking(pipe.fileno(), False)
     while True:
-        select.select([pipe], [], [], _LOOK_EVERY_SECONDS)
-        chunk = os.read(pipe.fileno(), 1 << 20).decode() if select.select([pipe], [], [], 0)[0] else None
+        is_ready = select.select([pipe], [], [], _LOOK_EVERY_SECONDS)[0]
+        chunk = os.read(pipe.fileno(), 1 << 20).decode() if is_ready else None
         *lines, text = (text + (chunk or "")).split("\n")
         for message in map(json.loads, lines):
             if "started" in message:

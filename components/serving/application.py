@@ -23,7 +23,7 @@ from components.serving.instances import TooManyInstancesError, parse_request, r
 from components.serving.params import ServeParams
 
 _BODY_TIMEOUT_SECONDS = 30.0
-_MAX_THREADS = 4  # Each may decode an image of 134 million pixels, 0.9 GB, that a small file claims to be.
+_MAX_THREADS = 4  # Each may decode an image of `max_image_pixels`, 120 MB, that a small file claims to be.
 _RETRY_AFTER = {"Retry-After": "1"}
 _CLIENT_LEFT = 499  # As nginx has it. Nobody reads this answer; it is for the log.
 
@@ -87,7 +87,14 @@ class Application:
         body = await self._read_body(request)
         loop, model = asyncio.get_running_loop(), self._model
         # Off the event loop, which a large body or image would block for all others.
-        asked = await loop.run_in_executor(self._threads, parse_request, body, model.input, self._params.max_instances)
+        asked = await loop.run_in_executor(
+            self._threads,
+            parse_request,
+            body,
+            model.reader,
+            self._params.max_instances,
+            self._params.max_image_pixels,
+        )
         request.state.instances = len(asked.inputs)
         outputs = await self._batcher.predict(asked.inputs)
         content = await loop.run_in_executor(self._threads, render_predictions, model, outputs, asked.top)

@@ -11,13 +11,14 @@ import numpy as np
 
 from components.errors import InputError, did_you_mean
 from components.images import ImageRule, UnreadableImageError, decode_pixels
-from components.interface import MULTI_LABEL, REGRESSION, ImageInput, Input
-from components.prediction import ExportedModel
+from components.interface import MULTI_LABEL, REGRESSION, ImageInput
+from components.prediction import ExportedModel, PromptReader
+from components.text import Tokenizer
 
 ImageShape = tuple[int, int, int]
 
 _INSTANCES, _PARAMETERS, _TOP = "instances", "parameters", "top"
-_ENCODED = "b64"
+_ENCODED, _TEXT = "b64", "text"
 # An image may be wrapped as TensorFlow Serving wants it: by the name of the SavedModel's input.
 _INPUT_NAMES = ("image", "encoded")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
@@ -40,12 +41,15 @@ class PredictRequest:
     top: int | None
 
 
-def parse_request(body: bytes, wanted: Input, max_instances: int) -> PredictRequest:
+def parse_request(
+    body: bytes, wanted: ImageInput | Tokenizer | PromptReader, max_instances: int, max_image_pixels: int
+) -> PredictRequest:
     """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
 
     An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if need be, or its pixels: nested
     lists [height][width][channels] of whole numbers in [0, 255], of a grey image also [height][width]. Either may be
-    wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`.
+    wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts an instance is a string, or
+    `{"text": "…"}`; of a language model, what comes after it is predicted.
 
     Raises:
         InputError: If it is anything else; the message names the instance.
@@ -55,7 +59,7 @@ def parse_request(body: bytes, wanted: Input, max_instances: int) -> PredictRequ
     instances = request.get(_INSTANCES)
     if not isinstance(instances, list) or not instances:
         raise InputError(
-            f'"instances" must be a list of at least one image. Received: '
+            f'"instances" must be a list of at least one {wanted.noun}. Received: '
             f"{'an empty list' if instances == [] else _describe(instances)}."
         )
     if len(instances) > max_instances:
@@ -66,7 +70,7 @@ def parse_request(body: bytes, wanted: Input, max_instances: int) -> PredictRequ
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     for index, instance in enumerate(instances):
         try:
-            inputs[index] = _parse_instance(wanted, instance)
+            inputs[index] = _parse_instance(wanted, instance, max_image_pixels)
         except InputError as error:
             raise InputError(f"instances[{index}]: {error}") from error
     return PredictRequest(inputs, top)
@@ -139,13 +143,13 @@ def _parse_top(parameters: Any) -> int | None:
 
 
 @functools.singledispatch
-def _parse_instance(wanted: Any, instance: Any) -> np.ndarray:
+def _parse_instance(wanted: Any, instance: Any, max_image_pixels: int) -> np.ndarray:
     """One instance as the model takes it."""
     raise TypeError(f"No reader for instances of {type(wanted)}.")
 
 
 @_parse_instance.register
-def _(wanted: ImageInput, instance: Any) -> np.ndarray:
+def _(wanted: ImageInput, instance: Any, max_image_pixels: int) -> np.ndarray:
     image_shape = wanted.image_shape
     image = instance
     if isinstance(instance, dict) and len(instance) == 1:
@@ -153,17 +157,28 @@ def _(wanted: ImageInput, instance: Any) -> np.ndarray:
     if isinstance(image, list):
         return _check_pixels(image, image_shape)
     if isinstance(image, dict) and image.keys() == {_ENCODED} and isinstance(image[_ENCODED], str):
-        return _decode_file(image[_ENCODED], image_shape)
+        return _decode_file(image[_ENCODED], image_shape, max_image_pixels)
     raise InputError(
         f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(image_shape)}. '
         f"Received: {_describe(instance)}."
     )
 
 
-def _decode_file(encoded: str, image_shape: ImageShape) -> np.ndarray:
+@_parse_instance.register
+def _(wanted: PromptReader | Tokenizer, instance: Any, max_image_pixels: int) -> np.ndarray:
+    text = instance
+    if isinstance(instance, dict) and instance.keys() == {_TEXT}:
+        text = instance[_TEXT]
+    if not isinstance(text, str):
+        raise InputError(f'expected a string, or {{"text": "…"}}. Received: {_describe(instance)}.')
+    return wanted.read(text)
+
+
+def _decode_file(encoded: str, image_shape: ImageShape, max_pixels: int) -> np.ndarray:
     height, width, channels = image_shape
+    rule = ImageRule((height, width), channels, max_pixels)
     try:
-        return decode_pixels(base64.b64decode(encoded, validate=True), ImageRule((height, width), channels))
+        return decode_pixels(base64.b64decode(encoded, validate=True), rule)
     except ValueError as error:
         raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
     except UnreadableImageError as error:

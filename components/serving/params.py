@@ -14,6 +14,7 @@ _LEAST = {
     "max_requests": 1,
     "max_instances": 1,
     "max_body_bytes": 1,
+    "max_image_pixels": 1,
 }
 _HIGHEST_PORT = 65535
 # https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements#aip-variables
@@ -37,6 +38,8 @@ class ServeParams:
         max_requests: Requests held at once; one more gets 503 and Retry-After.
         max_instances: Instances in a request; more get 413.
         max_body_bytes: Size of a request's body; more gets 413. The default is Vertex's own limit.
+        max_image_pixels: Pixels of an image file, which may be far more than its bytes; one with more gets 400, and is
+            not decoded. A pixel takes 3 to 7 bytes while it is.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +53,7 @@ class ServeParams:
     max_requests: int = 256
     max_instances: int = 128
     max_body_bytes: int = 1_572_864
+    max_image_pixels: int = 16_777_216
 
     def __post_init__(self) -> None:
         """Check every value.

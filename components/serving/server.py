@@ -106,4 +106,6 @@ def _announce(model: ExportedModel, listener: socket.socket, params: ServeParams
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{params.predict_route}"
     body = r"""echo "{\"instances\": [{\"b64\": \"$(base64 < IMAGE | tr -d '\n')\"}]}" """
+    if model.step is not None:
+        body = """echo '{"instances": [{"text": "TEXT"}], "parameters": {"top": 3}}' """
     return f"{model.name} answers on {url} now. Try: {body}| curl -d @- {url}"

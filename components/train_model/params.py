@@ -25,9 +25,15 @@ class TrainParams:
             else sqrt.
         learning_rate_schedule: `constant`, or `cosine` down to zero at the last step.
         warmup_epochs: Epochs over which the learning rate rises from zero.
-        weight_decay: Decoupled weight decay, for adamw.
+        weight_decay: Share of a weight, times the learning rate, that each step takes off (decoupled, as in AdamW), for
+            adamw and sgd; biases and normalisation's parameters keep theirs.
+        random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
+        random_crop_pixels: Move training images by up to so many pixels each way; their edge is mirrored.
+        mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
+        label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
+        ema_decay: Judge and save a running average of the weights, of which every step keeps this share; 0 is none.
         early_stopping_epochs: Stop after so many epochs without a lower validation loss; 0 is never.
-        seed: Of initial weights, order and dropout.
+        seed: Of initial weights, order, dropout and augmentation.
         backend: `tensorflow`, `jax` or `auto`.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`; a TPU must be asked for.
         num_replicas: Devices to use; 0 is all, and one on a CPU. On a CPU any number is simulated.
@@ -47,6 +53,11 @@ class TrainParams:
     learning_rate_schedule: str = "constant"
     warmup_epochs: float = 0.0
     weight_decay: float = 0.0
+    random_flip: str = "none"
+    random_crop_pixels: int = 0
+    mixup_alpha: float = 0.0
+    label_smoothing: float = 0.0
+    ema_decay: float = 0.0
     early_stopping_epochs: int = 0
     seed: int = 0
     backend: str = "auto"

@@ -3,9 +3,11 @@
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,14 @@ from components.errors import InputError
 from components.feeding import EpochReader, open_training_split, steps_per_epoch
 from components.models import build_model
 from components.models.compiling import compile_model
+from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.params import TrainParams, TrainResult
 
 _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"
+_CHUNK_BYTES = 256 << 20  # Answers of the validation split held in memory at a time.
 # What may change between two sessions of one training without changing its result.
 _FREE_TO_CHANGE = ("checkpoint_seconds",)
 
@@ -88,14 +92,23 @@ class _Session:
         import keras
 
         self.params, self.manifest, self.device = params, manifest, device
-        self._checkpoint_dir = checkpoint_dir
+        self._records_dir, self._checkpoint_dir = records_dir, checkpoint_dir
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self._num_examples = manifest.split(TRAIN).num_examples
         self.steps = steps_per_epoch(self._num_examples, self.batch_size)
+        # Of a corpus, whose passages may overlap, not every target counts: this is how many examples those make up.
+        targets = math.prod(manifest.interface.target_shape)
+        counted = manifest.split(TRAIN).statistics.get("num_characters", self._num_examples * targets)
+        self._counted_examples = counted / targets
         keras.utils.set_random_seed(params.seed)
         with device.scope():
             self.model = build_model(params.model, manifest.interface, params.model_parameters)
-            compile_model(self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile)
+            judged = compile_model(
+                self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile
+            )
+        # For each weight the variable that is judged and saved in its place: its running average, or itself.
+        names = {id(variable): name for name, variable in self.variables().items()}
+        self._judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
         self._reader: EpochReader = open_training_split(
             records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
         )
@@ -126,14 +139,17 @@ class _Session:
         }
         return {f"{kind}/{i:05d}": variable for kind, some in kinds.items() for i, variable in enumerate(some)}
 
+    def _weights(self) -> dict[str, Any]:
+        return {name: variable for name, variable in self.variables().items() if name in self._judged}
+
     def run(self) -> None:
         """Train to the end, from the checkpoint if there is one."""
         restored = self._restore()
         if restored is None:  # Curves of another training would be drawn into this one's.
             shutil.rmtree(self._checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
-        # Between sessions the optimizer's state and two sets of weights, in the end two more sets.
+        # Between sessions the optimizer's state, averages and two sets of weights, in the end two more sets.
         weight_bytes = sum(array.nbytes for array in checkpoints.snapshot(self._weights()).values())
-        storage.require_free_bytes(self._checkpoint_dir, 6 * weight_bytes)
+        storage.require_free_bytes(self._checkpoint_dir, 7 * weight_bytes)
         import tensorflow as tf
 
         from components.train_model.callbacks import StepWatch
@@ -187,13 +203,17 @@ class _Session:
         Raises:
             InputError: If training diverged.
         """
+        now = dataclasses.replace(self.progress, step=step, seconds=self.progress.seconds + seconds)
+        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, self._snapshot(step), now)
+
+    def _snapshot(self, step: int) -> dict[str, np.ndarray]:
+        """Every variable's value, all of them finite."""
         if self.device.backend == "jax":
             self.model.jax_state_sync()
         arrays = checkpoints.snapshot(self.variables())
         if not checkpoints.all_finite(arrays):
             raise self.divergence(step, "a weight")
-        now = dataclasses.replace(self.progress, step=step, seconds=self.progress.seconds + seconds)
-        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
+        return arrays
 
     def divergence(self, step: int, what: str) -> InputError:
         """The error for a value that is not finite."""
@@ -213,43 +233,57 @@ class _Session:
         entry = {
             "epoch": now.epoch + 1,
             # Keras divides by full batches; the weights of the filling are zero.
-            "loss": logs["loss"] * self.steps * self.batch_size / self._num_examples,
+            "loss": logs["loss"] * self.steps * self.batch_size / self._counted_examples,
             metric: logs[metric],
             "learning_rate": float(np.asarray(self.model.optimizer.learning_rate)),
             "examples": self._num_examples,
             "seconds": seconds,
             "examples_per_second": logs["examples"] / seconds,
         }
+        arrays = self._snapshot(self.steps)
+        weights = {name: arrays[judged] for name, judged in self._judged.items()}
         if self._validation is not None:
+            if self.params.ema_decay:
+                self._assign(weights)
             entry |= self._validate(self._validation)
+            if self.params.ema_decay:
+                self._assign(arrays)
         judged = entry.get("validation_loss", entry["loss"])
-        weights = checkpoints.snapshot(self._weights())
-        if not np.isfinite(judged) or not checkpoints.all_finite(weights):
-            raise self.divergence(self.steps, "the validation loss or a weight")
+        if not np.isfinite(judged):
+            raise self.divergence(self.steps, "the validation loss")
         now.history.append(entry)
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
         if now.best_loss is None or judged < now.best_loss:
             now.best_loss, now.best_epoch = judged, now.epoch
             self._best = weights
             checkpoints.save_arrays(self._checkpoint_dir / checkpoints.BEST_FILE, self._best, now)
-        self.save_checkpoint(0, 0.0)
+        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
         with writer.as_default(step=now.epoch):
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
         writer.flush()
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
 
-    def _weights(self) -> dict[str, Any]:
-        return {f"weight/{i:05d}": variable for i, variable in enumerate(self.model.variables)}
+    def _assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        with self.device.scope():
+            checkpoints.restore(self._weights(), {name: arrays[name] for name in self._judged})
 
     def _validate(self, examples: records.Examples) -> dict[str, float]:
         from components.models.loading import predict
 
-        outputs = predict(self.model, examples.inputs, self.params.batch_size_per_replica, self.device.num_replicas)
-        task = self.manifest.interface.task
+        interface, losses, scores = self.manifest.interface, [], []
+        # A language model answers every character with a probability of each: gigabytes for a long text.
+        chunk = -(-_CHUNK_BYTES // (4 * math.prod(interface.output_shape) * self.batch_size)) * self.batch_size
+        for start in range(0, len(examples.labels), chunk):
+            part = slice(start, start + chunk)
+            outputs = predict(
+                self.model, examples.inputs[part], self.params.batch_size_per_replica, self.device.num_replicas
+            )
+            losses.append(interface.task.losses(examples.labels[part], outputs))
+            scores.append(interface.task.scores(examples.labels[part], outputs))
         return {
-            "validation_loss": float(task.losses(examples.labels, outputs).mean()),
-            f"validation_{task.metric}": float(task.scores(examples.labels, outputs).mean()),
+            "validation_loss": float(np.concatenate(losses).mean()),
+            f"validation_{interface.task.metric}": float(np.concatenate(scores).mean()),
         }
 
     def _should_stop(self) -> bool:
@@ -279,14 +313,17 @@ class _Session:
         )
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged)
+            arrays = checkpoints.snapshot(self.variables())
+            self._assign({name: arrays[judged] for name, judged in self._judged.items()})
             self.model.save_weights(staged / LAST_WEIGHTS_FILE)
             if self._best is not None:
-                checkpoints.restore(self._weights(), self._best)
+                self._assign(self._best)
             self.model.save_weights(staged / BEST_WEIGHTS_FILE)
             lines = [json.dumps(entry) for entry in now.history]
             (staged / HISTORY_FILE).write_text("\n".join(lines) + "\n")
             if self._tensorboard_dir().is_dir():
                 storage.link_tree(self._tensorboard_dir(), staged / _TENSORBOARD_DIR)
+            copy_vocabulary(self._records_dir, staged, self.manifest.input)
             ModelInfo(
                 name=self.params.model,
                 parameters=dict(self.params.model_parameters),

@@ -19,6 +19,7 @@ import numpy as np
 
 from components.device import cpu_flags
 from tests.benchmarks import baselines
+from tests.benchmarks.serving import load_server
 from tests.cli import DATA
 
 NUM_IMAGES = 20_000
@@ -178,6 +179,23 @@ def bench_overhead(work: Path) -> None:
     report("whole run of digits, against its four steps one by one", *seconds, "s", "≤ 1.10 or ≤ 4 s more")
 
 
+def bench_serve(work: Path) -> None:
+    """The server with 32 requests at a time, against a loop over `model.predict`."""
+    options = ["--set", "preflight=false", "--set", "deploy=false", "--set", "training.epochs=4", "--set", "gate={}"]
+    run_json("-m", "pipelines.cli", "run", "digits", "--workspace", str(work / "served"), "--json", *options)
+    images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), np.uint8)
+    np.save(work / "images.npy", images)
+    run = work / "served" / "digits"
+    loop = ["-m", "tests.benchmarks.serving", str(run / "model"), str(work / "images.npy")]
+    rounds = [(load_server(run / "export", images), run_json(*loop)) for _ in range(3)]
+    served, looped = zip(*rounds, strict=True)
+    median = statistics.median
+    rates = median(rate for rate, _ in served), median(one["rate"] for one in looped)
+    times = median(p99 for _, p99 in served), median(one["p99_ms"] for one in looped)
+    report("serve images/s, 32 at a time, against model.predict in a loop", *rates, "images/s", "—")
+    report("  99th percentile of an answer's time", *times, "ms", "—")
+
+
 def bench_help() -> None:
     """The time of --help, against starting Python."""
 
@@ -250,7 +268,7 @@ def _explain_tutorial(work: Path) -> None:
 def main() -> None:
     """Run all benchmarks, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = ("help", "write", "read", "train", "overhead", "preflight")
+    names = ("help", "write", "read", "train", "overhead", "serve", "preflight")
     parser.add_argument("names", nargs="*", choices=[[], *names], help=f"default: all of {', '.join(names)}")
     wanted = parser.parse_args().names or names
     print(f"{os.cpu_count()} cores\n{'':<58}{'ours':>12}{'baseline':>12}")
@@ -267,6 +285,8 @@ def main() -> None:
             bench_train(images, work)
         if "overhead" in wanted:
             bench_overhead(work)
+        if "serve" in wanted:
+            bench_serve(work)
         if "preflight" in wanted:
             bench_preflight(work)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -34,6 +35,17 @@ QUICK = TrainParams(
     num_replicas=1,
     precision="float32",
 )
+
+# Everything that the training step does beside Keras's own, and weight decay.
+EVERYTHING: Mapping[str, Any] = {
+    "random_flip": "horizontal",
+    "random_crop_pixels": 1,
+    "mixup_alpha": 0.2,
+    "label_smoothing": 0.1,
+    "ema_decay": 0.9,
+    "optimizer": "adamw",
+    "weight_decay": 0.01,
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,6 +94,65 @@ def exported_digits(digits_records: Path, trained_digits: Path, tmp_path_factory
     return exported
 
 
+_WORDS = (
+    "film plot scene actor story music camera script role end",
+    "great lovely superb fine",
+    "dull awful poor flat",
+)
+
+
+def write_reviews(root: Path, num_each: int = 60) -> None:
+    """Reviews that a small model can tell apart, in folders per split and class."""
+    draw = random.Random(0)
+    neutral, *loaded = (words.split() for words in _WORDS)
+    for split, share in (("train", 1.0), ("test", 0.5)):
+        for name, words in zip(("pos", "neg"), loaded, strict=True):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(int(num_each * share)):
+                text = draw.choices(neutral, k=draw.randint(2, 12)) + draw.choices(words, k=2)
+                draw.shuffle(text)
+                (folder / f"{i:03d}.txt").write_text(f"{split} {i}: " + " ".join(text) + "<br />")
+
+
+@pytest.fixture(scope="session")
+def review_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 short reviews to train on and 60 to test, as ids of 8 tokens."""
+    folder = tmp_path_factory.mktemp("reviews")
+    write_reviews(folder / "data")
+    params = WriteParams(
+        f"text:{folder}/data", validation_fraction=0.1, num_tokens=8, vocabulary_size=300, num_workers=1
+    )
+    write_records(params, folder / "records")
+    return folder / "records"
+
+
+@pytest.fixture(scope="session")
+def trained_reviews(review_records: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small LSTM of the reviews, as train_model wrote it. Not to be written to."""
+    output = tmp_path_factory.mktemp("trained-reviews") / "model"
+    params = dataclasses.replace(
+        QUICK,
+        model="imdb_lstm",
+        model_parameters={"embedding": 8, "units": 4, "dropout": 0.1},
+        epochs=8,
+        batch_size_per_replica=8,
+        learning_rate=0.02,
+    )
+    train_model(params, review_records, output)
+    return output
+
+
+@pytest.fixture(scope="session")
+def exported_reviews(review_records: Path, trained_reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its export. Not to be written to."""
+    from components.export_model import ExportParams, export_model
+
+    output = tmp_path_factory.mktemp("exported-reviews") / "export"
+    export_model(ExportParams(max_int8_accuracy_drop=0.1), review_records, trained_reviews, output)
+    return output
+
+
 def _command(step: str, params: Mapping[str, Any], **paths: Path) -> list[str]:
     """The command of one step: `paths` are its files, `params` the fields of its Params."""
     words = [sys.executable, "-m", f"components.{step}"]
@@ -121,6 +192,18 @@ def run_step_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
         monkeypatch.setattr("sys.argv", words[2:])
         code = importlib.import_module(f"components.{step}.__main__").main()
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[[str], str]:
+    """Run Python code in a process of its own, where Keras may have another backend; returns its stdout."""
+
+    def run(code: str) -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
 
     return run
 

@@ -1,3 +1,6 @@
+import os
+import platform
+import re
 import subprocess
 import sys
 
@@ -98,3 +101,9 @@ def test_eight_replicas_are_simulated_on_one_cpu(backend):
         f"assert chosen.jit_compile == ({backend!r} == 'jax')\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_host_is_named_by_its_cores_and_their_make(monkeypatch):
+    assert re.fullmatch(rf"{os.cpu_count()} × \S.*", device.describe_host())
+    monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
+    assert device.describe_host() == f"{os.cpu_count()} × {platform.machine()}"

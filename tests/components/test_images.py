@@ -197,6 +197,16 @@ def test_check_encoded_turns_what_tensorflow_reads_otherwise_into_png(encode, ki
     np.testing.assert_array_equal(decode_pixels(stored, AS_FOUND), pixels)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF"])
+def test_an_image_of_more_pixels_than_allowed_is_refused_by_its_header(encode, kind, monkeypatch):
+    content = encode(size=(30, 40), kind=kind)
+    assert decode_pixels(content, ImageRule(None, 3, max_pixels=1200)).shape == (30, 40, 3)
+    for decoder in ("simplejpeg.decode_jpeg", "PIL.Image.Image.load"):
+        monkeypatch.setattr(decoder, lambda *_, **__: pytest.fail("it was decoded"))
+    with pytest.raises(UnreadableImageError, match="30×40 pixels: expected at most 1,199 in all"):
+        decode_pixels(content, ImageRule(None, 3, max_pixels=1199))
+
+
 def test_check_encoded_refuses_truncated_jpeg(encode):
     content = encode(size=(64, 64), kind="JPEG")
     with pytest.raises(UnreadableImageError, match="damaged JPEG"):

@@ -2,10 +2,7 @@
 
 import io
 import os
-import socket
 import stat
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,36 +14,7 @@ from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 
-with warnings.catch_warnings(action="ignore"):  # They miss optional parts, and use what Python deprecates.
-    import gcp_storage_emulator.server as emulator
-    import google.cloud.storage  # noqa: F401 (imported here, so that its first import elsewhere is quiet)
-
 FILES = {"a.txt": b"alpha", "sub/b.txt": b"beta" * 1000, "sub/deep/c.txt": b""}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[object]:
-    """A Cloud Storage server in this process."""
-    with pytest.MonkeyPatch.context() as patch, socket.socket() as probe:
-        read = emulator._read_data
-        # It crashes on an empty upload.
-        patch.setattr(emulator, "_read_data", lambda *a: b"" if (data := read(*a)) is None else data)
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        running = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
-        running.start()
-        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        yield running
-        storage._client.cache_clear()
-        running.stop()
-
-
-@pytest.fixture
-def bucket(server) -> Iterator[object]:
-    """An empty bucket, `gs://bucket`, through the real client."""
-    server.wipe(keep_buckets=True)
-    return storage._bucket_and_name("gs://bucket/x")[0]
 
 
 def _fill(root: Path) -> Path:
@@ -302,9 +270,9 @@ def test_localize_does_not_take_neighbours_with_the_same_beginning(bucket, tmp_p
     assert _contents(storage.localize("gs://bucket/data", tmp_path / "cache")) == FILES
 
 
-def test_localize_refuses_object_names_that_climb_out(bucket, server, tmp_path):
+def test_localize_refuses_object_names_that_climb_out(bucket, storage_server, tmp_path):
     bucket.blob("data/x.txt").upload_from_string("evil")
-    objects = server._storage.objects["bucket"]  # Cloud Storage allows such names; this server refuses them.
+    objects = storage_server._storage.objects["bucket"]  # Cloud Storage allows such names; this server refuses them.
     objects["data/../../x.txt"] = {**objects.pop("data/x.txt"), "name": "data/../../x.txt"}
     with pytest.raises(InputError, match=r"Refused the path '../../x.txt': expected a path below"):
         storage.localize("gs://bucket/data", tmp_path / "cache")

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
 
+from components.models import whole_numbers
+
 RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.
 _TASK = v1.PipelineTaskDetail.State
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -62,6 +64,7 @@ def launcher_arguments(
     known = executor_input["inputs"].get("parameterValues", {})
     for name, declared in spec["components"][component]["inputDefinitions"]["parameters"].items():
         known = {name: declared.get("defaultValue", ""), **known}
+    known = whole_numbers(known)  # The service writes them as such, and they arrive as doubles.
 
     def fill(text: str) -> str:
         text = re.sub(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}", lambda found: as_text(known[found[1]]), text)
@@ -75,7 +78,7 @@ def launcher_arguments(
         return text
 
     def as_text(value: Any) -> str:
-        return fill(value if isinstance(value, str) else json.dumps(whole_numbers(value)))
+        return fill(value if isinstance(value, str) else json.dumps(value))
 
     arguments = [fill(argument) for argument in container["args"]]
     values = dict(zip(arguments[::2], arguments[1::2], strict=True))
@@ -83,15 +86,6 @@ def launcher_arguments(
     quoted = json.dumps(json.dumps(executor_input))[1:-1]
     values["--payload"] = values["--payload"].replace("{{$.json_escape[1]}}", quoted)
     return {key.removeprefix("--"): value for key, value in values.items()}
-
-
-def whole_numbers(value: Any) -> Any:
-    """The same value with 4.0 as 4: the service writes whole numbers as such, and they arrive as doubles."""
-    if isinstance(value, dict):
-        return {key: whole_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [whole_numbers(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def create_custom_job(client: Any, arguments: Mapping[str, str]) -> v1.CustomJob:
@@ -335,7 +329,8 @@ class RunOnCpu:
         executor_input = json.loads(words[place])
         executor_input["inputs"]["parameterValues"]["accelerator"] = "cpu"
         words[place] = json.dumps(executor_input)
-        base = job.job_spec.base_output_directory.output_uri_prefix
+        # As a container sees it that has the bucket mounted; no other test's /gcs.
+        base = job.job_spec.base_output_directory.output_uri_prefix.replace("gs://", f"{self.root}/gcs/")
         environment = {
             **{one.name: one.value for one in container.env},
             "AIP_MODEL_DIR": f"{base}/model/",

@@ -32,6 +32,7 @@ HTTP_STATUS = {
     "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404,
     "ALREADY_EXISTS": 409,
+    "ABORTED": 409,
     "RESOURCE_EXHAUSTED": 429,
     "INTERNAL": 500,
     "UNIMPLEMENTED": 501,
@@ -320,7 +321,8 @@ def select(items: Any, request: Any) -> tuple[list[Any], str]:
     Understands `field="value"`, `field!="value"`, `labels.key="value"`, `labels.key:*` joined by AND, and one field to
     order by; anything else is refused, as a filter that is ignored would find too much.
     """
-    found = [item for item in items if item.name.startswith(request.parent + "/")]
+    parent = getattr(request, "parent", "")  # Versions are listed by the name of their model.
+    found = [item for item in items if not parent or item.name.startswith(parent + "/")]
     for term in re.split(r"\s+AND\s+", request.filter.strip()) if request.filter else ():
         match = re.fullmatch(r'(labels\.)?(\w+)\s*(!=|=|:)\s*("[^"]*"|\S+)', term)
         if not match or (match[3] == ":" and not (match[1] and match[4] == "*")):

@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 
 def run(path: Path) -> int:
     """Run a submitted pipeline with kfp.local; says on stdout how its tasks fare."""
@@ -38,7 +40,8 @@ def run(path: Path) -> int:
         for name, value in request["parameters"].items()
     }
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=request["root"], raise_on_error=True)
-    components.load_component_from_text(json.dumps(spec))(**values)
+    # Not as JSON, which is read as YAML, and to that 1e-09 is a word.
+    components.load_component_from_text(yaml.safe_dump(spec))(**values)
     return 0
 
 

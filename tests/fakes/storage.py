@@ -11,8 +11,8 @@ from components import storage
 
 
 @pytest.fixture(scope="module")
-def storage_emulator() -> Iterator[Any]:
-    """The bucket `gs://bucket`, empty, through the real client."""
+def storage_server() -> Iterator[Any]:
+    """The server, which has one bucket, `gs://bucket`; it holds its objects in memory."""
     with warnings.catch_warnings(action="ignore"):  # They miss optional parts, and use what Python deprecates.
         import gcp_storage_emulator.server as emulator
         import google.cloud.storage  # noqa: F401
@@ -27,6 +27,13 @@ def storage_emulator() -> Iterator[Any]:
         server.start()
         patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         storage._client.cache_clear()
-        yield storage._bucket_and_name("gs://bucket/x")[0]
+        yield server
         storage._client.cache_clear()
         server.stop()
+
+
+@pytest.fixture
+def bucket(storage_server: Any) -> Any:
+    """An empty bucket, `gs://bucket`, through the real client."""
+    storage_server.wipe(keep_buckets=True)
+    return storage._bucket_and_name("gs://bucket/x")[0]

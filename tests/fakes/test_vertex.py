@@ -10,10 +10,12 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
 
+from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
 
 PARENT = "projects/my-project/locations/us-west1"
+MACHINE = {"machine_spec": {"machine_type": "n1-standard-2"}}
 CONTAINER = {"image_uri": "europe-docker.pkg.dev/my-project/images/serving@sha256:0"}
 
 
@@ -59,7 +61,8 @@ def test_an_endpoint_splits_its_traffic_as_it_is_told(fake):
     endpoint = endpoints.create_endpoint(parent=PARENT, endpoint={"display_name": "digits"}).result().name
 
     def deploy(model, split):
-        request = {"endpoint": endpoint, "deployed_model": {"model": model}, "traffic_split": split}
+        deployed = {"model": model, "dedicated_resources": MACHINE}
+        request = {"endpoint": endpoint, "deployed_model": deployed, "traffic_split": split}
         return endpoints.deploy_model(request).result().deployed_model.id
 
     first = deploy(names[0], {"0": 100})
@@ -94,7 +97,10 @@ def test_predictions_are_those_of_the_server_that_the_model_has(fake):
         fake.serve = lambda model: f"http://127.0.0.1:{server.server_port}"
         model = upload(fake, "gs://b/1").model
         endpoint = client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e"}).result().name
-        client(fake, "Endpoint").deploy_model(endpoint=endpoint, deployed_model={"model": model}).result()
+        deployed = {"model": model, "dedicated_resources": MACHINE}
+        client(fake, "Endpoint").deploy_model(
+            endpoint=endpoint, deployed_model=deployed, traffic_split={"0": 100}
+        ).result()
         response = client(fake, "Prediction").predict(endpoint=endpoint, instances=[2.0])
         assert json_format.MessageToDict(v1.PredictResponse.pb(response))["predictions"] == [{"class": 4.0}]
         with pytest.raises(exceptions.BadRequest, match=r"No\."):
@@ -109,7 +115,8 @@ def test_a_model_that_cannot_be_served_fails_its_deployment_and_changes_nothing(
     fake.serve = refuse
     endpoint = client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e"}).result().name
     operation = client(fake, "Endpoint").deploy_model(
-        endpoint=endpoint, deployed_model={"model": upload(fake, "gs://b/1").model}
+        endpoint=endpoint,
+        deployed_model={"model": upload(fake, "gs://b/1").model, "dedicated_resources": MACHINE},
     )
     with pytest.raises(exceptions.FailedPrecondition, match=r"Model server never became ready: no such file"):
         operation.result()
@@ -154,3 +161,43 @@ def test_what_the_service_would_refuse_is_refused(fake):
             jobs.create_pipeline_job(parent=PARENT, pipeline_job=changed, pipeline_job_id=job_id)
     with pytest.raises(exceptions.MethodNotImplemented, match=r"This fake has no list_training_pipelines"):
         jobs.list_training_pipelines(parent=PARENT)
+
+
+def test_what_an_operation_creates_is_not_there_before_its_end_but_its_name_is_taken():
+    clock = Clock()
+    with FakeVertex(Simulate(), clock=clock.now) as fake:
+        fake.operation_seconds = 300
+        operation = upload_later(fake)
+        with pytest.raises(exceptions.Conflict, match=r"an operation under way creates it"):
+            upload_later(fake)
+        with pytest.raises(exceptions.NotFound, match=r"models/digits is not found"):
+            client(fake, "Model").get_model(name=f"{PARENT}/models/digits")
+        clock.sleep(300)
+        assert operation.result().model_version_id == "1"
+
+
+def upload_later(fake):
+    model = {"display_name": "digits", "artifact_uri": "gs://b/1", "container_spec": CONTAINER}
+    return client(fake, "Model").upload_model({"parent": PARENT, "model_id": "digits", "model": model})
+
+
+def test_a_deployment_changes_no_traffic_unless_told_and_its_id_is_given_once(fake):
+    endpoints = client(fake, "Endpoint")
+    endpoint = endpoints.create_endpoint(parent=PARENT, endpoint={"display_name": "e"}, endpoint_id="e").result().name
+    model = upload(fake, "gs://b/1", model_id="digits").model
+    deployed = {"id": "7", "model": model, "dedicated_resources": MACHINE}
+    endpoints.deploy_model(endpoint=endpoint, deployed_model=deployed).result()
+    assert dict(endpoints.get_endpoint(name=endpoint).traffic_split) == {}
+    with pytest.raises(exceptions.BadRequest, match=r"no deployed model with traffic"):
+        client(fake, "Prediction").predict(endpoint=endpoint, instances=[1])
+    with pytest.raises(exceptions.Conflict, match=r"Deployed model 7 already exists"):
+        endpoints.deploy_model(endpoint=endpoint, deployed_model=deployed)
+
+
+def test_an_endpoint_that_has_changed_since_it_was_read_is_not_overwritten(fake):
+    endpoints = client(fake, "Endpoint")
+    read = endpoints.create_endpoint(parent=PARENT, endpoint={"display_name": "e"}).result()
+    change = {"name": read.name, "etag": read.etag, "display_name": "f"}
+    endpoints.update_endpoint(endpoint=change, update_mask={"paths": ["display_name"]})
+    with pytest.raises(exceptions.Conflict, match=r"has changed: its etag is"):
+        endpoints.update_endpoint(endpoint=change, update_mask={"paths": ["display_name"]})

@@ -56,6 +56,9 @@ PIPELINE_DONE = (
 JOB_DONE = (v1.JobState.JOB_STATE_SUCCEEDED, v1.JobState.JOB_STATE_FAILED, v1.JobState.JOB_STATE_CANCELLED)
 _PIPELINE_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
+_MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
+_ENDPOINT_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?|[1-9][0-9]{0,8}")
+_DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
 _LABEL = re.compile(r"[a-z0-9_-]{0,63}")
 Predict = Callable[[list[Any], Any], list[Any]]
 
@@ -76,6 +79,7 @@ class FakeVertex(GoogleApiServer):
         stock_out: Machine types that cannot be had, as `ct5lp-hightpu-4t` or `us-west1/ct5lp-hightpu-4t`: jobs fail.
         scarce: Machine types for which jobs wait for ever.
         operation_polls: How often a long-running operation says that it is not done yet.
+        operation_seconds: How long one takes; nothing of it is to be seen before, but that its name is taken.
     """
 
     def __init__(
@@ -98,9 +102,13 @@ class FakeVertex(GoogleApiServer):
         self.stock_out: set[str] = set()
         self.scarce: set[str] = set()
         self.operation_polls = 0
+        self.operation_seconds = 0.0
         self._pending: dict[str, int] = {}
-        self._predictors: dict[str, Predict] = {}
-        self._served: dict[str, int] = {}
+        self._under_way: list[tuple[datetime.datetime, str, Callable[[], Any]]] = []
+        self._reserved: set[str] = set()
+        self._predictors: dict[tuple[str, str], Predict] = {}
+        self._served: dict[str, dict[str, int]] = {}
+        self._version_numbers: dict[str, int] = {}
         self._numbers = itertools.count(1_000_000_000)
 
     def environment(self, folder: Path) -> dict[str, str]:
@@ -135,6 +143,8 @@ class FakeVertex(GoogleApiServer):
 
     def answer(self, verb: str, target: str, body: bytes, token: str) -> tuple[int, dict[str, Any], str]:
         """As the base class; long-running operations, which no service's annotations list, come first."""
+        with self.lock:
+            self._end_operations()
         target = re.sub(r"^/(v1|ui)/projects/[^/]+", f"/v1/projects/{PROJECT_NUMBER}", target)
         path = target.partition("?")[0].removeprefix("/v1/")
         if verb == "GET" and "/operations/" in path:
@@ -149,21 +159,38 @@ class FakeVertex(GoogleApiServer):
     def _new_name(self, parent: str, kind: str, id_: str = "") -> str:
         return f"{canonical(parent)}/{kind}/{id_ or next(self._numbers)}"
 
-    def _done(self, parent: str, response: Any, metadata: Any = None) -> operations_pb2.Operation:
-        """A long-running operation whose work is done, though it may not say so at once."""
+    def _operate(self, parent: str, work: Callable[[], Any], metadata: Any = None) -> operations_pb2.Operation:
+        """A long-running operation: `work` returns its response, or raises a `ServiceError`."""
         name = self._new_name("/".join(canonical(parent).split("/")[:4]), "operations")
-        operation = operations_pb2.Operation(name=name, done=True)
-        if isinstance(response, ServiceError):
-            operation.error.code, operation.error.message = response.code, str(response)
-        else:
-            operation.response.Pack(_pb(response))
+        operation = operations_pb2.Operation(name=name)
         operation.metadata.Pack(_pb(metadata)) if metadata is not None else None
         self.operations[name], self._pending[name] = operation, self.operation_polls
+        self._under_way.append((self.clock() + datetime.timedelta(seconds=self.operation_seconds), name, work))
+        self._end_operations()
         return self._operation(name)
+
+    def _end_operations(self) -> None:
+        """Do the work of those operations whose time has come."""
+        now = self.clock()
+        ready = [one for one in self._under_way if one[0] <= now]
+        self._under_way = [one for one in self._under_way if one[0] > now]
+        for _, name, work in ready:
+            operation = self.operations[name]
+            try:
+                operation.response.Pack(_pb(work()))
+            except ServiceError as error:
+                operation.error.code, operation.error.message = error.code, str(error)
+            operation.done = True
+
+    def _reserve(self, name: str) -> None:
+        """Take a name for what an operation is about to create."""
+        if name in self._reserved:
+            raise ServiceError("ALREADY_EXISTS", f"{name} already exists: an operation under way creates it.")
+        self._reserved.add(name)
 
     def _operation(self, name: str) -> operations_pb2.Operation:
         operation = self.operations[name]
-        if self._pending[name] <= 0:
+        if self._pending[name] <= 0 and operation.done:
             return operation
         return operations_pb2.Operation(
             name=name, metadata=any_pb2.Any.FromString(operation.metadata.SerializeToString())
@@ -217,7 +244,7 @@ class FakeVertex(GoogleApiServer):
         if job.state not in PIPELINE_DONE:
             raise ServiceError("FAILED_PRECONDITION", f"Pipeline job {job.name} is in the state {job.state.name}.")
         del self.pipeline_jobs[job.name]
-        return self._done(job.name, empty_pb2.Empty())
+        return self._operate(job.name, empty_pb2.Empty)
 
     def end_pipeline_job(self, name: str, state: v1.PipelineState, code: int = 0, message: str = "") -> None:
         """Let a pipeline job end, unless it has."""
@@ -334,23 +361,33 @@ class FakeVertex(GoogleApiServer):
             raise ServiceError("INVALID_ARGUMENT", "model.container_spec.image_uri is required.")
         _check_labels(model.labels)
         _check_aliases(model.version_aliases)
+        if not model.artifact_uri.startswith("gs://"):
+            raise ServiceError("INVALID_ARGUMENT", "model.artifact_uri must be a gs:// path.")
+        if request.model_id and not _MODEL_ID.fullmatch(request.model_id):
+            raise ServiceError("INVALID_ARGUMENT", f"Invalid model id: {request.model_id!r}.")
         if request.parent_model:
             model.name = canonical(request.parent_model)
-            versions = _find(self.models, model.name)
-            model.version_id = str(int(versions[-1].version_id) + 1)
+            _find(self.models, model.name)
         else:
             model.name = self._new_name(request.parent, "models", request.model_id)
             if model.name in self.models:
                 raise ServiceError("ALREADY_EXISTS", f"Model {model.name} already exists.")
-            model.version_id, versions = "1", self.models.setdefault(model.name, [])
-        model.create_time = model.update_time = model.version_create_time = model.version_update_time = self.clock()
-        model.supported_deployment_resources_types = [v1.Model.DeploymentResourcesType.DEDICATED_RESOURCES]
-        aliases = [*model.version_aliases, *(() if versions else ("default",))]
-        model.version_aliases = []
-        versions.append(model)
-        _move_aliases(versions, model, aliases)
-        response = v1.UploadModelResponse(model=model.name, model_version_id=model.version_id)
-        return self._done(model.name, response, v1.UploadModelOperationMetadata())
+            self._reserve(model.name)
+
+        def upload() -> v1.UploadModelResponse:
+            self._reserved.discard(model.name)
+            versions = self.models.setdefault(model.name, [])
+            self._version_numbers[model.name] = self._version_numbers.get(model.name, 0) + 1
+            model.version_id = str(self._version_numbers[model.name])
+            model.create_time = model.update_time = model.version_create_time = model.version_update_time = self.clock()
+            model.supported_deployment_resources_types = [v1.Model.DeploymentResourcesType.DEDICATED_RESOURCES]
+            aliases = [*model.version_aliases, *(() if versions else ("default",))]
+            model.version_aliases = []
+            versions.append(model)
+            _move_aliases(versions, model, aliases)
+            return v1.UploadModelResponse(model=model.name, model_version_id=model.version_id)
+
+        return self._operate(model.name, upload, v1.UploadModelOperationMetadata())
 
     def get_model(self, request: v1.GetModelRequest) -> v1.Model:
         return self.find_model(request.name)
@@ -360,9 +397,12 @@ class FakeVertex(GoogleApiServer):
         return v1.ListModelsResponse(models=models, next_page_token=token)
 
     def list_model_versions(self, request: v1.ListModelVersionsRequest) -> v1.ListModelVersionsResponse:
-        return v1.ListModelVersionsResponse(models=_find(self.models, request.name.partition("@")[0]))
+        versions, token = select(_find(self.models, request.name.partition("@")[0]), request)
+        return v1.ListModelVersionsResponse(models=versions, next_page_token=token)
 
     def merge_version_aliases(self, request: v1.MergeVersionAliasesRequest) -> v1.Model:
+        if not re.search(r"@\d+$", request.name):
+            raise ServiceError("INVALID_ARGUMENT", f"The name must include a version id: {request.name!r}.")
         model = self.find_model(request.name)
         _check_aliases([alias.removeprefix("-") for alias in request.version_aliases])
         if "-default" in request.version_aliases:
@@ -382,7 +422,7 @@ class FakeVertex(GoogleApiServer):
         _find(self.models, name)
         self._check_not_deployed(name)
         del self.models[name]
-        return self._done(name, empty_pb2.Empty())
+        return self._operate(name, empty_pb2.Empty)
 
     def delete_model_version(self, request: v1.DeleteModelVersionRequest) -> operations_pb2.Operation:
         model = self.find_model(request.name)
@@ -390,7 +430,7 @@ class FakeVertex(GoogleApiServer):
             raise ServiceError("FAILED_PRECONDITION", "The default version cannot be deleted.")
         self._check_not_deployed(f"{model.name}@{model.version_id}")
         self.models[model.name].remove(model)
-        return self._done(model.name, empty_pb2.Empty())
+        return self._operate(model.name, empty_pb2.Empty)
 
     def import_model_evaluation(self, request: v1.ImportModelEvaluationRequest) -> v1.ModelEvaluation:
         model = self.find_model(request.parent)
@@ -416,7 +456,7 @@ class FakeVertex(GoogleApiServer):
 
     def _check_not_deployed(self, name: str) -> None:
         for endpoint in self.endpoints.values():
-            if any(deployed.model.startswith(name) for deployed in endpoint.deployed_models):
+            if any(name in (deployed.model, deployed.model.partition("@")[0]) for deployed in endpoint.deployed_models):
                 raise ServiceError("FAILED_PRECONDITION", f"Model {name} is deployed to {endpoint.name}.")
 
     # Endpoints
@@ -427,9 +467,22 @@ class FakeVertex(GoogleApiServer):
         endpoint.name = self._new_name(request.parent, "endpoints", request.endpoint_id)
         if endpoint.name in self.endpoints:
             raise ServiceError("ALREADY_EXISTS", f"Endpoint {endpoint.name} already exists.")
-        endpoint.create_time = endpoint.update_time = self.clock()
+        if request.endpoint_id and not _ENDPOINT_ID.fullmatch(request.endpoint_id):
+            raise ServiceError("INVALID_ARGUMENT", f"Invalid endpoint id: {request.endpoint_id!r}.")
+        self._reserve(endpoint.name)
+
+        def create() -> v1.Endpoint:
+            self._reserved.discard(endpoint.name)
+            endpoint.create_time = self.clock()
+            self._keep(endpoint)
+            return endpoint
+
+        return self._operate(endpoint.name, create, v1.CreateEndpointOperationMetadata())
+
+    def _keep(self, endpoint: v1.Endpoint) -> None:
+        """Have an endpoint as it is now; whoever has read it before has not."""
+        endpoint.update_time, endpoint.etag = self.clock(), f"etag-{next(self._numbers)}"
         self.endpoints[endpoint.name] = endpoint
-        return self._done(endpoint.name, endpoint, v1.CreateEndpointOperationMetadata())
 
     def get_endpoint(self, request: v1.GetEndpointRequest) -> v1.Endpoint:
         return _find(self.endpoints, request.name)
@@ -440,10 +493,11 @@ class FakeVertex(GoogleApiServer):
 
     def update_endpoint(self, request: v1.UpdateEndpointRequest) -> v1.Endpoint:
         endpoint = _copy(_find(self.endpoints, request.endpoint.name))
+        if request.endpoint.etag not in ("", endpoint.etag):
+            raise ServiceError("ABORTED", f"Endpoint {endpoint.name} has changed: its etag is {endpoint.etag}.")
         _merge(endpoint, request.endpoint, request.update_mask)
         _check_traffic(endpoint)
-        endpoint.update_time = self.clock()
-        self.endpoints[endpoint.name] = endpoint
+        self._keep(endpoint)
         return endpoint
 
     def delete_endpoint(self, request: v1.DeleteEndpointRequest) -> operations_pb2.Operation:
@@ -451,34 +505,44 @@ class FakeVertex(GoogleApiServer):
         if endpoint.deployed_models:
             raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} has deployed models.")
         del self.endpoints[endpoint.name]
-        return self._done(endpoint.name, empty_pb2.Empty())
+        return self._operate(endpoint.name, empty_pb2.Empty)
 
     def deploy_model(self, request: v1.DeployModelRequest) -> operations_pb2.Operation:
-        endpoint = _copy(_find(self.endpoints, request.endpoint))
+        name = _find(self.endpoints, request.endpoint).name
         model = self.find_model(request.deployed_model.model)
         deployed = _copy(request.deployed_model)
+        if deployed.id and not _DEPLOYED_ID.fullmatch(deployed.id):
+            raise ServiceError("INVALID_ARGUMENT", f"Invalid deployed model id: {deployed.id!r}.")
+        if not deployed.dedicated_resources.machine_spec.machine_type:
+            raise ServiceError("INVALID_ARGUMENT", "dedicated_resources.machine_spec.machine_type is required.")
         deployed.id = deployed.id or str(next(self._numbers))
         deployed.model, deployed.model_version_id = f"{model.name}@{model.version_id}", model.version_id
         deployed.create_time = self.clock()
-        if any(other.id == deployed.id for other in endpoint.deployed_models):
-            raise ServiceError("ALREADY_EXISTS", f"Deployed model {deployed.id} already exists.")
-        endpoint.deployed_models.append(deployed)
-        if request.traffic_split:  # "0" is the model that this request deploys.
-            split = {deployed.id if key == "0" else key: value for key, value in request.traffic_split.items()}
-            endpoint.traffic_split = split
-        elif len(endpoint.deployed_models) == 1:
-            endpoint.traffic_split = {deployed.id: 100}
-        _check_traffic(endpoint)
-        try:
-            self._predictors[deployed.id] = self._start_serving(model)
-        except Exception as error:  # Whatever the container died of.
-            return self._done(
-                endpoint.name, ServiceError("FAILED_PRECONDITION", f"Model server never became ready: {error}")
-            )
-        self.endpoints[endpoint.name] = endpoint
-        return self._done(
-            endpoint.name, v1.DeployModelResponse(deployed_model=deployed), v1.DeployModelOperationMetadata()
-        )
+
+        def changed() -> v1.Endpoint:
+            endpoint = _copy(_find(self.endpoints, name))
+            if any(other.id == deployed.id for other in endpoint.deployed_models):
+                raise ServiceError("ALREADY_EXISTS", f"Deployed model {deployed.id} already exists.")
+            endpoint.deployed_models.append(deployed)
+            if request.traffic_split:  # "0" is the model that this request deploys; without a split, none changes.
+                split = {deployed.id if key == "0" else key: value for key, value in request.traffic_split.items()}
+                endpoint.traffic_split = split
+            _check_traffic(endpoint)
+            return endpoint
+
+        def deploy() -> v1.DeployModelResponse:
+            self._reserved.discard(f"{name}/{deployed.id}")
+            endpoint = changed()
+            try:
+                self._predictors[name, deployed.id] = self._start_serving(model)
+            except Exception as error:  # Whatever the container died of.
+                raise ServiceError("FAILED_PRECONDITION", f"Model server never became ready: {error}") from error
+            self._keep(endpoint)
+            return v1.DeployModelResponse(deployed_model=deployed)
+
+        changed()
+        self._reserve(f"{name}/{deployed.id}")
+        return self._operate(name, deploy, v1.DeployModelOperationMetadata())
 
     def _start_serving(self, model: v1.Model) -> Predict:
         if self.serve is None:
@@ -502,12 +566,11 @@ class FakeVertex(GoogleApiServer):
             raise ServiceError("NOT_FOUND", f"Deployed model {request.deployed_model_id} not found.")
         endpoint.deployed_models = kept
         split = dict(request.traffic_split or endpoint.traffic_split)
-        if not split.pop(request.deployed_model_id, 0) or not kept:
-            endpoint.traffic_split = split
+        endpoint.traffic_split = {key: value for key, value in split.items() if value} if kept else {}
         _check_traffic(endpoint)
-        self.endpoints[endpoint.name] = endpoint
-        self._predictors.pop(request.deployed_model_id, None)
-        return self._done(endpoint.name, v1.UndeployModelResponse(), v1.UndeployModelOperationMetadata())
+        self._keep(endpoint)
+        del self._predictors[endpoint.name, request.deployed_model_id]
+        return self._operate(endpoint.name, v1.UndeployModelResponse, v1.UndeployModelOperationMetadata())
 
     def predict(self, request: v1.PredictRequest) -> v1.PredictResponse:
         endpoint = _find(self.endpoints, request.endpoint)
@@ -515,12 +578,13 @@ class FakeVertex(GoogleApiServer):
         shares = {key: share for key, share in endpoint.traffic_split.items() if share}
         if not shares:
             raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} has no deployed model with traffic.")
-        chosen = min(shares, key=lambda key: (self._served.get(key, 0) + 1) / shares[key])
-        self._served[chosen] = self._served.get(chosen, 0) + 1
+        served = self._served.setdefault(endpoint.name, {})
+        chosen = min(shares, key=lambda key: (served.get(key, 0) + 1) / shares[key])
+        served[chosen] = served.get(chosen, 0) + 1
         (deployed,) = (one for one in endpoint.deployed_models if one.id == chosen)
         body = json_format.MessageToDict(v1.PredictRequest.pb(request))
         try:
-            predictions = self._predictors[chosen](body.get("instances", []), body.get("parameters"))
+            predictions = self._predictors[endpoint.name, chosen](body.get("instances", []), body.get("parameters"))
         except urllib.error.HTTPError as error:
             status = "INVALID_ARGUMENT" if error.code < 500 else "INTERNAL"
             raise ServiceError(status, error.read().decode(errors="replace")) from error

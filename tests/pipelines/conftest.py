@@ -3,6 +3,22 @@ import json
 import pytest
 
 from tests.cli import QUICK, tpu_pipelines
+from tests.fakes.clock import Clock
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def fake(clock):
+    """Vertex AI, which does not run what it is sent, at the clock's time."""
+    from tests.fakes.execution import Simulate
+    from tests.fakes.vertex import FakeVertex
+
+    with FakeVertex(Simulate(), clock=clock.now) as fake:
+        yield fake
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from kfp import components as kfp_components
 from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
 from components.train_model.component import train_model
-from pipelines.compile import CompiledPipeline, as_custom_job, as_tpu_pod, compile_pipeline
+from pipelines.compile import as_custom_job, as_tpu_pod, compile_pipeline
 from pipelines.config import load_config
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
@@ -333,7 +332,10 @@ def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
     [
         ("machine=null", r"expected a machine to train on, received none\. Use --set machine=v5e-4"),
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
-        ("deploy.registry=/registry", r"a registry is a folder on this machine.* deploy\.registry='/registry'"),
+        (
+            "deploy.registry=/registry",
+            r"a folder on this machine is a registry that no container sees.* deploy\.registry='/registry'",
+        ),
         ("gate.champion=/runs/model", r"gate\.champion must be on Cloud Storage.* Received: '/runs/model'"),
         ("training.num_replicas=2", r"expected training\.num_replicas=4 or 0 with v5e-4\. Received: 2\."),
     ],
@@ -394,10 +396,50 @@ def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
     assert "kubernetes" in (tmp_path / "new" / "pipeline.yaml").read_text()
 
 
-def test_an_image_is_pinned_by_a_digest_alone():
-    compiled = CompiledPipeline(Path("pipeline.yaml"), parse_machine("v5e-4"), "europe-docker.pkg.dev/p/r/i:v1")
-    assert not compiled.is_pinned
-    assert dataclasses.replace(compiled, image=f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}").is_pinned
+REGISTRY = "projects/my-project/locations/us-west1/models"
+SERVING_IMAGE = f"deploy.serving_image=europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        (["deploy.registry=vertex"], SETTINGS),
+        ([f"deploy.registry={REGISTRY}", "deploy.artifacts_uri=gs://my-bucket/pipelines/registry"], None),
+    ],
+)
+def test_with_a_registry_on_vertex_ai_the_model_is_deployed_and_the_champion_comes_from_there(
+    tmp_path, target, overrides, settings
+):
+    path = tmp_path / "pipeline.yaml"
+    compile_digits(target, path, *overrides, SERVING_IMAGE, "deploy.endpoint=digits", settings=settings)
+    spec = next(yaml.safe_load_all(path.read_text()))
+    inputs = spec["root"]["inputDefinitions"]["parameters"]
+    assert inputs["champion"]["defaultValue"] == f"{REGISTRY}/digits@champion"
+    (promoted,) = (component for component in spec["components"].values() if "dag" in component)
+    deploy, evaluate = promoted["dag"]["tasks"]["deploy-model"], spec["root"]["dag"]["tasks"]["evaluate-model"]
+    given = {
+        name: value["runtimeValue"]["constant"]
+        for name, value in deploy["inputs"]["parameters"].items()
+        if "runtimeValue" in value
+    }
+    assert given["registry"] == REGISTRY
+    assert given["artifacts_uri"] == "gs://my-bucket/pipelines/registry"
+    assert (given["model_name"], given["endpoint"], given["endpoint_traffic"]) == ("digits", "digits", 100)
+    assert given["lineage"]["config"]["name"] == "digits"
+    assert set(given["lineage"]["code"]) >= {"train_model", "deploy_model"}
+    for task in (deploy, evaluate):
+        assert not task["cachingOptions"].get("enableCache"), "an alias is the same text wherever it stands"
+    assert spec["root"]["dag"]["tasks"]["train-model"]["cachingOptions"]["enableCache"]
+
+
+def test_a_registry_on_vertex_ai_needs_to_know_where(tmp_path):
+    with pytest.raises(InputError, match="Missing settings: project, region"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, "deploy.registry=vertex")
+    with pytest.raises(InputError, match="Missing settings: bucket"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, f"deploy.registry={REGISTRY}")
+    with pytest.raises(InputError, match=r"cannot fetch the serving image 'tpu-pipelines/serving:latest'"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex", settings=SETTINGS)
 
 
 def run_command(path, *arguments, **environment):

@@ -188,6 +188,13 @@ def test_a_champion_is_compared_by_the_tasks_own_figure_unless_another_is_named(
     assert parse_config(parse_config(raw).as_dict()) == parse_config(raw)
 
 
+def test_a_corpus_asks_for_a_language_model_and_is_compared_by_its_bits():
+    raw = {"name": "x", "data": {"source": "corpus:text.txt"}, "model": "shakespeare_lstm"}
+    assert parse_config(raw).gate.max_regression == {"bits_per_character": 0.0}
+    with pytest.raises(InputError, match=r"'roc_auc' in minimum is no metric of the task language_model"):
+        parse_config({**raw, "gate": {"minimum": {"roc_auc": 0.9}}})
+
+
 def test_a_metric_of_another_task_is_refused_with_those_of_the_task():
     raw = {"name": "x", "data": {"source": "npz:data.npz", "task": "regression"}, "model": "digits_cnn"}
     with pytest.raises(

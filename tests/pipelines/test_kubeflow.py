@@ -18,12 +18,13 @@ import kfp_server_api as sdk
 import pytest
 
 from components.errors import InputError
+from components.outages import Backoff, PlatformError
 from pipelines.cli import main
 from pipelines.config import load_config
 from pipelines.kubeflow import Kubeflow
 from pipelines.schedule import change_state, upsert
 from pipelines.settings import Settings
-from pipelines.submission import Backoff, PlatformError, Retrying, State, plan_submission, submit, wait
+from pipelines.submission import Retrying, State, plan_submission, submit, wait
 from tests.fakes.clock import Clock
 from tests.fakes.kubeflow import FakeKubeflow, RunOnCpu, Simulate, node_selectors, outputs
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from components.artifacts import Manifest
+from components.errors import InputError
 from components.preflight_training import compiler
 from pipelines import run_local
 from pipelines.caching import STEPS
 from pipelines.config import load_config
+from tests.browser import find, needs_browser, photograph
 from tests.cli import QUICK, assert_user_error, tpu_pipelines
 
 
@@ -53,6 +55,14 @@ def test_a_run_leaves_what_the_contract_names(finished_run):
     assert recorded["lineage"]["config"] == summary["config"]
     assert recorded["lineage"]["code"].keys() == set(STEPS)
     assert recorded["metrics"] == summary["metrics"]
+
+
+@needs_browser
+@pytest.mark.parametrize("page", ["evaluation/report.html", "preflight/preflight.html"])
+def test_pages_open_in_a_browser_without_a_complaint(finished_run, tmp_path, page):
+    screen, console = photograph(finished_run[0] / "digits" / page, tmp_path)
+    assert console == []
+    assert len(find(screen, (37, 99, 235))[0]) > 500  # Curves and bars are drawn in it.
 
 
 def test_with_json_stdout_is_the_summary_alone_and_progress_goes_to_stderr(finished_run):
@@ -140,6 +150,14 @@ def test_retraining_is_judged_against_the_registrys_champion(finished_run, tmp_p
     assert "error: Cannot read" in done.stderr
     assert "aliases.json" in done.stderr
     run(finished_run[0])  # As it was found.
+
+
+def test_a_local_run_has_no_project_for_a_registry(tmp_path):
+    with pytest.raises(
+        InputError, match=r"knows no project\. Received: deploy\.registry=vertex\. Use deploy\.registry="
+    ):
+        run_local.run_local(load_config("digits", ["deploy.registry=vertex"]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_deployment_there_is_no_registry(finished_run):

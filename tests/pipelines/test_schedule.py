@@ -1,6 +1,5 @@
 """Claims about schedules, through Vertex AI's real client against a stateful fake."""
 
-import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,15 +8,14 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
 from components.errors import InputError
+from components.outages import Backoff
+from components.vertex_service import VertexService
 from pipelines.cli import main
 from pipelines.config import load_config
 from pipelines.schedule import change_state, check_cron, upsert
 from pipelines.settings import Settings
-from pipelines.submission import Backoff, State, plan_submission
+from pipelines.submission import State, plan_submission
 from pipelines.vertex import Vertex
-from tests.fakes.clock import Clock
-from tests.fakes.execution import Simulate
-from tests.fakes.vertex import FakeVertex
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket", labels={"team": "vision"})
 NIGHTLY = "0 3 * * *"
@@ -33,17 +31,6 @@ def job():
 
 
 @pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def fake(clock):
-    with FakeVertex(Simulate(), clock=clock.now) as fake:
-        yield fake
-
-
-@pytest.fixture
 def vertex(fake, clock):
     return connect(fake, clock)
 
@@ -54,7 +41,7 @@ def backoff(clock):
 
 
 def connect(fake, clock):
-    return Vertex(dataclasses.replace(SETTINGS, vertex_endpoint=fake.url), AnonymousCredentials(), clock.now)
+    return Vertex(SETTINGS, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials()), clock.now)
 
 
 def test_a_schedule_is_created_once_and_then_left(job, fake, vertex, backoff):

@@ -9,14 +9,12 @@ import pytest
 
 from components.errors import InputError
 from components.machine_spec import parse_machine
+from components.outages import Backoff, OutageError, PlatformError
 from pipelines.config import load_config
 from pipelines.settings import Settings
 from pipelines.submission import (
-    Backoff,
     Job,
-    OutageError,
     Plan,
-    PlatformError,
     Retrying,
     State,
     Submission,
@@ -25,7 +23,6 @@ from pipelines.submission import (
     wait,
 )
 from tests.fakes.clock import Clock
-from tests.fakes.storage import storage_emulator  # noqa: F401 (fixture)
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")  # Has v5e and v6e.
 MACHINES = ("v5e-4", "v6e-4", "v5e-8")
@@ -268,11 +265,11 @@ def test_where_else_it_may_run_and_how_long_to_wait_make_it_no_other_run():
     assert plan_digits(patient).jobs[0].job_id == plan_digits("machine=v5e-4").jobs[0].job_id
 
 
-def test_data_on_cloud_storage_are_known_by_what_the_bucket_says_of_them(storage_emulator):  # noqa: F811
+def test_data_on_cloud_storage_are_known_by_what_the_bucket_says_of_them(bucket):
     overrides = ("machine=v5e-4", "data.source=images:gs://bucket/photos")
 
     def put(name, content):
-        storage_emulator.blob(f"photos/{name}").upload_from_string(content)
+        bucket.blob(f"photos/{name}").upload_from_string(content)
 
     for name in ("cats/1.png", "cats/2.png", "dogs/1.png", "dogs/2.png"):
         put(name, b"picture")

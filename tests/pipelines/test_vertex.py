@@ -19,10 +19,12 @@ from google.cloud import aiplatform_v1 as v1
 
 from components.errors import InputError
 from components.machine_spec import load_catalogue
+from components.outages import Backoff, PlatformError
+from components.vertex_service import VertexService
 from pipelines.cli import main
 from pipelines.config import load_config
 from pipelines.settings import Settings
-from pipelines.submission import Backoff, PlatformError, Retrying, State, plan_submission, submit, wait
+from pipelines.submission import Retrying, State, plan_submission, submit, wait
 from pipelines.vertex import Vertex, is_out_of_capacity
 from tests.cli import QUICK
 from tests.fakes.clock import Clock
@@ -47,25 +49,17 @@ def plan():
 
 
 @pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def fake(clock):
-    with FakeVertex(Simulate(), clock=clock.now) as fake:
-        yield fake
-
-
-@pytest.fixture
 def vertex(fake, clock):
     return connect(fake, clock)
 
 
-def connect(fake, clock, credentials=None):
+def service_of(fake):
+    return VertexService(SETTINGS.project, SETTINGS.region, fake.url, AnonymousCredentials())
+
+
+def connect(fake, clock):
     """Vertex AI with retries, on the fake's time."""
-    settings = dataclasses.replace(SETTINGS, vertex_endpoint=fake.url)
-    platform = Vertex(settings, credentials or AnonymousCredentials(), clock.now)
+    platform = Vertex(SETTINGS, service_of(fake), clock.now)
     return Retrying(platform, Backoff(sleep=clock.sleep, clock=clock.seconds))
 
 
@@ -274,8 +268,7 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for(plan, fake, clock)
             fake.come_back()
             finish(fake)
 
-    settings = dataclasses.replace(SETTINGS, vertex_endpoint=fake.url)
-    platform = Vertex(settings, AnonymousCredentials(), clock.now)
+    platform = Vertex(SETTINGS, service_of(fake), clock.now)
     vertex = Retrying(platform, Backoff(sleep=sleep, clock=clock.seconds))
     end = wait(plan, submit(plan, vertex), vertex, sleep=sleep)
     assert end.state is State.SUCCEEDED
@@ -330,11 +323,11 @@ def test_whichever_request_is_lost_nothing_is_created_twice_or_forgotten(plan, f
 def test_whenever_the_waiting_process_dies_the_next_one_goes_on(plan):
     """Whoever waits dies right after each request of the run, one at a time."""
 
-    class Mortal(Vertex):
+    class Mortal(VertexService):
         requests_left = 0
 
-        def _call(self, *arguments):
-            result = super()._call(*arguments)
+        def call(self, *arguments):
+            result = super().call(*arguments)
             self.requests_left -= 1
             if self.requests_left == 0:
                 raise Killed
@@ -343,11 +336,10 @@ def test_whenever_the_waiting_process_dies_the_next_one_goes_on(plan):
     died = 1
     while died:
         with story(clock := Clock()) as fake:
-            settings = dataclasses.replace(SETTINGS, vertex_endpoint=fake.url)
-            mortal = Mortal(settings, AnonymousCredentials(), clock.now)
-            mortal.requests_left = died
+            service = Mortal(SETTINGS.project, SETTINGS.region, fake.url, AnonymousCredentials())
+            service.requests_left = died
             try:
-                run(plan, mortal, clock, poll_seconds=600)
+                run(plan, Vertex(SETTINGS, service, clock.now), clock, poll_seconds=600)
             except Killed:
                 died += 1
                 assert run(plan, connect(fake, clock), clock, poll_seconds=600).state is State.SUCCEEDED
@@ -527,6 +519,19 @@ def test_a_dry_run_prints_the_requests_and_sends_none(fake, environment, capfd):
     assert fake.calls == []
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.batch_size_per_replica=5000", "batch_size"),
+        ("data.test_fraction=0", "gate.split='test' has no examples"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_before_anything_is_sent(fake, environment, capfd, override, words):
+    assert main(["submit", "digits", "--set", "machine=v5e-4", "--set", override]) == 2
+    assert words in capfd.readouterr().err
+    assert fake.calls == []
+
+
 @pytest.mark.parametrize("command", [("submit", "digits"), ("status", "digits"), ("schedule", "digits", "--pause")])
 def test_missing_settings_are_named_together_before_anything_slow_is_imported(command, tmp_path):
     code = (
@@ -582,7 +587,7 @@ def executed(tmp_path_factory):
     plan = plan_submission(load_config("digits", [MACHINE, "preflight=false", *QUICK[1::2]]), "vertex", SETTINGS)
     with FakeVertex(execution) as fake:
         fake.stock_out = {V5E}
-        vertex = Vertex(dataclasses.replace(SETTINGS, vertex_endpoint=fake.url), AnonymousCredentials())
+        vertex = Vertex(SETTINGS, service_of(fake))
         end = wait(plan, submit(plan, vertex), vertex, poll_seconds=0.5)
         yield end, execution.root, fake
 

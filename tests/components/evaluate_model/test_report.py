@@ -1,6 +1,5 @@
 import dataclasses
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -16,9 +15,10 @@ from components.evaluate_model.report import (
     render_report,
 )
 from components.interface import Regression
+from tests.browser import find, needs_browser, photograph
+from tests.html_page import Page
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
-_VOID = {"meta", "img", "br", "rect"}
 
 
 def _metrics(num_classes=3, num_examples=60, names=None, seed=0, lean=3.0):
@@ -51,36 +51,8 @@ def _content(**changes):
     return dataclasses.replace(content, **changes)
 
 
-class _Page(HTMLParser):
-    """Every tag with its attributes; fails on tags that do not nest."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.open, self.words = [], [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    def values(self, attribute):
-        return [attributes[attribute] for _, attributes in self.tags if attribute in attributes]
-
-
 def _text(content):
-    return " ".join(" ".join(_Page(render_report(content)).words).split())
+    return " ".join(" ".join(Page(render_report(content)).words).split())
 
 
 def _hostile_content(num_classes):
@@ -104,7 +76,7 @@ def _hostile_content(num_classes):
 @pytest.mark.parametrize("num_classes", [2, 3, 40])
 def test_report_shows_hostile_names_as_text_and_never_as_markup(num_classes):
     text = render_report(_hostile_content(num_classes))
-    page = _Page(text)
+    page = Page(text)
     assert "<script" not in text.lower()
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert {*page.values("alt")} == {_HOSTILE}
@@ -118,7 +90,7 @@ def test_report_shows_hostile_names_as_text_and_never_as_markup(num_classes):
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_report_loads_nothing(num_classes):
     text = render_report(_content(metrics=_metrics(num_classes)))
-    page = _Page(text)
+    page = Page(text)
     assert not re.search(r"https?://|@import|<link|<script|<iframe", text)
     assert all(value.startswith("data:image/png;base64,") for value in page.values("src"))
     assert all(value.startswith("#") for value in page.values("href"))
@@ -126,7 +98,7 @@ def test_report_loads_nothing(num_classes):
 
 
 def test_report_forbids_itself_scripts_and_the_network():
-    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in _Page(render_report(_content())).values(
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in Page(render_report(_content())).values(
         "content"
     )
 
@@ -134,7 +106,7 @@ def test_report_forbids_itself_scripts_and_the_network():
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_report_drawings_refer_to_ids_that_exist_once(num_classes):
     text = render_report(_content(metrics=_metrics(num_classes)))
-    page = _Page(text)
+    page = Page(text)
     ids = page.values("id")
     used = {value[1:] for value in page.values("href")} | set(re.findall(r"url\(#(\w+)\)", text))
     assert len(ids) == len(set(ids))
@@ -169,7 +141,7 @@ def test_headline_figures_compare_with_the_champion():
     metrics = _metrics()
     better = dataclasses.replace(metrics, accuracy=0.9512, loss=0.25, macro_f1=0.9, calibration_error=0.01)
     champion = dataclasses.replace(metrics, accuracy=0.94, loss=0.2, macro_f1=0.9, calibration_error=0.02)
-    page = _Page(render_report(_content(metrics=better, champion=champion)))
+    page = Page(render_report(_content(metrics=better, champion=champion)))
     verdicts = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
     assert [value for value in verdicts if value != "value"] == ["better", "same", "worse", "same", "better"]
     words = " ".join(" ".join(page.words).split())
@@ -190,7 +162,7 @@ def test_shares_read_100_percent_only_if_nothing_is_missing():
 @pytest.mark.parametrize(("num_classes", "heading"), [(2, "matrix"), (30, "matrix"), (31, "classes"), (100, "classes")])
 def test_many_classes_are_shown_as_the_most_confused_pairs(num_classes, heading):
     metrics = _metrics(num_classes, num_examples=400, lean=1.0)
-    page = _Page(render_report(_content(metrics=metrics)))
+    page = Page(render_report(_content(metrics=metrics)))
     words = " ".join(" ".join(page.words).split())
     assert ("Confusion matrix" in words) == (heading == "matrix")
     assert ("Most confused classes" in words) == (heading == "classes")
@@ -217,7 +189,7 @@ def test_roc_is_drawn_for_two_classes_only():
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 300, 3), (300, 1, 1), (28, 28, 1), (32, 32, 3), (500, 400, 3)])
 def test_pictures_of_every_shape_are_shown(shape):
     content = _content(wrong=[_prediction(shape=shape)], right=[])
-    page = _Page(render_report(content))
+    page = Page(render_report(content))
     (image,) = [attributes for tag, attributes in page.tags if tag == "img"]
     assert ("class" in image) == (max(shape) < 96)
     assert len(image["src"]) < 200_000
@@ -237,7 +209,7 @@ def test_report_works_without_history_mistakes_or_right_predictions():
 def test_training_curves_accept_a_single_epoch_and_missing_values(row):
     text = render_report(_content(history=[{"epoch": 1, "loss": 2.3, "accuracy": 0.1, **row}]))
     assert {"training loss: loss by epoch", "training accuracy: accuracy by epoch"} <= set(
-        _Page(text).values("aria-label")
+        Page(text).values("aria-label")
     )
 
 
@@ -271,7 +243,7 @@ def _numbers_content(names=("mass", "width"), num_examples=700):
 
 
 def test_report_of_several_labels_shows_which_are_wrong_in_red():
-    page = _Page(render_report(_labels_content()))
+    page = Page(render_report(_labels_content()))
     words = [" ".join(word.split()) for word in page.words]
     red = [attributes.get("class", "") for _, attributes in page.tags if "bad" in attributes.get("class", "").split()]
     assert "answer bad" in red
@@ -285,7 +257,7 @@ def test_report_of_several_labels_shows_which_are_wrong_in_red():
 
 def test_report_of_numbers_shows_true_predicted_error_and_two_drawings_for_every_target():
     content = _numbers_content()
-    page = _Page(render_report(content))
+    page = Page(render_report(content))
     text = " ".join(" ".join(page.words).split())
     assert "mass true 2 predicted \N{MINUS SIGN}1.25 error \N{MINUS SIGN}3.25" in text
     assert "500 of 700 examples, spread evenly" in text
@@ -297,7 +269,7 @@ def test_report_of_numbers_shows_true_predicted_error_and_two_drawings_for_every
 @pytest.mark.parametrize("make", [_labels_content, _numbers_content])
 def test_report_of_any_task_shows_hostile_names_as_text_and_loads_nothing(make):
     text = render_report(make(names=(_HOSTILE + "1", _HOSTILE + "2", _HOSTILE + "3")))
-    page = _Page(text)
+    page = Page(text)
     assert "<script" not in text.lower()
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert not re.search(r"https?://|@import|<link|<iframe", text)
@@ -305,3 +277,29 @@ def test_report_of_any_task_shows_hostile_names_as_text_and_loads_nothing(make):
     ids = page.values("id")
     assert len(ids) == len(set(ids))
     assert {value[1:] for value in page.values("href")} <= set(ids)
+
+
+@needs_browser
+def test_browser_shows_wrong_predictions_first_with_picture_and_red_answer(tmp_path):
+    magenta, cyan = (255, 0, 255), (0, 255, 255)
+    wrong, right = (np.full((8, 8, 3), color, np.uint8) for color in (magenta, cyan))
+    content = _content(
+        wrong=[dataclasses.replace(_prediction(), image=wrong)], right=[dataclasses.replace(_prediction(), image=right)]
+    )
+    (tmp_path / "report.html").write_text(render_report(content))
+    screen, console = photograph(tmp_path / "report.html", tmp_path)
+    assert console == []
+    (wrong_rows, wrong_columns), (right_rows, _) = find(screen, magenta), find(screen, cyan)
+    assert len(wrong_rows) == len(right_rows) == 96 * 96
+    assert wrong_rows.max() < right_rows.min()
+    # The answer stands below its picture, in red; the right one's in green.
+    below = screen[wrong_rows.max() : wrong_rows.max() + 40, wrong_columns.min() - 12 : wrong_columns.max() + 12]
+    assert len(find(below, (220, 38, 38), 40)[0]) > 20
+    assert len(find(below, (21, 128, 61), 40)[0]) == 0
+
+
+@needs_browser
+def test_browser_tells_what_a_page_complains_of(tmp_path):
+    """So that silence means something."""
+    (tmp_path / "page.html").write_text("<script>console.error('no')</script>")
+    assert "no" in photograph(tmp_path / "page.html", tmp_path)[1][0]

@@ -94,7 +94,7 @@ def test_export_json_describes_the_export(export_dir, digits_records, trained_di
     assert facts["formats"].keys() == {"saved_model", "float", "int8"}
     for of_format in facts["formats"].values():
         assert of_format.keys() == {
-            *("file", "bytes", "accuracy", "agreement", "max_difference", "latency_ms", "images_per_second")
+            *("file", "bytes", "accuracy", "agreement", "max_difference", "latency_ms", "examples_per_second")
         }
         assert of_format["latency_ms"] > 0
         assert (export_dir / of_format["file"]).exists()

@@ -1,3 +1,4 @@
+import importlib
 import pathlib
 import re
 import sys
@@ -12,7 +13,9 @@ from components.models import REGISTRY, build_model, check_model
 
 _SHAPE, _CLASSES = (8, 8, 1), 10
 _DIGITS = Interface(ImageInput(_SHAPE, "raw"), _CLASSES)
+_IMDB = Interface(TextInput(250, 15_000, "f" * 64, "words", "start"), 2)
 _PICTURES = Interface(ImageInput((32, 32, 3), "raw"), 10)
+_MNIST = Interface(ImageInput((28, 28, 1), "raw"), 10)
 _SOURCE = """
 import keras
 
@@ -38,7 +41,10 @@ def source(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", REGISTRY)
+_OF_TEXTS = {"imdb_lstm", "shakespeare_lstm"}
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY.keys() - _OF_TEXTS))
 def test_registered_models_give_probabilities_for_pixels(name):
     model = build_model(name, Interface(ImageInput((32, 32, 3), "raw"), 7), {})
     answer = np.asarray(model(np.full((2, 32, 32, 3), 255, np.uint8)))
@@ -46,15 +52,62 @@ def test_registered_models_give_probabilities_for_pixels(name):
     np.testing.assert_allclose(answer.sum(axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_registered_models_give_probabilities_for_texts(num_classes):
+    model = build_model("imdb_lstm", Interface(TextInput(9, 50, "f" * 64, "words", "start"), num_classes), {})
+    ids = np.random.default_rng(0).integers(0, 50, (4, 9)).astype(np.int32)
+    answer = np.asarray(model(ids))
+    assert answer.shape == (4, num_classes)
+    assert answer.dtype == np.float32
+    np.testing.assert_allclose(answer.sum(axis=1), 1, rtol=1e-5)
+    assert len(np.unique(answer[:, 0])) == 4
+
+
+def test_an_lstm_written_out_gives_the_same_answers():
+    interface = Interface(TextInput(9, 50, "f" * 64, "words", "start"), 2)
+    loop, written_out = (build_model("imdb_lstm", interface, {"unroll": unroll}) for unroll in (False, True))
+    written_out.set_weights(loop.get_weights())
+    ids = np.random.default_rng(0).integers(0, 50, (4, 9)).astype(np.int32)
+    np.testing.assert_allclose(np.asarray(written_out(ids)), np.asarray(loop(ids)), atol=1e-6)
+
+
 @pytest.mark.parametrize(
-    ("name", "interface", "num_parameters"), [("digits_cnn", _DIGITS, 151_306), ("cifar10_cnn", _PICTURES, 1_676_982)]
+    ("name", "interface", "num_parameters"),
+    [
+        ("digits_cnn", _DIGITS, 151_306),
+        ("mnist_cnn", _MNIST, 468_202),
+        ("fashion_mnist_cnn", _MNIST, 437_482),
+        ("cifar10_cnn", _PICTURES, 1_676_982),
+        ("cifar10_resnet", _PICTURES, 274_042),
+        ("imdb_lstm", _IMDB, 496_705),
+    ],
 )
 def test_models_are_as_large_as_their_docstrings_say(name, interface, num_parameters):
-    from components.models import cifar10_cnn, digits_cnn
-
     assert build_model(name, interface, {}).count_params() == num_parameters
-    documented = {"digits_cnn": digits_cnn, "cifar10_cnn": cifar10_cnn}[name].build_model.__doc__
+    documented = importlib.import_module(REGISTRY[name]).build_model.__doc__
     assert f"{num_parameters:,} parameters" in documented
+
+
+@pytest.mark.parametrize("depth", [20, 32, 56])
+def test_resnet_has_as_many_layers_as_its_depth(depth):
+    """As the paper counts: convolutions and the dense layer, without those of the shortcuts."""
+    model = build_model("cifar10_resnet", _PICTURES, {"depth": depth})
+    kernels = [v.shape for v in model.trainable_variables if len(v.shape) > 1]
+    assert sum(shape[:2] != (1, 1) for shape in kernels) == depth
+    assert [shape for shape in kernels if shape[:2] == (1, 1)] == [(1, 1, 16, 32), (1, 1, 32, 64)]
+
+
+def test_resnet_halves_the_image_twice_and_once_more_with_a_pooled_stem():
+    for parameters, size in (({}, 8), ({"stem_pooling": True, "width": 32}, 4)):
+        model = build_model("cifar10_resnet", _PICTURES, parameters)
+        assert model.layers[-3].output.shape[1:3] == (size, size)
+    assert model.count_params() == 1_087_722
+
+
+@pytest.mark.parametrize(("depth", "nearest"), [(18, 20), (21, 20), (110, 56), (31, 32)])
+def test_resnet_of_no_such_depth_is_refused_with_the_nearest(depth, nearest):
+    with pytest.raises(InputError, match=rf"6n \+ 2, from 20 to 56\. Received: depth={depth}\. Try depth={nearest}"):
+        build_model("cifar10_resnet", _PICTURES, {"depth": depth})
 
 
 def test_cifar10_cnn_is_the_network_of_the_tutorial():
@@ -70,7 +123,7 @@ def test_cifar10_cnn_is_the_network_of_the_tutorial():
 
 def test_unknown_model_is_refused_with_the_nearest_name():
     with pytest.raises(
-        InputError, match=r"Unknown model 'cifar_cnn'.*digits_cnn, cifar10_cnn.*Did you mean 'cifar10_cnn'"
+        InputError, match=r"Unknown model 'cifar_cnn'.*digits_cnn, .*cifar10_cnn.*Did you mean 'cifar10_cnn'"
     ):
         check_model("cifar_cnn")
     with pytest.raises(InputError, match=r"Unknown model 'zzz'.*module:function\.$"):

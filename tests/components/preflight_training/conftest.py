@@ -23,6 +23,11 @@ OPTIMIZATION: Mapping[str, Any] = {
     "learning_rate_schedule": "constant",
     "warmup_epochs": 0.0,
     "weight_decay": 0.0,
+    "random_flip": "none",
+    "random_crop_pixels": 0,
+    "mixup_alpha": 0.0,
+    "label_smoothing": 0.0,
+    "ema_decay": 0.0,
     "epochs": 3,
 }
 SMALL: Mapping[str, Any] = {"filters": 4, "units": 8}  # Of digits_cnn; compiles in half a second.

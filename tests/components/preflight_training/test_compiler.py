@@ -1,16 +1,18 @@
 """The user's models that fail, each in its own way, what training runs, and every model for every chip."""
 
+import dataclasses
+import json
 import os
 import re
 import subprocess
 
 import pytest
 
-from components.interface import ImageInput, Interface
 from components.machine_spec import load_catalogue
 from components.models import REGISTRY
 from components.preflight_training import sandbox
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
+from tests.components.conftest import EVERYTHING
 from tests.components.preflight_training.conftest import (
     LIMITS,
     OPTIMIZATION,
@@ -19,6 +21,7 @@ from tests.components.preflight_training.conftest import (
     make_compilation,
     make_task,
 )
+from tests.components.ready_data import READY_DATA, everything_for
 
 _MODEL = """
 import keras
@@ -154,7 +157,7 @@ def test_tensorflows_step_is_that_of_one_replica(cache_dir):
 
 
 _LOWER = """
-import os, pathlib, sys
+import json, os, pathlib, sys
 from components import device
 device.prepare("jax", "cpu", 2, "mixed_bfloat16")
 import jax, keras
@@ -162,7 +165,8 @@ keras.distribution.set_distribution(None)  # The compiler's process knows of no 
 from components.preflight_training import compiler
 from tests.components.preflight_training.conftest import DIGITS, SMALL, OPTIMIZATION
 from tests.components.preflight_training.test_compiler import without_places
-task = compiler.Task("digits_cnn", SMALL, DIGITS, 1259, OPTIMIZATION, "jax", "mixed_bfloat16")
+optimization = {**OPTIMIZATION, **json.loads(sys.argv[2])}
+task = compiler.Task("digits_cnn", SMALL, DIGITS, 1259, optimization, "jax", "mixed_bfloat16")
 compilation = compiler.Compilation("here", "", (), 2, 1.0, 32)
 model = compiler._build_abstract(task, compilation)
 text = compiler.trace_step(model, compiler._shapes(task, compilation), jax.devices()).lower().as_text()
@@ -180,7 +184,29 @@ def without_places(text):
         return ir.Module.parse(text).operation.get_asm(enable_debug_info=False)
 
 
-def test_the_step_compiled_is_the_very_step_that_training_runs(digits_records, tmp_path, run_child, step_command):
+def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
+    plain, augmented = (
+        compile_one(dataclasses.replace(make_task(), optimization=one), cache_dir, machine="v5e-8")
+        for one in (OPTIMIZATION, {**OPTIMIZATION, **EVERYTHING})
+    )
+    assert augmented.cost.collectives == plain.cost.collectives
+    assert augmented.cost.cycles > plain.cost.cycles
+    assert augmented.cost.unknown_loops == 0
+    assert augmented.cost.guessed_cycles < 0.1 * augmented.cost.cycles
+    assert augmented.cost.host_calls == ()
+
+
+def test_augmentation_compiles_on_tensorflow_too(cache_dir):
+    task = dataclasses.replace(make_task(backend="tensorflow"), optimization={**OPTIMIZATION, **EVERYTHING})
+    outcome = compile_one(task, cache_dir)
+    assert (outcome.verdict, outcome.reason) == (FITS, "")
+    assert outcome.cost.unknown_loops == 0
+
+
+@pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["plain", "everything"])
+def test_the_step_compiled_is_the_very_step_that_training_runs(
+    digits_records, tmp_path, run_child, step_command, changes
+):
     """Both lowered for two simulated CPU devices, one by `fit` in a real training: the texts are the same."""
 
     command = step_command(
@@ -194,6 +220,8 @@ def test_the_step_compiled_is_the_very_step_that_training_runs(digits_records, t
             "accelerator": "cpu",
             "precision": "mixed_bfloat16",
             **OPTIMIZATION,
+            **changes,
+            "seed": 7,
             "epochs": 1,
         },
         records=digits_records,
@@ -201,25 +229,25 @@ def test_the_step_compiled_is_the_very_step_that_training_runs(digits_records, t
     )
     environment = os.environ | {"JAX_DUMP_IR_TO": str(tmp_path / "dumped")}
     subprocess.run(command, env=environment, check=True, capture_output=True)
-    is_same, length = run_child(_LOWER, tmp_path / "dumped").split()
+    is_same, length = run_child(_LOWER, tmp_path / "dumped", json.dumps(changes)).split()
     assert int(length) > 10_000
     assert is_same == "True"
 
 
 _MACHINES = ["v2-8", "v3-8", "v5e-4", "v5e-8", "v6e-8", "7x-4"]
-_DATA = {"digits_cnn": ((8, 8, 1), 1259), "cifar10_cnn": ((32, 32, 3), 50_000)}
 
 
 @pytest.mark.slow  # 15 s for the digits, two to six minutes for CIFAR-10, a third of them for v6e.
 @pytest.mark.parametrize("model", REGISTRY)
 def test_every_model_fits_every_chip(model, tmp_path):
-    shape, num_examples = _DATA[model]
-    interface = Interface(ImageInput(shape, "raw"), 10)
-    task = Task(model, {}, interface, num_examples, OPTIMIZATION, "jax", "mixed_bfloat16")
+    interface, num_examples = READY_DATA[model]
+    optimization = {**OPTIMIZATION, **everything_for(interface)}
+    task = Task(model, {}, interface, num_examples, optimization, "jax", "mixed_bfloat16")
     compilations = [make_compilation(machine, 128) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
     for machine, (outcome, _) in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):
         assert outcome.verdict == FITS, (machine, outcome.reason)
+        assert outcome.cost.unknown_loops == 0
         assert outcome.memory.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes
         assert sum(one.num_bytes for one in outcome.cost.collectives) >= 2 * outcome.parameters
         assert outcome.cost.guessed_cycles < 0.1 * outcome.cost.cycles

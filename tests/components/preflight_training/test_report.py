@@ -2,7 +2,6 @@ import dataclasses
 import json
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
 
@@ -13,9 +12,9 @@ from components.preflight_training.estimate import EpochTime, LayerTime, StepTim
 from components.preflight_training.findings import Cost, MachineReport, PreflightReport
 from components.preflight_training.largest_batch import LargestBatch
 from components.preflight_training.report import as_text, write_report
+from tests.html_page import Page
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }}"
-_VOID = {"meta"}
 _LIST_PRICE = "Cloud TPU list price, on demand, not Vertex's"
 _COST = Cost(9.6, 0.00074, 0.0074, "us-central1", _LIST_PRICE, "https://cloud.google.com/tpu/pricing", "2026-08-22")
 
@@ -106,28 +105,6 @@ _SEVERAL = _report(
 )
 
 
-class _Page(HTMLParser):
-    """Every tag with its attributes; fails on tags that do not nest."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.open, self.words = [], [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in _VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
 @pytest.fixture
 def write(tmp_path):
     """Writes a report; returns the JSON file's content and the page's text."""
@@ -143,7 +120,7 @@ def write(tmp_path):
 @pytest.fixture
 def words(write):
     """The words that the page of a report shows, on one line."""
-    return lambda report: _squeeze(" ".join(_Page(write(report)[1]).words))
+    return lambda report: _squeeze(" ".join(Page(write(report)[1]).words))
 
 
 def _squeeze(text):
@@ -404,7 +381,7 @@ def test_page_compares_machines_and_shows_every_verdict(words):
 
 
 def test_page_marks_the_best_of_the_machines_that_passed(write):
-    page = _Page(write(_SEVERAL)[1])
+    page = Page(write(_SEVERAL)[1])
     assert [attributes["class"] for _, attributes in page.tags if "bar" in attributes.get("class", "").split()] == [
         *("bar best", "bar"),  # v5e-8: the shortest epoch.
         *("bar", "bar best"),  # v5e-1: the lowest price.
@@ -426,7 +403,7 @@ def test_page_shows_hostile_names_as_text_and_never_as_markup(write):
     hostile = {"model": _HOSTILE, "model_parameters": {_HOSTILE: _HOSTILE}, "compiler": {_HOSTILE: _HOSTILE}}
     for report in (_report(good, **hostile), _report(bad, **hostile), _report(good, bad, **hostile)):
         text = write(report)[1]
-        page = _Page(text)
+        page = Page(text)
         assert "<script" not in text.lower()
         assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
         assert f"Preflight: {_HOSTILE} on " in "".join(page.words)
@@ -434,7 +411,7 @@ def test_page_shows_hostile_names_as_text_and_never_as_markup(write):
 
 def test_page_loads_nothing_and_forbids_itself_to(write):
     text = write(_SEVERAL)[1]
-    page = _Page(text)
+    page = Page(text)
     names = {name for _, attributes in page.tags for name in attributes}
     assert not names & {"src", "href", "srcset", "action", "data"}
     assert not re.search(r"@import|url\(", text)

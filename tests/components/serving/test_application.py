@@ -15,6 +15,7 @@ from components.serving.application import Application
 from components.serving.params import ServeParams
 
 BODY = b'{"instances": [[[7]]]}'
+_ONE_PIXEL = ImageInput((1, 1, 1), "raw")
 
 
 class Model:
@@ -24,7 +25,7 @@ class Model:
         self.open = threading.Event()
         self.open.set()
         self.num_calls = 0
-        self.exported = ExportedModel("pets", ("cat", "dog"), ImageInput((1, 1, 1), "raw"), self)
+        self.exported = ExportedModel("pets", ("cat", "dog"), _ONE_PIXEL, self, _ONE_PIXEL)
 
     def __call__(self, images):
         self.num_calls += 1
@@ -172,7 +173,7 @@ def test_failure_of_the_model_gets_500_without_details(app, answer, capsys):
         return answer
 
     async def scenario():
-        async with app.ready(ExportedModel("pets", ("cat", "dog"), ImageInput((1, 1, 1), "raw"), predict_nothing)):
+        async with app.ready(ExportedModel("pets", ("cat", "dog"), _ONE_PIXEL, predict_nothing, _ONE_PIXEL)):
             assert (await predict(app))[:2] == (500, "The server failed. Its log says why.")
 
     run(scenario())

@@ -1,10 +1,9 @@
 """A model from Cloud Storage, as Vertex hands it to a container: the real client against a local server."""
 
 from components import storage
-from tests.components.test_storage import bucket, server  # noqa: F401 (fixtures)
 
 
-def test_model_is_fetched_from_its_bucket(bucket, start_container, export_dir, digits):  # noqa: F811
+def test_model_is_fetched_from_its_bucket(bucket, start_container, export_dir, digits):
     storage.upload(export_dir, "gs://bucket/models/7")
     with start_container(AIP_STORAGE_URI="gs://bucket/models/7/", AIP_HTTP_PORT="0") as running:
         answer = running.predict({"instances": digits[:3].tolist()})

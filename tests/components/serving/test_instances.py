@@ -15,13 +15,18 @@ from components.serving.instances import TooManyInstancesError, parse_request, r
 
 GREY, COLOUR = (2, 3, 1), (2, 3, 3)
 PIXELS = np.arange(6, dtype=np.uint8).reshape(GREY) * 40
-MODEL = ExportedModel("pets", ("cat", "dog", "rötel"), ImageInput(GREY, "raw"), lambda images: images)
+MODEL = ExportedModel(
+    "pets", ("cat", "dog", "rötel"), ImageInput(GREY, "raw"), lambda images: images, ImageInput(GREY, "raw")
+)
 
 
 def parse(*instances, shape=GREY, **rest):
     body = instances[0] if instances and isinstance(instances[0], bytes) else {"instances": list(instances), **rest}
     return parse_request(
-        body if isinstance(body, bytes) else json.dumps(body).encode(), ImageInput(shape, "raw"), max_instances=4
+        body if isinstance(body, bytes) else json.dumps(body).encode(),
+        ImageInput(shape, "raw"),
+        max_instances=4,
+        max_image_pixels=10_000,
     )
 
 

@@ -21,6 +21,7 @@ from components.serving.params import ServeParams, vertex_defaults
         ({"max_requests": 0}, "max_requests=0"),
         ({"max_instances": 0}, "max_instances=0"),
         ({"max_body_bytes": 0}, "max_body_bytes=0"),
+        ({"max_image_pixels": 0}, "max_image_pixels=0"),
         ({"health_route": "health"}, "health_route='health'"),
         ({"predict_route": "/{model}"}, r"predict_route='/\{model\}'"),
         ({"predict_route": "/health"}, "health_route=predict_route='/health'"),

@@ -7,7 +7,9 @@ import h5py
 import numpy as np
 import pytest
 
+from components.create_tfrecords import write_records
 from components.train_model import train_model
+from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 
 
 def _weights(path):
@@ -58,6 +60,24 @@ def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run
     _assert_same(tmp_path / "one", tmp_path / "two")
 
 
+def test_two_replicas_of_a_language_model_learn_what_one_learns(tmp_path, run_step):
+    write_records(corpus_params(tmp_path), tmp_path / "records")
+    params = replace(
+        QUICK_LANGUAGE_MODEL,
+        optimizer="sgd",
+        learning_rate_scaling="none",
+        model_parameters={**QUICK_LANGUAGE_MODEL.model_parameters, "dropout": 0.0},
+    )
+    whole = train_model(params, tmp_path / "records", tmp_path / "one")
+    halves = _train(
+        run_step, replace(params, batch_size_per_replica=4, num_replicas=2), tmp_path / "records", tmp_path / "two"
+    )
+    assert (halves["num_replicas"], halves["steps"]) == (2, whole.steps)
+    for name in ("loss", "bits_per_character"):
+        assert halves["metrics"][name] == pytest.approx(whole.metrics[name], rel=1e-4)
+    _assert_same(tmp_path / "one", tmp_path / "two")
+
+
 @pytest.mark.slow  # Two processes, and JAX compiles in each: 25 s.
 def test_two_jax_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run_step):
     plain = replace(plain, backend="jax")
@@ -67,6 +87,30 @@ def test_two_jax_replicas_learn_what_one_learns(plain, digits_records, tmp_path,
     )
     assert halves["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-4)
     _assert_same(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow  # Two processes with eight simulated devices and one with one: 40 s, with JAX a minute.
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_eight_replicas_learn_from_augmented_images_as_one_does(quick, digits_records, tmp_path, run_step, backend):
+    """Each replica draws numbers of its own: other images, the same training. Once more gives the same, to the bit."""
+    params = replace(
+        quick,
+        backend=backend,
+        epochs=5,
+        batch_size_per_replica=128,
+        random_crop_pixels=1,
+        mixup_alpha=0.2,
+        label_smoothing=0.1,
+        ema_decay=0.9,
+    )
+    whole = _train(run_step, params, digits_records, tmp_path / "one")
+    shared = replace(params, num_replicas=8, batch_size_per_replica=16, learning_rate_scaling="none")
+    eighths = _train(run_step, shared, digits_records, tmp_path / "eight")
+    assert eighths["loss"] == pytest.approx(whole["loss"], abs=0.1)
+    assert eighths["accuracy"] == pytest.approx(whole["accuracy"], abs=0.05)
+    _train(run_step, shared, digits_records, tmp_path / "again")
+    one, other = _weights(tmp_path / "eight"), _weights(tmp_path / "again")
+    assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.slow  # One process with eight simulated devices: 10 s, with JAX 20 s.

@@ -10,8 +10,12 @@ import h5py
 import numpy as np
 import pytest
 
+from components.artifacts import Manifest
+from components.create_tfrecords import write_records
 from components.train_model import train_model
 from components.train_model.checkpoint import load_arrays
+from tests.components.conftest import EVERYTHING
+from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 
 _WATCHED_SECONDS = 120
 
@@ -61,13 +65,23 @@ def _assert_killed_training_continues(params, digits_records, reference, tmp_pat
             assert np.array_equal(expected[path], received[path]), path
     assert _metrics(tmp_path / "killed") == _metrics(reference)
     result = json.loads(done.stdout)
-    assert (result["epochs"], result["examples_seen"]) == (params.epochs, params.epochs * 1259)
+    num_examples = Manifest.load(digits_records).splits["train"].num_examples
+    assert (result["epochs"], result["examples_seen"]) == (params.epochs, params.epochs * num_examples)
 
 
 def test_killed_training_continues_to_the_same_weights(quick, digits_records, tmp_path, run_step, step_command):
-    params = replace(quick, warmup_epochs=1, learning_rate_schedule="cosine")
+    params = replace(quick, warmup_epochs=1, learning_rate_schedule="cosine", **EVERYTHING)
     train_model(params, digits_records, tmp_path / "whole")
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
+
+
+def test_killed_language_model_continues_to_the_same_weights(tmp_path, run_step, step_command):
+    write_records(corpus_params(tmp_path), tmp_path / "records")
+    params = replace(QUICK_LANGUAGE_MODEL, batch_size_per_replica=2)  # 46 steps an epoch: time to be killed in.
+    train_model(params, tmp_path / "records", tmp_path / "whole")
+    _assert_killed_training_continues(
+        params, tmp_path / "records", tmp_path / "whole", tmp_path, run_step, step_command
+    )
 
 
 @pytest.mark.slow  # Two more processes (15 s): the streaming reader must find its place again too.
@@ -84,7 +98,7 @@ def test_killed_streamed_training_continues_to_the_same_weights(
 def test_killed_jax_training_continues_to_the_same_weights(
     quick, digits_records, tmp_path, run_step, step_command, num_replicas
 ):
-    params = replace(quick, backend="jax", num_replicas=num_replicas)
+    params = replace(quick, backend="jax", num_replicas=num_replicas, **EVERYTHING)
     whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
@@ -94,7 +108,7 @@ def test_killed_jax_training_continues_to_the_same_weights(
 def test_killed_training_on_replicas_continues_to_the_same_weights(
     quick, digits_records, tmp_path, run_step, step_command
 ):
-    params = replace(quick, num_replicas=2)
+    params = replace(quick, num_replicas=2, **EVERYTHING)
     whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)

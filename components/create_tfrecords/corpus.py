@@ -1,0 +1,184 @@
+"""One long text for a language model: divided by position, cut into passages, written without shuffling."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from components import progress, storage
+from components.artifacts import KEY_FEATURE, LABEL_FEATURE, TEST, TRAIN, VALIDATION, Shard, Split
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sharding import plan_shards
+from components.errors import InputError
+from components.interface import PADDING, UNKNOWN, CorpusInput
+from components.records import encode_example, frame_record
+
+_RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so they are none.
+_FOR_OTHERS = ("image_size", "channels", "encoding", "class_names")
+_RECORD_OVERHEAD_BYTES = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A text, divided.
+
+    Attributes:
+        input: What a passage is.
+        class_names: What each id stands for.
+        ids: The text of each split as ids, of the input's stored dtype; splits without characters are left out.
+        starts: Where in the text each split begins.
+        strides: How many characters of each split a passage predicts; the others of it are read only.
+        version: SHA-256 of the file.
+    """
+
+    input: CorpusInput
+    class_names: tuple[str, ...]
+    ids: dict[str, np.ndarray]
+    starts: dict[str, int]
+    strides: dict[str, int]
+    version: str
+
+    @property
+    def split_rule(self) -> str:
+        """How the splits came to be, in words."""
+        return "by position: " + ", ".join(
+            f"{name} {self.starts[name]:,} to {self.starts[name] + len(ids):,}" for name, ids in self.ids.items()
+        )
+
+    def ends(self, split: str) -> np.ndarray:
+        """int64[passages]: where in the split each ends. The first is full; each of the others adds a stride."""
+        size, stride = len(self.ids[split]), self.strides[split]
+        ends = np.arange(self.input.num_tokens, size + stride, stride)
+        return np.minimum(ends, size)[: 1 + -(-max(size - self.input.num_tokens, 0) // stride)]
+
+    def passage(self, split: str, start: int, end: int) -> np.ndarray:
+        """The num_tokens + 1 ids that end at `end`; 0 where the split has not begun."""
+        ids, width = self.ids[split], self.input.num_tokens + 1
+        known = ids[max(end - width, 0) : end]
+        return np.concatenate([np.full(width - len(known), PADDING, ids.dtype), known])
+
+
+def read_corpus(location: str, params: WriteParams) -> Corpus:
+    """Read a text and divide it: the last part tests, the part before it validates, all before these trains.
+
+    Raises:
+        InputError: If it is not UTF-8, or a split that was asked for gets no characters, or fewer than two differ.
+    """
+    for name in _FOR_OTHERS:
+        if getattr(params, name) != getattr(WriteParams(params.source), name):
+            raise InputError(
+                f"{name} is not for a corpus. Received: {name}={getattr(params, name)!r} with {params.source!r}. "
+                "Remove it."
+            )
+    content = storage.read_bytes(location)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Cannot read {location}: expected text in UTF-8, received {error}. Convert it.") from error
+    sizes = {
+        VALIDATION: round(len(text) * params.validation_fraction),
+        TEST: round(len(text) * params.test_fraction),
+    }
+    sizes = {TRAIN: len(text) - sum(sizes.values()), **sizes}
+    asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
+    for name, fraction in asked.items():
+        if fraction and not sizes[name]:
+            raise InputError(
+                f"The {name!r} split has no characters: {location} has {len(text)}, of which it gets "
+                f"{fraction if name != TRAIN else 'the rest'}. Give a longer text"
+                + (f", or set data.{name}_fraction to 0." if name != TRAIN else ", or smaller fractions.")
+            )
+    known = sorted(set(text[: sizes[TRAIN]]))
+    if len(known) < 2:
+        raise InputError(
+            f"A language model needs at least two different characters to train on. Received: {known} in the first "
+            f"{sizes[TRAIN]:,} characters of {location}. Give another text."
+        )
+    given = CorpusInput(params.num_tokens, len(known) + len(_RESERVED))
+    ids = _to_ids(text, known).astype(given.stored_dtype)
+    parts, starts, at = {}, {}, 0
+    for name, size in sizes.items():
+        if size:
+            parts[name], starts[name] = ids[at : at + size], at
+        at += size
+    strides = dict.fromkeys(parts, params.num_tokens - params.context_tokens) | {TRAIN: params.num_tokens}
+    version = hashlib.sha256(content).hexdigest()
+    return Corpus(given, (*_RESERVED.values(), *known), parts, starts, strides, version)
+
+
+def _to_ids(text: str, known: list[str]) -> np.ndarray:
+    """int64[characters]."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    alphabet = np.array([ord(character) for character in known], np.uint32)
+    found = np.minimum(np.searchsorted(alphabet, points), len(known) - 1)
+    return np.where(alphabet[found] == points, found + len(_RESERVED), UNKNOWN)
+
+
+def list_passages(corpus: Corpus) -> Iterator[tuple[str, str, int, int]]:
+    """Split, key, start and end of every passage: from start to end, of the split, its characters are predicted."""
+    for split in corpus.ids:
+        start = 0
+        for end in corpus.ends(split).tolist():
+            offset = corpus.starts[split]
+            yield split, f"characters {offset + start}-{offset + end}", start, end
+            start = end
+
+
+class CorpusWriter:
+    """Writes passages, each in its place. One process does it: encoding an id costs next to nothing."""
+
+    def __init__(self, corpus: Corpus, target_shard_mib: int) -> None:
+        self.corpus, self._target_shard_mib = corpus, target_shard_mib
+        self._digest = hashlib.sha256()
+
+    @property
+    def bytes_each(self) -> int:
+        """The estimated size of a record."""
+        width = self.corpus.input.num_tokens + 1
+        return width * np.dtype(self.corpus.input.stored_dtype).itemsize + _RECORD_OVERHEAD_BYTES
+
+    def write(self, split: str, keys: list[str], spans: list[tuple[int, int]], directory: Path) -> Split:
+        """Write one split's shards.
+
+        Args:
+            split: Its name.
+            keys: Of its passages.
+            spans: From where to where each predicts.
+            directory: Where.
+        """
+        plan = plan_shards(split, len(keys), len(keys) * self.bytes_each, self._target_shard_mib)
+        self._digest.update(f"{split}\0".encode())
+        shards = []
+        for name, (first, last) in zip(plan.names, plan.boundaries, strict=True):
+            frames = [self._frame(split, keys[i], *spans[i]) for i in range(first, last)]
+            for frame in frames:
+                self._digest.update(hashlib.sha256(frame).digest())
+            content = b"".join(frames)
+            (directory / name).write_bytes(content)
+            shards.append(Shard(name, len(frames), len(content), f"{google_crc32c.value(content):08x}"))
+        # A plan may hold the first passages only, as preflight's sample does.
+        predicted = self.corpus.ids[split][: spans[-1][1]]
+        counts = np.bincount(predicted, minlength=self.corpus.input.vocabulary_size).tolist()
+        statistics = {"num_characters": len(predicted), "num_unknown": counts[UNKNOWN]}
+        progress.say(
+            "create_tfrecords",
+            f"{split}: {len(predicted):,} characters, each predicted once, in {len(keys):,} passages of "
+            f"{self.corpus.input.num_tokens}; {counts[UNKNOWN]:,} are not in the training split",
+        )
+        return Split(len(keys), tuple(counts), tuple(shards), statistics)
+
+    def fingerprint(self) -> str:
+        """Of everything written so far."""
+        self._digest.update(repr((self.corpus.class_names, self.corpus.input)).encode())
+        return self._digest.hexdigest()
+
+    def _frame(self, split: str, key: str, start: int, end: int) -> bytes:
+        fields: dict[str, bytes | int] = {
+            CorpusInput.feature: self.corpus.passage(split, start, end).tobytes(),
+            LABEL_FEATURE: end - start,
+            KEY_FEATURE: key.encode(),
+        }
+        return frame_record(encode_example(fields))

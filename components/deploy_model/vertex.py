@@ -1,0 +1,414 @@
+"""A version in Vertex AI's Model Registry and on an endpoint: made once, however often and whenever it is asked for.
+
+Every call may be lost, or the process be killed after it. So nothing is sent before the service was asked whether it is
+there, and what is sent has a name that follows from the content: the model's and the endpoint's ids, that of a
+deployment, the label of a version.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from components import storage
+from components.container import SERVING_IMAGE
+from components.deploy_model.params import DeployParams
+from components.errors import InputError
+from components.images import encode_png
+from components.outages import ExistsError, MissingError, OutageError
+from components.registry import EXPORT_DIR, RegisteredVersion, fill_version, model_digest, version_digest
+from components.serving.params import ServeParams
+from components.vertex_registry import (
+    DIGEST_LABEL,
+    MODEL_LABEL,
+    PARENT_LABEL,
+    VertexRegistry,
+    VertexVersion,
+    as_label,
+)
+from components.vertex_service import types
+
+_MODELS, _ENDPOINTS = "ModelService", "EndpointService"
+_DESCRIPTION_LENGTH = 1000
+_PREDICTION_SECONDS = 120
+Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
+
+
+class HealthCheck(Protocol):
+    """Judges whoever answers images."""
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The classes or targets, in the order of an answer's numbers."""
+
+    @property
+    def answer(self) -> str:
+        """What the serving image calls the numbers: `probabilities` or `values`."""
+
+    def __call__(self, answer: Answer) -> Any:
+        """Ask for answers: uint8[N, height, width, channels] → float[outputs] by the image's position.
+
+        Raises:
+            RuntimeError: If an answer is not as it was evaluated.
+        """
+
+
+class VertexTarget:
+    """Registers and serves the versions of one model.
+
+    Args:
+        params: What to register where, and how to serve it.
+        registry: The model's.
+
+    Raises:
+        InputError: If there is no place for the versions' files.
+    """
+
+    def __init__(self, params: DeployParams, registry: VertexRegistry) -> None:
+        if not params.artifacts_uri:
+            raise InputError(
+                "Cannot register on Vertex AI without a place for the versions' files. Set artifacts_uri=gs://BUCKET/…"
+            )
+        self._params, self._registry = params, registry
+
+    # Registering
+
+    def register(
+        self,
+        model_dir: Path,
+        export_dir: Path,
+        *,
+        metrics: Mapping[str, float],
+        reasons: Sequence[str],
+        lineage: Mapping[str, Any],
+        parent: str = "",
+    ) -> VertexVersion:
+        """Add a version, or find the one that has this content already; the arguments as in `ModelRegistry.register`.
+
+        Of two that were uploaded at the same moment, or twice because an answer was lost, the older one stays.
+
+        Raises:
+            InputError: If the service or the bucket refuses.
+        """
+        registry, digest = self._registry, version_digest(model_dir, export_dir)
+        facts = {"metrics": metrics, "reasons": reasons, "lineage": lineage, "parent": parent}
+
+        def find_or_upload() -> VertexVersion:
+            found = registry.versions(DIGEST_LABEL, as_label(digest))
+            if not found:
+                self._upload(self._store(digest, model_dir, export_dir, facts), digest, model_digest(model_dir), facts)
+                found = registry.versions(DIGEST_LABEL, as_label(digest))
+            if not found:
+                raise OutageError(f"{registry.name} is being created, and its version cannot be found yet.")
+            return self._settle(found)
+
+        return registry.backoff(find_or_upload)
+
+    def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: Mapping[str, Any]) -> str:
+        """Copy a version's files to where they stay; the same content has the same place."""
+        uri = f"{self._params.artifacts_uri.rstrip('/')}/{self._registry.model_name}/{digest[:32]}"
+        with tempfile.TemporaryDirectory(prefix="version-") as folder:
+            fill_version(Path(folder), model_dir, export_dir, **facts)
+            storage.upload(Path(folder), uri)
+        return uri
+
+    def _upload(self, uri: str, digest: str, model: str, facts: Mapping[str, Any]) -> None:
+        """Add a version, or the model with its first one.
+
+        https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models/upload
+        """
+        registry, lineage, serving = self._registry, facts["lineage"], ServeParams()
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
+        # Every label every time: one that a version lacks would be read from the model.
+        labels = {
+            DIGEST_LABEL: as_label(digest),
+            MODEL_LABEL: as_label(model),
+            PARENT_LABEL: facts["parent"],
+            "tpu_pipelines_data": as_label(lineage.get("dataset", {}).get("fingerprint", "")),
+            "tpu_pipelines_run": re.sub(r"[^a-z0-9_-]", "-", str(lineage.get("run", "")).lower())[:63],
+            "tpu_pipelines_code": _short_digest(lineage.get("code")),
+            "tpu_pipelines_config": _short_digest(lineage.get("config")),
+        }
+        exists = bool(registry.versions())
+        request = {
+            "parent": registry.parent,
+            "parent_model": registry.name if exists else "",
+            "model_id": "" if exists else registry.model_name,
+            "model": {
+                "display_name": registry.model_name,
+                "version_description": f"{metrics}; {'; '.join(facts['reasons'])}"[:_DESCRIPTION_LENGTH],
+                "artifact_uri": f"{uri}/{EXPORT_DIR}",
+                "container_spec": {
+                    "image_uri": self._params.serving_image or SERVING_IMAGE,
+                    "predict_route": serving.predict_route,
+                    "health_route": serving.health_route,
+                    "ports": [{"container_port": serving.port}],
+                },
+                "labels": labels,
+            },
+        }
+        with contextlib.suppress(ExistsError):  # Another run has just created the model, or we have unawares.
+            registry.operate(_MODELS, "upload_model", request)
+
+    def _settle(self, versions: Sequence[VertexVersion]) -> VertexVersion:
+        """Of versions of the same content, the one that has an alias, else the oldest; the others are deleted."""
+        kept = next((version for version in versions if version.aliases), versions[0])
+        for version in versions:
+            if version.number != kept.number and not version.aliases:
+                with contextlib.suppress(InputError):  # It is gone already, or somebody has deployed it.
+                    self._registry.operate(
+                        _MODELS, "delete_model_version", {"name": f"{self._registry.name}@{version.number}"}
+                    )
+        return kept
+
+    # Serving
+
+    @contextlib.contextmanager
+    def serving(self, version: RegisteredVersion, check: HealthCheck, against: str | None) -> Iterator[str]:
+        """The endpoint with the version on it, for as long as the block goes well; its name, empty if none is wanted.
+
+        1. On an endpoint of its own, which is deleted after that, the version answers what `check` asks.
+        2. On the endpoint it is deployed without traffic, and then gets its share.
+        3. The endpoint answers what `check` asks; what this version answered is judged.
+
+        Where 2, 3 or the block fails, the traffic goes back to where it was, and the version is undeployed. When the
+        block has ended, those versions of the model are undeployed that have no traffic.
+
+        Args:
+            version: The version.
+            check: Judges its answers.
+            against: As `VertexRegistry.promote` takes it; what may not be promoted is not deployed.
+
+        Raises:
+            RuntimeError: If the version does not answer, or not as it was evaluated.
+            InputError: If the service refuses, or the alias has moved since the comparison.
+        """
+        if not self._params.endpoint:
+            yield ""
+            return
+        self._registry.check_promotable(version.number, self._params.alias, against)
+        endpoint = self._require_endpoint(self._params.endpoint)
+        known = self._find_deployed(endpoint, version)
+        before = dict(self._get(endpoint).traffic_split)
+        if not before.get(known):
+            self._try_apart(version, check)
+        deployed = self._deploy(endpoint, version)
+        after = give_share(before, deployed, self._params.endpoint_traffic)
+        try:
+            self._route(endpoint, lambda split: give_share(split, deployed, self._params.endpoint_traffic))
+            check(lambda images: self._predict(endpoint, deployed, images, check))
+            yield endpoint
+        except Exception:
+            self._withdraw(endpoint, deployed, before, after)
+            raise
+        self._retire(endpoint)
+
+    def _try_apart(self, version: RegisteredVersion, check: HealthCheck) -> None:
+        """Let a version answer where nobody else asks; a request to an endpoint cannot name who is to answer it."""
+        for is_last in (False, True):
+            endpoint = self._require_endpoint(f"{self._params.endpoint}-v{version.number}-candidate")
+            try:
+                deployed = self._deploy(endpoint, version)
+                self._route(endpoint, lambda _: {deployed: 100})  # noqa: B023 (called before the next round)
+                check(lambda images: self._predict(endpoint, "", images, check))  # noqa: B023
+                return
+            except MissingError:  # Another run of the same model was done with it, and has taken it down.
+                if is_last:
+                    raise
+            finally:
+                with contextlib.suppress(MissingError):
+                    for one in self._get(endpoint).deployed_models:
+                        self._undeploy(endpoint, one.id)
+                    self._settled(_ENDPOINTS, "delete_endpoint", {"name": endpoint})
+
+    def _withdraw(self, endpoint: str, deployed: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Take a version off an endpoint, and give its share back."""
+
+        def restore(split: Mapping[str, int]) -> dict[str, int]:
+            # What it was, if nobody has changed it meanwhile.
+            rest = {key: share for key, share in (before if split == after else split).items() if key != deployed}
+            if not any(rest.values()):  # An earlier try was killed after it had taken everything: back to the champion.
+                champion = self._registry.find(self._params.alias)
+                rest = {self._find_deployed(endpoint, champion): 100} if champion else {}
+                rest = {key: share for key, share in rest.items() if key not in ("", deployed)}
+            return scale(rest, 100)
+
+        self._route(endpoint, restore)
+        self._undeploy(endpoint, deployed)
+
+    def _retire(self, endpoint: str) -> None:
+        """Undeploy the versions of this model that have no traffic: they cost as much as one that has."""
+        current = self._get(endpoint)
+        for one in current.deployed_models:
+            if self._is_ours(one) and not current.traffic_split.get(one.id):
+                self._undeploy(endpoint, one.id)
+
+    def _require_endpoint(self, endpoint_id: str) -> str:
+        """The resource name of an endpoint, which is created where there is none."""
+        registry = self._registry
+        name = f"{registry.parent}/endpoints/{endpoint_id}"
+        request = {
+            "parent": registry.parent,
+            "endpoint_id": endpoint_id,
+            "endpoint": {"display_name": endpoint_id, "labels": {"tpu_pipelines_model": registry.model_name}},
+        }
+
+        def find_or_create() -> str:
+            with contextlib.suppress(MissingError):
+                registry.service.call(_ENDPOINTS, "get_endpoint", {"name": name})
+                return name
+            try:
+                registry.operate(_ENDPOINTS, "create_endpoint", request)
+            except ExistsError as error:
+                raise OutageError(f"{name} is being created.") from error
+            return name
+
+        return registry.backoff(find_or_create)
+
+    def _get(self, endpoint: str) -> Any:
+        return self._registry.call(_ENDPOINTS, "get_endpoint", {"name": endpoint})
+
+    def _is_ours(self, deployed: Any) -> bool:
+        return deployed.model.partition("@")[0].rpartition("/")[2] == self._registry.model_name
+
+    def _find_deployed(self, endpoint: str, version: RegisteredVersion) -> str:
+        """The id under which an endpoint has a version; empty if it has not."""
+        for one in self._get(endpoint).deployed_models:
+            if self._is_ours(one) and one.model_version_id == version.number:
+                return one.id
+        return ""
+
+    def _deploy(self, endpoint: str, version: RegisteredVersion) -> str:
+        """Have a version on an endpoint, without a share of its traffic; the id of the deployment.
+
+        https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.endpoints/deployModel
+        """
+        registry, params = self._registry, self._params
+        request = {
+            "endpoint": endpoint,
+            "deployed_model": {
+                # The same version asked for twice is one deployment.
+                "id": _deployed_id(endpoint, registry.model_name, version.number),
+                "display_name": f"{registry.model_name}-{version.number}",
+                "model": f"{registry.name}@{version.number}",
+                "dedicated_resources": {
+                    "machine_spec": {"machine_type": params.endpoint_machine_type},
+                    "min_replica_count": 1,
+                    "max_replica_count": params.endpoint_max_replicas,
+                },
+            },
+        }
+
+        def find_or_deploy() -> str:
+            if not self._find_deployed(endpoint, version):
+                try:
+                    registry.operate(_ENDPOINTS, "deploy_model", request)
+                except ExistsError as error:
+                    raise OutageError(f"{request['deployed_model']} is being deployed.") from error
+            if deployed := self._find_deployed(endpoint, version):
+                return deployed
+            raise OutageError(f"{registry.name}@{version.number} cannot be found on {endpoint} yet.")
+
+        return registry.backoff(find_or_deploy)
+
+    def _undeploy(self, endpoint: str, deployed: str) -> None:
+        split = {key: share for key, share in self._get(endpoint).traffic_split.items() if key != deployed and share}
+        request = {"endpoint": endpoint, "deployed_model_id": deployed, "traffic_split": scale(split, 100)}
+        self._settled(_ENDPOINTS, "undeploy_model", request)
+
+    def _settled(self, kind: str, method: str, request: Any) -> None:
+        """Take something away; nothing happens where it is not there, as after an answer that was lost."""
+        with contextlib.suppress(MissingError):
+            self._registry.backoff(lambda: self._registry.operate(kind, method, request))
+
+    def _route(self, endpoint: str, change: Callable[[dict[str, int]], Mapping[str, int]]) -> None:
+        """Change an endpoint's traffic split; nobody's change made meanwhile is lost."""
+        registry = self._registry
+
+        def update() -> None:
+            current = registry.service.call(_ENDPOINTS, "get_endpoint", {"name": endpoint})
+            split = dict(current.traffic_split)
+            if (wanted := dict(change(split))) == split:
+                return
+            changed = {"name": endpoint, "traffic_split": wanted, "etag": current.etag}
+            request = {"endpoint": changed, "update_mask": {"paths": ["traffic_split"]}}
+            try:
+                registry.service.call(_ENDPOINTS, "update_endpoint", request)
+            except ExistsError as error:
+                raise OutageError(f"Somebody else has just changed {endpoint}.") from error
+
+        registry.backoff(update)
+
+    def _predict(self, endpoint: str, deployed: str, images: np.ndarray, check: HealthCheck) -> dict[int, np.ndarray]:
+        """What a deployment answers, or any if none is named: float64[outputs] by the image's position.
+
+        Images that another deployment answered are left out.
+        """
+        service = self._registry.service
+        # A server that only ever fails is no outage to wait out.
+        patience = min(_PREDICTION_SECONDS, self._registry.backoff.patience_seconds)
+        backoff = dataclasses.replace(self._registry.backoff, patience_seconds=patience)
+        answers = {}
+        for position, image in enumerate(images):
+            instance = {"b64": base64.b64encode(encode_png(image)).decode()}
+            request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
+            try:
+                response = backoff(partial(service.call, "PredictionService", "predict", request))
+                if deployed in ("", response.deployed_model_id):
+                    (prediction,) = response.predictions
+                    numbers = prediction[check.answer]
+                    answers[position] = np.array([numbers[name] for name in check.class_names], np.float64)
+            except MissingError:
+                raise
+            except (InputError, ValueError, KeyError, TypeError) as error:
+                raise RuntimeError(f"{endpoint} does not answer as the serving image does: {error!r}") from error
+        return answers
+
+
+def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[str, int]:
+    """A traffic split in which a deployment gets so much, and the others share the rest as before.
+
+    Example:
+        >>> give_share({"1": 70, "2": 30}, "3", 10)
+        {'1': 63, '2': 27, '3': 10}
+        >>> give_share({}, "3", 10)
+        {'3': 100}
+    """
+    others = scale({key: share for key, share in split.items() if key != deployed}, 100 - percent)
+    return {**others, deployed: 100 - sum(others.values())}
+
+
+def scale(split: Mapping[str, int], total: int) -> dict[str, int]:
+    """The same shares of another total, in whole numbers that add up to it; those that come to nothing are left out.
+
+    Example:
+        >>> scale({"1": 50, "2": 25, "3": 25}, 99), scale({"1": 100}, 0), scale({}, 100)
+        ({'1': 49, '2': 25, '3': 25}, {}, {})
+    """
+    whole = sum(split.values())
+    if not whole:
+        return {}
+    scaled = {key: share * total // whole for key, share in split.items()}
+    by_remainder = sorted(split, key=lambda key: -(split[key] * total % whole))
+    for key in by_remainder[: total - sum(scaled.values())]:
+        scaled[key] += 1
+    return {key: share for key, share in scaled.items() if share}
+
+
+def _deployed_id(endpoint: str, model_name: str, number: str) -> str:
+    """Ten digits, as many as an id may have."""
+    digest = hashlib.sha256(f"{endpoint.rpartition('/')[2]} {model_name}@{number}".encode()).hexdigest()
+    return str(10**9 + int(digest, 16) % (9 * 10**9))
+
+
+def _short_digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] if value else ""

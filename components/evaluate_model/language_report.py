@@ -1,0 +1,64 @@
+"""The evaluation of a language model as one HTML file: the same page, with samples and hard passages for classes."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
+from components.evaluate_model.report import ENVIRONMENT, HeadlineFigure, headline_figure, training_curves
+
+_BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageReportContent:
+    """What the report says, from top to bottom; see `ReportContent`.
+
+    Attributes:
+        title: Heading and page title.
+        facts: What was evaluated, on what, and with what.
+        metrics: The model's figures.
+        champion: The figures of the model in service, on the same characters, if there is one.
+        promote: The gate's decision.
+        reasons: The reasons for it, in words.
+        history: One mapping per epoch, with `bits_per_character` and, where measured,
+            `validation_bits_per_character`.
+        samples: What the model wrote.
+        passages: What it found hardest.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    metrics: LanguageMetrics
+    champion: LanguageMetrics | None
+    promote: bool
+    reasons: Sequence[str]
+    history: Sequence[Mapping[str, float]]
+    samples: Sequence[Sample]
+    passages: Sequence[Passage]
+
+
+def render_language_report(content: LanguageReportContent) -> str:
+    """The report as one HTML document; the same content gives the same text, whatever characters it holds."""
+    return ENVIRONMENT.get_template("language_report.html.jinja").render(
+        content=content,
+        figures=_figures(content.metrics, content.champion),
+        curves=training_curves(content.history),
+        full_colour=_BITS_OF_FULL_COLOUR,
+        picture_pixels=0,
+    )
+
+
+def _figures(metrics: LanguageMetrics, champion: LanguageMetrics | None) -> list[HeadlineFigure]:
+    rows = (
+        ("Bits per character", "bits_per_character", -1, False),
+        ("Loss", "loss", -1, False),
+        ("Next character right", "accuracy", 1, True),
+    )
+    return [
+        *(
+            headline_figure(label, getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent)
+            for label, name, sign, percent in rows
+        ),
+        HeadlineFigure("Characters", f"{metrics.num_characters:,}"),
+        HeadlineFigure("Of them unknown", f"{metrics.num_unknown:,}"),
+    ]

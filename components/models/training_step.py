@@ -1,0 +1,105 @@
+"""What a training step does beside Keras's own: changes the batch before it, and averages the weights after it.
+
+Both are put around the model's `train_step`, the function that `fit` compiles, and no part of the model itself.
+"""
+
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from components.models.augmentation import Augmentation, Draws, augment, check_images, softens_labels
+
+
+def prepare_batches(model: Any, settings: Augmentation, num_replicas: int) -> None:
+    """Augment every batch that the compiled model trains on, if `settings` say so.
+
+    Raises:
+        InputError: If the model's input cannot be augmented.
+    """
+    import keras
+
+    check_images(settings, model.input_shape)
+    if settings.random_flip == "none" and not settings.random_crop_pixels and not softens_labels(settings):
+        return
+    uses_jax = keras.backend.backend() == "jax"
+    # A variable, not a constant: the program is the same for every seed. Keras has seeded Python's generator.
+    seed = model.optimizer.add_variable(
+        (),
+        keras.initializers.Constant(random.randrange(2**31)),
+        dtype="int32",
+        aggregation="only_first_replica",
+        name="augmentation_seed",
+    )
+    places = _places(model.optimizer.variables)
+    groups = num_replicas if uses_jax else 1  # TensorFlow's step sees the part of one replica.
+    plain = model.train_step
+
+    def prepare(data: Any, seed_value: Any, step: Any) -> Any:
+        images, labels, weights = data
+        draws = Draws(seed_value, step)
+        return *augment(images, labels, settings, draws, model.output_shape[-1], groups), weights
+
+    @functools.wraps(plain)  # The program keeps its name.
+    def jax_step(state: Any, data: Any) -> Any:
+        step = state[2][places[id(model.optimizer.iterations)]]
+        return plain(state, prepare(data, state[2][places[id(seed)]], step))
+
+    def tensorflow_step(data: Any) -> Any:
+        return plain(prepare(data, seed.value, model.optimizer.iterations.value))
+
+    model.train_step = jax_step if uses_jax else tensorflow_step
+
+
+def average_weights(model: Any, decay: float) -> Sequence[Any]:
+    """Keep a running average of every weight of the compiled model, batch normalisation's statistics among them.
+
+    With t steps done before, a step keeps `min(decay, t / (t + 9))` of the average: the first is the weight itself,
+    and the first hundred do not hold on to it.
+
+    Returns:
+        In the order of `model.variables`, the optimizer's variables that hold the averages; where a variable is no
+        weight, as dropout's random state, that variable itself.
+    """
+    import keras
+
+    weights = {i: v for i, v in enumerate(model.variables) if keras.backend.is_float_dtype(v.dtype)}
+    averages = {
+        i: model.optimizer.add_variable(
+            weight.shape, dtype=weight.dtype, aggregation="only_first_replica", name=f"average_{i}"
+        )
+        for i, weight in weights.items()
+    }
+    plain = model.train_step
+    places = _places(model.optimizer.variables)
+    trained, others = _places(model.trainable_variables), _places(model.non_trainable_variables)
+
+    def updated(average: Any, weight: Any, step: Any) -> Any:
+        steps = keras.ops.cast(step, "float32")
+        kept = keras.ops.cast(keras.ops.minimum(decay, steps / (steps + 9)), average.dtype)
+        return weight + kept * (average - weight)
+
+    @functools.wraps(plain)  # The program keeps its name.
+    def jax_step(state: Any, data: Any) -> Any:
+        step = state[2][places[id(model.optimizer.iterations)]]
+        logs, (trained_values, other_values, optimizer_values, metric_values) = plain(state, data)
+        optimizer_values = list(optimizer_values)
+        for i, weight in weights.items():
+            value = trained_values[trained[id(weight)]] if id(weight) in trained else other_values[others[id(weight)]]
+            place = places[id(averages[i])]
+            optimizer_values[place] = updated(optimizer_values[place], value, step)
+        return logs, (trained_values, other_values, optimizer_values, metric_values)
+
+    def tensorflow_step(data: Any) -> Any:
+        step = keras.ops.copy(model.optimizer.iterations.value)
+        logs = plain(data)
+        for i, weight in weights.items():
+            averages[i].assign(updated(averages[i].value, weight.value, step))
+        return logs
+
+    model.train_step = jax_step if keras.backend.backend() == "jax" else tensorflow_step
+    return [averages.get(i, variable) for i, variable in enumerate(model.variables)]
+
+
+def _places(variables: Sequence[Any]) -> dict[int, int]:
+    return {id(variable): place for place, variable in enumerate(variables)}

@@ -1,0 +1,20 @@
+"""Columns of text for a terminal."""
+
+from collections.abc import Mapping, Sequence
+
+
+def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line of headings and one for each row, every column as wide as it needs.
+
+    Args:
+        columns: Headings, and on which side each column is aligned: `<` or `>`.
+        rows: A cell for every column.
+
+    Example:
+        >>> lay_out({"name": "<", "chips": ">"}, [("v5e-4", "4")])
+        ['name   chips', 'v5e-4      4']
+    """
+    lines = [tuple(columns), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    formats = [f"{side}{width}" for side, width in zip(columns.values(), widths, strict=True)]
+    return ["  ".join(map(format, line, formats)).rstrip() for line in lines]

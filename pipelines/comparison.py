@@ -1,0 +1,309 @@
+"""Several runs side by side: what they reach, how fast, how large, and in what their configurations differ."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components import storage
+from components.artifacts import HISTORY_FILE, MODEL_FILE
+from components.errors import InputError
+from components.evaluate_model.params import HIGHER_IS_BETTER, LOWER_IS_BETTER
+from components.interface import TASKS
+from components.table import lay_out
+from pipelines.run_local import SUMMARY_FILE
+
+HIGHER, LOWER, NEITHER = 1, -1, 0
+_NOTHING = "–"
+_MAX_TEXT = 60
+_COUNTS = ("num_examples", "top_k")
+_NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
+_CURVES = ("loss", *(task.metric for task in TASKS.values()))
+_JUDGED = tuple(task.judged for task in TASKS.values())
+_FORMATS = ("saved_model", "float", "int8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run left.
+
+    Attributes:
+        label: A name that no other run of the comparison has.
+        summary: Its `summary.json`.
+        trained: The `training` section of its `model.json`; empty if it did not train.
+        history: One mapping per epoch.
+        dataset: Fingerprint of its data set; empty if it did not train.
+    """
+
+    label: str
+    summary: Mapping[str, Any]
+    trained: Mapping[str, Any]
+    history: tuple[Mapping[str, Any], ...]
+    dataset: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One property of every run.
+
+    Attributes:
+        name: Of the property.
+        values: One per run; None where a run has none.
+        texts: The values as they are shown.
+        direction: `HIGHER` or `LOWER` is better, or `NEITHER`.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    texts: tuple[str, ...]
+    direction: int = NEITHER
+
+    @property
+    def best(self) -> frozenset[int]:
+        """Places of the best runs; empty where none stands out."""
+        known = {value for value in self.values if value is not None} if self.direction else set()
+        if len(known) < 2:
+            return frozenset()
+        top = max(known) if self.direction == HIGHER else min(known)
+        return frozenset(place for place, value in enumerate(self.values) if value == top)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Runs and what they differ in.
+
+    Attributes:
+        runs: In the order given.
+        sections: Rows under their headings.
+        notes: What to know before trusting the comparison.
+    """
+
+    runs: tuple[Run, ...]
+    sections: Mapping[str, tuple[Row, ...]]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values: a list for every property, in the order of the runs."""
+        sections = {title: {row.name: list(row.values) for row in rows} for title, rows in self.sections.items()}
+        return {"runs": [run.label for run in self.runs], **sections, "notes": list(self.notes)}
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Compare runs.
+
+    Args:
+        folders: Of runs, as `tpu-pipelines run` wrote them.
+
+    Raises:
+        InputError: If one of them is no run's folder, or is given twice.
+    """
+    places = [folder.resolve() for folder in folders]
+    if len(set(places)) < len(places):
+        raise InputError(f"Cannot compare a run with itself. Received: {', '.join(map(str, folders))}. Name each once.")
+    runs = tuple(_load(place, label) for place, label in zip(places, _labels(places), strict=True))
+    one_dataset = len({run.dataset for run in runs if run.dataset}) < 2
+    sections = {
+        "results": _results(runs, one_dataset),
+        "training": _training(runs),
+        "export": _export(runs),
+        "preflight": _preflight(runs),
+        "configuration": _configuration(runs),
+    }
+    notes = [] if one_dataset else ["The runs were trained and scored on different data: their results do not compare."]
+    notes += [f"{one.label} failed: {one.summary['error']}" for one in runs if one.summary["status"] == "failed"]
+    return Comparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes))
+
+
+def _load(folder: Path, label: str) -> Run:
+    if not (folder / SUMMARY_FILE).is_file():
+        raise InputError(
+            f"Cannot compare {folder}: there is no {SUMMARY_FILE} in it. Expected the folder of a run that has ended, "
+            "as runs/digits."
+        )
+    model, lines = folder / "model" / MODEL_FILE, folder / "model" / HISTORY_FILE
+    try:
+        summary = json.loads((folder / SUMMARY_FILE).read_bytes())
+        if missing := {"status", "config", "metrics", "preflight", "export", "error"} - set(summary):
+            raise ValueError(f"its summary lacks {', '.join(sorted(missing))}")
+        info = json.loads(model.read_bytes()) if model.is_file() else {}
+        history = tuple(map(json.loads, lines.read_text().splitlines())) if lines.is_file() else ()
+    except (OSError, ValueError) as error:
+        raise InputError(f"Cannot compare {folder}: it is damaged ({error}). Run the pipeline again.") from error
+    return Run(label, summary, info.get("training", {}), history, info.get("dataset_fingerprint", ""))
+
+
+def _labels(places: Sequence[Path]) -> list[str]:
+    """Each folder's name, after as much of its path as tells it from the others."""
+    labels = [place.name for place in places]
+    depth = 1
+    while len(set(labels)) < len(labels):
+        depth += 1
+        labels = ["/".join(place.parts[-depth:]) for place in places]
+    return labels
+
+
+def _row(name: str, values: Iterable[Any], form: Callable[[Any], str] = str, direction: int = NEITHER) -> Row:
+    values = tuple(values)
+    return Row(name, values, tuple(_NOTHING if value is None else form(value) for value in values), direction)
+
+
+def _known(*rows: Row) -> tuple[Row, ...]:
+    """The rows in which some run has a value."""
+    return tuple(row for row in rows if any(value is not None for value in row.values))
+
+
+def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
+    metrics = [run.summary["metrics"] for run in runs]
+    names = dict.fromkeys(name for one in metrics for name in one if name not in _COUNTS)
+    return _known(
+        _row("status", [run.summary["status"] for run in runs]),
+        *(
+            _row(
+                name, [one.get(name) for one in metrics], "{:.4f}".format, _direction(name) if one_dataset else NEITHER
+            )
+            for name in names
+        ),
+        _row("examples", [one.get("num_examples") for one in metrics], "{:,}".format),
+    )
+
+
+def _direction(metric: str) -> int:
+    return (metric in HIGHER_IS_BETTER) - (metric in LOWER_IS_BETTER)
+
+
+def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
+    def read(name: str) -> list[Any]:
+        return [run.trained.get(name) for run in runs]
+
+    devices = [f"{one['num_replicas']} × {one['accelerator']}" if (one := run.trained) else None for run in runs]
+    return _known(
+        _row("host", [run.summary.get("host") for run in runs]),
+        _row("epochs", read("epochs")),
+        _row("trained in, s", read("seconds"), "{:,.1f}".format, LOWER),
+        _row("examples/s", read("examples_per_second"), "{:,.0f}".format, HIGHER),
+        _row("devices", devices),
+        _row("precision", read("precision")),
+        _row("backend", read("backend")),
+    )
+
+
+def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
+    exports = [run.summary["export"].get("formats", {}) for run in runs]
+
+    def read(form: str, fact: str) -> list[Any]:
+        return [export.get(form, {}).get(fact) for export in exports]
+
+    rows: list[Row] = []
+    for form in _FORMATS:
+        sizes = [size and size / 2**20 for size in read(form, "bytes")]
+        rows += [
+            _row(f"{form}, MiB", sizes, "{:.2f}".format, LOWER),
+            *(_row(f"{form}, {figure}", read(form, figure), "{:.4f}".format, _direction(figure)) for figure in _JUDGED),
+            _row(f"{form}, ms for one", read(form, "latency_ms"), "{:.2f}".format, LOWER),
+            _row(f"{form}, in bulk, per s", read(form, "examples_per_second"), "{:,.0f}".format, HIGHER),
+        ]
+    return _known(*rows)
+
+
+def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
+    reports = [run.summary["preflight"] for run in runs]
+
+    def read(section: str, name: str) -> list[Any]:
+        return [(report.get(section) or {}).get(name) for report in reports]
+
+    return _known(
+        _row("machine", [report.get("machine") for report in reports]),
+        _row("computation of a step, ms", read("step", "compute_ms"), "{:.3g}".format, LOWER),
+        _row("epoch, s", read("epoch", "seconds"), "{:.3g}".format, LOWER),
+        _row("run at list price, $", read("cost", "usd_per_run"), "{:.2g}".format, LOWER),
+    )
+
+
+def _configuration(runs: Sequence[Run]) -> tuple[Row, ...]:
+    """The keys in which configurations differ."""
+    configs = [dict(_flatten(run.summary["config"])) for run in runs]
+    rows = [
+        _row(key, [config.get(key) for config in configs], _shorten)
+        for key in dict.fromkeys(key for config in configs for key in config)
+        if key not in _NAMES
+    ]
+    return tuple(row for row in rows if any(value != row.values[0] for value in row.values))
+
+
+def _flatten(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shorten(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MAX_TEXT else f"…{text[1 - _MAX_TEXT :]}"
+
+
+def as_text(comparison: Comparison) -> str:
+    """A column for each run; a star marks the best."""
+    columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is the star's.
+    blocks = []
+    for title, rows in comparison.sections.items():
+        cells = [
+            [row.name, *(text + ("*" if place in row.best else " ") for place, text in enumerate(row.texts))]
+            for row in rows
+        ]
+        blocks.append("\n".join([title, *(f"  {line}" for line in lay_out(columns, cells))]))
+    return "\n\n".join([*blocks, *comparison.notes])
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """A table with a line for each run: what it reaches, how fast it trains, and its exports on CPU."""
+    rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
+
+    def join(place: int, *names: str) -> str:
+        return " / ".join(rows[name][place] for name in names if name in rows)
+
+    columns = {
+        **{figure: [figure] for figure in _JUDGED if figure in rows},
+        "trained in, s": ["trained in, s"],
+        "examples/s": ["examples/s"],
+        **{
+            f"{', '.join(_FORMATS)}: {fact}": [f"{form}, {fact}" for form in _FORMATS]
+            for fact in ("MiB", *_JUDGED, "ms for one")
+            if any(f"{form}, {fact}" in rows for form in _FORMATS)
+        },
+    }
+    lines = ["| run | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for place, run in enumerate(comparison.runs):
+        cells = (join(place, *names) for names in columns.values())
+        lines.append(f"| `{run.label}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def write_page(comparison: Comparison, path: Path) -> None:
+    """Write the comparison, with the curves of all trainings, as a page that needs nothing else."""
+    from components import page
+
+    template = page.environment(Path(__file__).parent).get_template("comparison.html.jinja")
+    text = template.render(comparison=comparison, curves=list(_curves(comparison.runs)), series=len(page.SERIES))
+    storage.write_bytes(path, text.encode())
+
+
+def _curves(runs: Sequence[Run]) -> Iterator[Any]:
+    """A drawing for each figure that the histories follow; runs have their number in the legend."""
+    from components import page
+
+    followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
+    for name in (name for name in followed if name.removeprefix("validation_") in _CURVES):
+
+        def plot(axes: Any, name: str = name) -> None:
+            for place, run in enumerate(runs):
+                points = [(epoch["epoch"], epoch[name]) for epoch in run.history if epoch.get(name) is not None]
+                if points:
+                    color = page.SERIES[place % len(page.SERIES)]
+                    axes.plot(*zip(*points, strict=True), color=color, label=str(place + 1))
+            axes.legend()
+
+        title = name.replace("_", " ")
+        yield page.draw(title, "epoch", title, plot)

@@ -1,0 +1,177 @@
+"""Claims about texts as a source: folders, CSV files and Keras's reviews become records of ids."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from components import records
+from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams, plan_dataset, write_records
+from components.create_tfrecords.sources import _from_word_ids
+from components.errors import InputError
+from components.text import load_vocabulary
+
+TRAIN = {"good": ["a fine fine film", "fine film, fine"], "poor": ["a dull film", "dull dull <br /> dull"]}
+TEST = {"good": ["fine unheard-of words"], "poor": ["a dull film"]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "reviews"
+    for split, classes in {"train": TRAIN, "test": TEST}.items():
+        for name, texts in classes.items():
+            (root / split / name).mkdir(parents=True)
+            for i, text in enumerate(texts):
+                (root / split / name / f"{i}.txt").write_text(text)
+    return root
+
+
+def _write(source, output, **params):
+    params = {"validation_fraction": 0, "num_tokens": 4, "vocabulary_size": 6, "num_workers": 1, **params}
+    write_records(WriteParams(source, **params), output)
+    return Manifest.load(output)
+
+
+def _ids(directory, manifest, split):
+    examples = records.load_split(directory, manifest, split, with_keys=True)
+    return dict(zip(examples.keys, examples.inputs.tolist(), strict=True))
+
+
+def test_folder_of_texts_becomes_ids_of_the_training_splits_words(folder, tmp_path):
+    manifest = _write(f"text:{folder}", tmp_path / "out")
+    assert (manifest.class_names, manifest.task, manifest.input.kind) == (("good", "poor"), "classification", "text")
+    # dull and fine stand there four times each, film thrice, a twice.
+    assert load_vocabulary(tmp_path / "out", manifest.input) == (b"dull", b"fine", b"film", b"a")
+    assert _ids(tmp_path / "out", manifest, "train") == {
+        "train/good/0.txt": [5, 3, 3, 4],
+        "train/good/1.txt": [0, 3, 4, 3],
+        "train/poor/0.txt": [0, 5, 2, 4],
+        "train/poor/1.txt": [0, 2, 2, 2],
+    }
+    assert _ids(tmp_path / "out", manifest, "test")["test/good/0.txt"] == [3, 1, 1, 1]
+
+
+def test_records_hold_the_text_itself(folder, tmp_path):
+    manifest = _write(f"text:{folder}", tmp_path / "out")
+    texts = records.pick_texts(tmp_path / "out", manifest, "test", [0, 1])
+    assert set(texts.values()) == {"fine unheard-of words", "a dull film"}
+
+
+def test_what_was_done_to_the_texts_is_counted_and_said(folder, tmp_path, capfd):
+    manifest = _write(f"text:{folder}", tmp_path / "out", num_tokens=3)
+    assert manifest.splits["train"].statistics == {
+        "num_truncated": 1,
+        "num_padded": 0,
+        "num_tokens": 12,
+        "num_unknown": 0,
+    }
+    test = manifest.splits["test"].statistics
+    assert test == {
+        "num_truncated": 1,
+        "num_padded": 0,
+        "num_tokens": 6,
+        "num_unknown": 3,
+        "num_also_in_train": 1,
+    }
+    said = capfd.readouterr().err
+    assert "of a longer text the last 3 tokens are kept" in said
+    assert "test: 1 of 2 texts cut, 0 padded, 50.00% of the tokens kept unknown; 1 texts stand in train too" in said
+
+
+def test_words_of_the_test_split_are_not_learned(folder, tmp_path):
+    manifest = _write(f"text:{folder}", tmp_path / "out", vocabulary_size=100)
+    assert b"unheard" not in load_vocabulary(tmp_path / "out", manifest.input)
+    assert manifest.input.vocabulary_size == 100  # As asked for: a model's shape does not follow the data.
+
+
+def test_texts_without_words_and_those_that_are_no_text_are_set_aside(folder, tmp_path):
+    (folder / "train" / "good" / "empty.txt").write_text(" !\n")
+    (folder / "train" / "good" / "latin.txt").write_bytes("caf\xe9 fine".encode("latin-1"))
+    with pytest.raises(InputError, match=r"2 of 8 inputs are unreadable: .*no word in it"):
+        _write(f"text:{folder}", tmp_path / "no")
+    manifest = _write(f"text:{folder}", tmp_path / "out", max_bad_fraction=0.3)
+    assert {item.key: item.reason for item in manifest.quarantined} == {
+        "train/good/empty.txt": "no word in it",
+        "train/good/latin.txt": "not UTF-8: invalid continuation byte at byte 3",
+    }
+
+
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path):
+    root = tmp_path / "many"
+    for name in ("a", "b"):
+        (root / name).mkdir(parents=True)
+        for i in range(700):  # More than a worker takes at a time.
+            (root / name / f"{i}.txt").write_text(f"word{i} {name} common")
+    one = _write(f"text:{root}", tmp_path / "one", vocabulary_size=1000)
+    two = _write(f"text:{root}", tmp_path / "two", vocabulary_size=1000, num_workers=2)
+    assert one == two
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("change", [{"truncate": "end"}, {"num_tokens": 5}, {"vocabulary_size": 5}])
+def test_another_rule_gives_another_fingerprint(folder, tmp_path, change):
+    first = _write(f"text:{folder}", tmp_path / "one")
+    assert _write(f"text:{folder}", tmp_path / "two", **change).fingerprint != first.fingerprint
+
+
+def test_csv_with_texts(tmp_path):
+    with open(tmp_path / "reviews.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label", "split"])
+        for split, classes in {"train": TRAIN, "test": TEST}.items():
+            writer.writerows([text, name, split] for name, texts in classes.items() for text in texts)
+        writer.writerow(['long, "quoted"\n' + "word " * 50_000, "good", "test"])
+    manifest = _write(f"csv:{tmp_path}/reviews.csv", tmp_path / "out")
+    ids = _ids(tmp_path / "out", manifest, "train")
+    assert ids["row/00000000"] == [5, 3, 3, 4]
+    assert manifest.splits["test"].num_examples == 3
+
+
+@pytest.mark.parametrize("task", ["multi_label", "regression"])
+def test_texts_of_another_task_than_classification_are_refused(tmp_path, task):
+    (tmp_path / "reviews.csv").write_text("text,label\nfine,1\ndull,2\n")
+    with pytest.raises(InputError, match=f"task='{task}' needs images. Received: texts in .*reviews.csv"):
+        plan_dataset(WriteParams(f"csv:{tmp_path}/reviews.csv", task=task))
+    (tmp_path / "text.txt").write_text("words and words")
+    with pytest.raises(InputError, match=f"task='{task}' needs a csv: or npz: source"):
+        plan_dataset(WriteParams(f"corpus:{tmp_path}/text.txt", task=task))
+
+
+def test_keras_reviews_are_put_back_into_words():
+    reviews = {
+        "train": (np.array([[1, 4, 5], [1, 6, 2]], object), np.array([1, 0])),
+        "test": (np.array([[1, 4]], object), np.array([1])),
+    }
+    listing = _from_word_ids(reviews, {"the": 1, "film": 2, "it's": 3}, WriteParams("keras:imdb"))
+    assert listing.texts == (b"the film", b"it's", b"the")
+    assert (listing.class_names, listing.labels.tolist()) == (("neg", "pos"), [1, 0, 1])
+    assert listing.splits.tolist() == ["train", "train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocabulary_size": 2}, "vocabulary_size must be at least 3.*vocabulary_size=2"),
+        ({"num_tokens": 0}, "num_tokens must be at least 1. Received: num_tokens=0"),
+        ({"truncate": "middle"}, "truncate must be 'start' or 'end'. Received: truncate='middle'"),
+        ({"image_size": (8, 8)}, r"image_size is for images. Received: image_size=\(8, 8\) with texts"),
+    ],
+)
+def test_unfit_parameters_are_refused(folder, tmp_path, change, message):
+    with pytest.raises(InputError, match=message):
+        _write(f"text:{folder}", tmp_path / "out", **change)
+
+
+def test_what_is_for_texts_is_refused_for_images(tmp_path):
+    with pytest.raises(InputError, match=r"truncate is for texts. Received: truncate='end' with images"):
+        write_records(WriteParams("sklearn:digits", truncate="end"), tmp_path / "out")
+
+
+def test_manifest_names_the_fields_of_a_record(folder, tmp_path):
+    _write(f"text:{folder}", tmp_path / "out")
+    raw = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    assert raw["features"] == {"tokens": "bytes", "text": "bytes", "label": "int64", "key": "bytes"}
+    assert (raw["input"], raw["num_tokens"], raw["tokenization"], raw["truncate"]) == ("text", 4, "words", "start")

@@ -1,0 +1,416 @@
+"""Claims about versions and deployments on Vertex AI, through its real client against a stateful fake."""
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from components import storage
+from components.deploy_model.params import DeployParams
+from components.deploy_model.vertex import VertexTarget
+from components.errors import InputError
+from components.evaluate_model.champion import Champion, find_champion
+from components.outages import Backoff, PlatformError
+from components.registry import model_digest
+from components.serving.params import ServeParams
+from components.vertex_registry import VertexRegistry
+from components.vertex_service import VertexService
+from tests.fakes.clock import Clock
+from tests.fakes.execution import Simulate
+from tests.fakes.vertex import FakeVertex, canonical
+from tests.registered import write_model
+
+ROOT = "projects/my-project/locations/us-west1/models"
+PARAMS = DeployParams(
+    ROOT,
+    "digits",
+    artifacts_uri="gs://bucket/registry/",
+    serving_image=f"europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}",
+    endpoint="digits",
+)
+LINEAGE = {"run": "My.Run", "dataset": {"fingerprint": "f" * 64}, "code": {"train_model": "c"}, "config": {"name": "x"}}
+NOBODY = ""
+
+
+class Killed(BaseException):
+    pass
+
+
+class Mortal(VertexService):
+    """Does nothing more once it has made so many calls."""
+
+    calls_left = None
+
+    def call(self, *arguments):
+        if self.calls_left == 0:
+            raise Killed
+        result = super().call(*arguments)
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                raise Killed
+        return result
+
+
+class World:
+    """A fake Vertex AI, whose models are as sure of class "a" as their weights say, and what is deployed to it."""
+
+    def __init__(self, folder):
+        self.clock, self.folder = Clock(), folder
+        self.fake = FakeVertex(Simulate(), serve=self.serve, clock=self.clock.now)
+        self.spoiled = []
+
+    def serve(self, model):
+        if self.spoiled and (error := self.spoiled.pop(0)):
+            if isinstance(error, Exception):
+                raise error
+            return lambda instances, _: [error] * len(instances)
+        sure = float(storage.read_bytes(f"{model.artifact_uri}/model.tflite").split()[0])
+        return lambda instances, _: [{"probabilities": {"b": 1 - sure, "a": sure}} for _ in instances]
+
+    def registry(self, service=None):
+        service = service or VertexService("my-project", "us-west1", self.fake.url, AnonymousCredentials())
+        return VertexRegistry(ROOT, "digits", service, Backoff(sleep=self.clock.sleep, clock=self.clock.seconds))
+
+    def folders(self, sure):
+        folder = self.folder / str(sure)
+        return (folder / "model", folder / "export") if folder.exists() else write_model(folder, str(sure))
+
+    def release(self, sure, against=None, params=PARAMS, service=None):
+        """What deploy_model does once a model has passed the gate; returns the version's number."""
+        registry, folders = self.registry(service), self.folders(sure)
+        target = VertexTarget(params, registry)
+        facts = {"metrics": {"accuracy": 0.9}, "reasons": ["passed: it is better"], "lineage": LINEAGE}
+        version = target.register(*folders, **facts, parent=registry.number_of(against or ""))
+        with target.serving(version, Sure(sure), against):
+            registry.promote(version.number, "champion", "it is better", against)
+        return version.number
+
+    def digest(self, sure):
+        return model_digest(self.folders(sure)[0])
+
+    @property
+    def versions(self):
+        """Where the aliases of each version are."""
+        return {
+            model.version_id: sorted(model.version_aliases)
+            for versions in self.fake.models.values()
+            for model in versions
+        }
+
+    @property
+    def endpoints(self):
+        """By the endpoint's id, the versions that are deployed, and their shares of the traffic."""
+        return {
+            name.rpartition("/")[2]: {
+                one.model_version_id: endpoint.traffic_split.get(one.id, 0) for one in endpoint.deployed_models
+            }
+            for name, endpoint in self.fake.endpoints.items()
+        }
+
+
+class Sure:
+    """A health check: who is asked has to be as sure of "a" as this."""
+
+    class_names = ("a", "b")
+    answer = "probabilities"
+
+    def __init__(self, sure):
+        self.sure = sure
+
+    def __call__(self, answer):
+        answers = answer(np.zeros((3, 8, 8, 1), np.uint8))
+        for given in answers.values():
+            if not abs(given[0] - self.sure) < 0.01:
+                raise RuntimeError(f"{given[0]} is not {self.sure}")
+        return len(answers)
+
+
+@pytest.fixture
+def world(tmp_path, bucket):
+    world = World(tmp_path)
+    with world.fake:
+        yield world
+
+
+# What goes well
+
+
+def test_the_first_version_is_registered_served_and_made_the_champion(world):
+    assert world.release(0.9, NOBODY) == "1"
+    assert world.versions == {"1": ["champion", "default"]}
+    assert world.endpoints == {"digits": {"1": 100}}
+    (model,) = world.fake.models[canonical(f"{ROOT}/digits")]
+    serving = ServeParams()
+    container = model.container_spec
+    assert container.image_uri == PARAMS.serving_image
+    assert (container.predict_route, container.health_route) == (serving.predict_route, serving.health_route)
+    assert [port.container_port for port in container.ports] == [serving.port]
+    assert dict(model.labels) == {
+        "tpu_pipelines_digest": model.labels["tpu_pipelines_digest"],
+        "tpu_pipelines_model": world.digest(0.9)[:63],
+        "tpu_pipelines_parent": "",
+        "tpu_pipelines_data": "f" * 63,
+        "tpu_pipelines_run": "my-run",
+        "tpu_pipelines_code": model.labels["tpu_pipelines_code"],
+        "tpu_pipelines_config": model.labels["tpu_pipelines_config"],
+    }
+    assert model.version_description == "accuracy 0.9; passed: it is better"
+    assert model.artifact_uri.startswith("gs://bucket/registry/digits/")
+    names = {file.name for file in storage.list_files(model.artifact_uri.removesuffix("/export"))}
+    assert names >= {
+        "version.json",
+        "model/best.weights.h5",
+        "export/model.tflite",
+        "export/saved_model/saved_model.pb",
+    }
+    (deployed,) = next(iter(world.fake.endpoints.values())).deployed_models
+    assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-2"
+
+
+def test_an_endpoint_of_a_regression_answers_with_values(world, monkeypatch):
+    monkeypatch.setattr(Sure, "answer", "values")
+    world.spoiled = [{"values": {"a": 0.9, "b": 4.0}}] * 99
+    assert world.release(0.9, NOBODY) == "1"
+    assert world.endpoints == {"digits": {"1": 100}}
+
+
+def test_run_again_it_gives_the_same_and_creates_nothing(world):
+    world.release(0.9, NOBODY)
+    before = (world.versions, world.endpoints)
+    start = len(world.fake.calls)
+    world.release(0.9, NOBODY)
+    assert (world.versions, world.endpoints) == before
+    assert {call.method for call in world.fake.calls[start:]} <= {
+        "list_model_versions",
+        "get_model",
+        "get_endpoint",
+        "predict",
+    }
+
+
+def test_the_next_version_gets_its_share_and_the_champion_keeps_the_rest(world):
+    world.release(0.8, NOBODY)
+    world.release(0.9, world.digest(0.8), dataclasses.replace(PARAMS, endpoint_traffic=10))
+    assert world.versions == {"1": ["default"], "2": ["champion"]}
+    assert world.endpoints == {"digits": {"1": 90, "2": 10}}
+    (first, second) = world.fake.models[canonical(f"{ROOT}/digits")]
+    assert (first.labels["tpu_pipelines_parent"], second.labels["tpu_pipelines_parent"]) == ("", "1")
+    world.release(0.9, world.digest(0.8))
+    assert world.endpoints == {"digits": {"2": 100}}, "who has no traffic is undeployed"
+
+
+def test_without_an_endpoint_a_version_is_registered_alone(world):
+    world.release(0.9, NOBODY, dataclasses.replace(PARAMS, endpoint=""))
+    assert world.versions == {"1": ["champion", "default"]}
+    assert world.endpoints == {}
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"probabilities": {"a": 0.4, "b": 0.6}}, r"0\.4 is not 0\.9"),
+        ({"probabilities": {"a": "NaN", "b": 0.6}}, r"nan is not 0\.9"),
+        ({"probabilities": {"cat": 0.9, "b": 0.1}}, "does not answer as the serving image does: KeyError"),
+        (ValueError("no such file"), "Vertex AI failed to deploy model: Model server never became ready: no such file"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["apart", "shared"])
+def test_a_version_that_fails_its_check_gets_neither_traffic_nor_alias(world, answer, words, endpoint):
+    world.release(0.8, NOBODY)
+    world.spoiled = [answer] if endpoint == "apart" else [None, answer]
+    with pytest.raises((RuntimeError, PlatformError), match=words):
+        world.release(0.9, world.digest(0.8))
+    assert world.versions == {"1": ["champion", "default"], "2": []}
+    assert world.endpoints == {"digits": {"1": 100}}
+    assert world.release(0.9, world.digest(0.8)) == "2", "and later it may try again"
+
+
+def test_a_version_that_may_not_be_promoted_is_not_deployed(world):
+    world.release(0.8, NOBODY)
+    with pytest.raises(InputError, match=r"compared with none, and meanwhile the champion is 1\. Run again"):
+        world.release(0.9, NOBODY)
+    assert world.versions == {"1": ["champion", "default"], "2": []}
+    assert world.endpoints == {"digits": {"1": 100}}
+
+
+def test_an_alias_that_moves_at_the_last_moment_takes_the_traffic_back(world):
+    world.release(0.8, NOBODY)
+    plain = dataclasses.replace(PARAMS, endpoint="")
+    registry = world.registry()
+    target = VertexTarget(PARAMS, registry)
+    facts = {"metrics": {}, "reasons": [], "lineage": {}}
+    version = target.register(*world.folders(0.9), **facts)
+
+    def overtaken():
+        with target.serving(version, Sure(0.9), world.digest(0.8)):
+            assert world.endpoints == {"digits": {"1": 0, version.number: 100}}
+            world.release(0.95, world.digest(0.8), plain)
+            registry.promote(version.number, "champion", "", world.digest(0.8))
+
+    with pytest.raises(InputError, match=r"it was compared with 1, and meanwhile the champion is 3"):
+        overtaken()
+    assert world.versions["3"] == ["champion"]
+    assert world.endpoints == {"digits": {"1": 100}}
+
+
+def test_a_refusal_is_an_error_in_the_services_words(world):
+    world.fake.fail_next(1, "PERMISSION_DENIED", "upload_model")
+    with pytest.raises(
+        InputError, match=r"refused to upload model in my-project, us-west1: .*Injected into upload_model"
+    ):
+        world.release(0.9, NOBODY)
+    assert world.versions == {}
+
+
+def test_without_a_place_for_its_files_nothing_is_registered(world):
+    with pytest.raises(InputError, match=r"without a place for the versions' files\. Set artifacts_uri=gs://"):
+        world.release(0.9, NOBODY, dataclasses.replace(PARAMS, artifacts_uri=""))
+
+
+# Calls that are lost, processes that die, others at the same time
+
+
+def second_release(world, service=None):
+    """The second version takes half of the traffic of the first."""
+    world.release(0.9, world.digest(0.8), dataclasses.replace(PARAMS, endpoint_traffic=50), service)
+
+
+def assert_released(world, note):
+    assert world.versions == {"1": ["default"], "2": ["champion"]}, note
+    assert world.endpoints == {"digits": {"1": 50, "2": 50}}, note
+
+
+@pytest.fixture
+def stories(tmp_path, storage_server):
+    """Worlds in which the first version has been released, one after another."""
+
+    def begin(seconds=0.0):
+        storage_server.wipe(keep_buckets=True)
+        world = World(tmp_path)
+        world.fake.__enter__()
+        worlds.append(world)
+        world.release(0.8, NOBODY)
+        world.fake.operation_seconds = seconds
+        return world
+
+    worlds = []
+    yield begin
+    for world in worlds:
+        world.fake.__exit__()
+
+
+_CHANGES = ("upload_model", "create_endpoint", "deploy_model", "update_endpoint", "undeploy_model", "delete_endpoint")
+
+
+@pytest.mark.parametrize("method", [*_CHANGES, "merge_version_aliases"])
+def test_a_change_whose_answer_is_lost_is_found_and_not_made_twice(stories, method):
+    """Each lasts five minutes, and shows nothing before."""
+    world = stories(seconds=300)
+    world.fake.drop_next(1, "after", method)
+    second_release(world)
+    assert_released(world, method)
+    assert any(call.method == method and call.status == 0 for call in world.fake.calls)
+
+
+@pytest.mark.slow  # Some 50 releases each: half a minute.
+@pytest.mark.parametrize("seconds", [0, 300])
+@pytest.mark.parametrize("fault", ["before", "after", "halfway", "UNAVAILABLE"])
+def test_whichever_request_is_lost_there_is_one_version_and_one_deployment(stories, fault, seconds):
+    """Every request of the release, one at a time, meets the fault; its operations may take their time."""
+    world = stories(seconds)
+    start = len(world.fake.calls)
+    second_release(world)
+    assert_released(world, "without a fault")
+    for skip in range(len(world.fake.calls) - start):
+        world = stories(seconds)
+        if fault.isupper():
+            world.fake.fail_next(1, fault, skip=skip)
+        else:
+            world.fake.drop_next(1, fault, skip=skip)
+        second_release(world)
+        assert_released(world, skip)
+
+
+@pytest.mark.slow  # Some 50 releases each: half a minute.
+@pytest.mark.parametrize("seconds", [0, 300])
+def test_whenever_the_process_dies_the_next_one_goes_on(stories, seconds):
+    died = 1
+    while died:
+        world = stories(seconds)
+        service = Mortal("my-project", "us-west1", world.fake.url, AnonymousCredentials())
+        service.calls_left = died
+        try:
+            second_release(world, service)
+        except Killed:
+            died += 1
+            second_release(world)
+        else:
+            assert died > 20
+            died = 0
+        assert_released(world, died)
+
+
+def test_the_same_model_released_by_many_at_once_is_one_version_on_one_deployment(world):
+    world.fake.latency_seconds = 0.01
+    world.folders(0.9)
+    barrier = threading.Barrier(4)
+
+    def release(_):
+        barrier.wait()
+        return world.release(0.9, NOBODY)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(release, range(4)))) == 1
+    assert list(world.versions.values()) == [["champion", "default"]]
+    assert list(world.endpoints) == ["digits"]
+    assert list(world.endpoints["digits"].values()) == [100]
+
+
+# What evaluate_model asks
+
+
+def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
+    for name, value in world.fake.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    champion = f"{ROOT}/digits@champion"
+    nobody = Champion(None, {"version": "", "digest": ""})
+    assert find_champion(champion, "new", tmp_path) == nobody, "there is no model yet"
+    world.fake.fail_next(1, "PERMISSION_DENIED")
+    with pytest.raises(InputError, match=r"refused to get model .*Injected into get_model"):
+        find_champion(champion, "new", tmp_path)
+    VertexTarget(PARAMS, world.registry()).register(*world.folders(0.7), metrics={}, reasons=[], lineage={})
+    assert find_champion(champion, "new", tmp_path) == nobody, "the alias stands nowhere yet"
+    world.release(0.8, NOBODY)
+    world.release(0.9, world.digest(0.8))
+    found = find_champion(champion, "new", tmp_path)
+    assert found.registered == {"version": "3", "digest": world.digest(0.9)[:63]}
+    assert (found.directory / "best.weights.h5").read_text() == "0.9"
+    beaten = find_champion(champion, world.digest(0.9), tmp_path)
+    assert beaten.registered["version"] == "2", "a model is never its own opponent"
+    assert find_champion(f"{ROOT}/digits@1", "new", tmp_path).registered["version"] == "1"
+    with pytest.raises(InputError, match="has no version '7'"):
+        find_champion(f"{ROOT}/digits@7", "new", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_name": "My.Model"}, r"model name 'My\.Model' on Vertex AI"),
+        ({"registry": "projects/p/locations/us-west1/models/digits"}, "expected a folder, or projects/PROJECT"),
+        ({"artifacts_uri": "/tmp"}, "artifacts_uri must be on gs://. Received: '/tmp'"),
+        ({"endpoint": "Digits"}, "Received: 'Digits'"),
+        ({"registry": "/registry"}, "endpoint='digits' with registry='/registry'"),
+        ({"endpoint_traffic": 0}, "endpoint_traffic must be from 1 to 100. Received: 0"),
+        ({"endpoint_max_replicas": 0}, "Received: 0"),
+    ],
+)
+def test_params_for_vertex_check_themselves(values, words):
+    with pytest.raises(InputError, match=words):
+        dataclasses.replace(PARAMS, **values)

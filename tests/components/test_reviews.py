@@ -1,0 +1,126 @@
+"""Claims about a model of texts, from the folder to the answer over HTTP: one small data set through every step."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from components import records
+from components.artifacts import Manifest, ModelInfo
+from components.errors import InputError
+from components.evaluate_model import EvaluateParams, evaluate_model
+from components.prediction import load_model, predict_inputs
+from components.serving.instances import parse_request, render_predictions
+from components.text import load_vocabulary
+
+_SERVE = """
+import json, sys
+import tensorflow as tf
+loaded = tf.saved_model.load(sys.argv[1])
+answer = loaded.signatures["serving_default"](text=tf.constant(json.loads(sys.argv[2])))
+print(json.dumps({name: value.numpy().tolist() for name, value in answer.items()}, default=bytes.decode))
+"""
+TEXTS = ["A lovely, SUPERB film<br />great", "dull plot; awful script", "", "wörter, die keiner kennt"]
+
+
+@pytest.fixture(scope="module")
+def manifest(review_records):
+    return Manifest.load(review_records)
+
+
+def test_model_of_texts_learns(trained_reviews):
+    history = [json.loads(line) for line in (trained_reviews / "history.jsonl").read_text().splitlines()]
+    assert history[-1]["accuracy"] > 0.9
+    assert history[-1]["validation_accuracy"] > 0.8
+
+
+def test_model_of_texts_takes_its_vocabulary_along(trained_reviews, exported_reviews, manifest):
+    info = ModelInfo.load(trained_reviews)
+    assert info.fits(manifest)
+    of_model, of_export = (load_vocabulary(folder, info.input) for folder in (trained_reviews, exported_reviews))
+    assert of_model == of_export
+    assert b"lovely" in of_export
+
+
+def test_every_format_agrees_with_the_trained_model(exported_reviews):
+    facts = json.loads((exported_reviews / "export.json").read_text())
+    for name in ("saved_model", "float"):
+        assert facts["formats"][name]["agreement"] == 1.0
+        assert facts["formats"][name]["max_difference"] < 1e-5
+    assert facts["formats"]["int8"]["accuracy"] >= facts["trained_accuracy"] - 0.1
+    assert facts["quantization"] == "weights"
+    assert (facts["input"]["kind"], facts["input"]["shape"], facts["input"]["dtype"]) == ("text", [None, 8], "int32")
+    assert facts["formats"]["int8"]["bytes"] < facts["formats"]["float"]["bytes"]
+
+
+def test_saved_model_takes_raw_strings_and_answers_as_litert_does(exported_reviews):
+    words = [sys.executable, "-I", "-c", _SERVE, str(exported_reviews / "saved_model"), json.dumps(TEXTS)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    model = load_model(exported_reviews)
+    probabilities = model.predict(model.reader.encode_all(TEXTS))
+    np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
+    assert answer["class_name"][:2] == ["pos", "neg"]
+
+
+def test_litert_answers_any_number_of_texts(exported_reviews):
+    model = load_model(exported_reviews)
+    ids = model.reader.encode_all(TEXTS)
+    many = model.predict(np.tile(ids, (5, 1)))
+    assert many.shape == (20, 2)
+    for i in range(20):
+        np.testing.assert_array_equal(many[i], model.predict(ids[i % 4 : i % 4 + 1])[0])
+
+
+def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, tmp_path):
+    for i, text in enumerate(TEXTS[:2]):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / f"{i}.txt").write_text(text)
+    (tmp_path / "lines.txt").write_text("\n".join(TEXTS[:2]))
+    (tmp_path / "table.csv").write_text('id,review\n1,"lovely, superb"\n2,dull\n')
+
+    def answers(*inputs, **options):
+        found = list(predict_inputs(exported_reviews, list(map(str, inputs)), top=1, **options))
+        return {one.name: one.classes[0][0] for one in found}
+
+    assert answers(*TEXTS[:2]) == {TEXTS[0]: "pos", TEXTS[1]: "neg"}
+    folder = tmp_path / "folder"
+    assert answers(folder) == {f"{folder}/0.txt": "pos", f"{folder}/1.txt": "neg"}
+    assert answers(folder / "1.txt") == {f"{folder}/1.txt": "neg"}
+    lines = tmp_path / "lines.txt"
+    assert answers(lines, lines=True) == {f"{lines}[0]": "pos", f"{lines}[1]": "neg"}
+    assert list(answers(lines)) == [str(lines)]
+    table = tmp_path / "table.csv"
+    assert answers(table, column="review") == {f"{table}[0]": "pos", f"{table}[1]": "neg"}
+    with pytest.raises(InputError, match=r"expected the column 'text' in every line, received \['id', 'review'\]"):
+        answers(table)
+    with pytest.raises(InputError, match=r"Cannot read .*nowhere\.txt"):
+        answers(tmp_path / "nowhere.txt")
+
+
+@pytest.mark.parametrize("instance", [TEXTS[1], {"text": TEXTS[1]}])
+def test_server_takes_strings(exported_reviews, instance):
+    model = load_model(exported_reviews)
+    asked = parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4, max_image_pixels=1)
+    answer = json.loads(render_predictions(model, model.predict(asked.inputs), asked.top))
+    assert answer["predictions"][0]["class"] == "neg"
+
+
+@pytest.mark.parametrize("instance", [3, ["a"], {"b64": "AA=="}, None])
+def test_server_refuses_what_is_no_text(exported_reviews, instance):
+    model = load_model(exported_reviews)
+    with pytest.raises(InputError, match=r'instances\[0\]: expected a string, or {"text": "…"}. Received: '):
+        parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4, max_image_pixels=1)
+
+
+def test_report_shows_the_texts(review_records, trained_reviews, tmp_path, manifest):
+    evaluate_model(EvaluateParams(num_pictures=5), review_records, trained_reviews, tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("<blockquote>") >= 20  # Right predictions at least.
+    assert "<img" not in page
+    assert "the last 8 tokens of each" in page
+    some = records.pick_texts(review_records, manifest, "test", [0])[0]
+    assert "&lt;br" not in page  # A line break of the review is not shown as markup.
+    assert some.removesuffix("<br />") in page

@@ -1,0 +1,114 @@
+"""Compile, submit, run, judge, register, deploy, predict: the real clients, steps and serving code on fakes."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1 as v1
+from sklearn.datasets import load_digits
+
+from pipelines.cli import main
+from tests.fakes.execution import RunOnCpu
+from tests.fakes.serving import Containers
+from tests.fakes.vertex import FakeVertex, canonical
+
+ROOT = "projects/my-project/locations/us-central1/models"
+DATA = "gs://bucket/data/digits.npz"
+# A run that takes half a minute; what is asked of it is only to be no worse than the champion.
+OPTIONS = (
+    *("machine=v5e-4", f"data.source=npz:{DATA}", "preflight=false", "gate.minimum={}"),
+    *("export.calibration_examples=50", "model.parameters={filters: 8, units: 32}"),
+    f"deploy.serving_image=europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}",
+    *("deploy.registry=vertex", "deploy.endpoint=digits", "deploy.endpoint_traffic=50"),
+)
+
+
+@pytest.fixture
+def digits(bucket):
+    """The bundled digits on Cloud Storage."""
+    data = load_digits()
+    images, labels = data.images.astype(np.uint8)[..., None] * 15, data.target
+    content = io.BytesIO()
+    np.savez(content, x=images, y=labels)
+    bucket.blob("data/digits.npz").upload_from_string(content.getvalue())
+    return images, labels
+
+
+@pytest.fixture
+def cloud(digits, tmp_path, monkeypatch):
+    """Vertex AI and Cloud Storage, and the variables by which the command line and the steps find them."""
+    containers = Containers(tmp_path)
+    with containers.running(), FakeVertex(RunOnCpu(tmp_path / "jobs"), serve=containers) as fake:
+        for name, value in fake.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
+        yield fake
+
+
+def submit(capfd, *overrides):
+    """Submit and wait; the exit code, and what is said."""
+    arguments = [word for override in (*OPTIONS, *overrides) for word in ("--set", override)]
+    code = main(["submit", "digits", *arguments, "--wait", "--poll-seconds", "0.5", "--json"])
+    out, err = capfd.readouterr()
+    assert "token-" not in out + err
+    return code, json.loads(out), err
+
+
+def versions(fake):
+    return {one.version_id: sorted(one.version_aliases) for one in fake.models.get(canonical(f"{ROOT}/digits"), [])}
+
+
+def shares(fake):
+    (endpoint,) = fake.endpoints.values()
+    return {one.model_version_id: endpoint.traffic_split.get(one.id, 0) for one in endpoint.deployed_models}
+
+
+def evaluation(fake, job_id):
+    (path,) = (fake.execution.root / job_id).rglob("evaluation.json")
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow  # Runs the pipeline six times for real: some six minutes on 2 idle cores.
+@pytest.mark.timeout(3600)
+def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud, digits, capfd):
+    weak, strong = ("training.epochs=1", "training.learning_rate=0.0005"), "training.epochs=6"
+
+    code, first, err = submit(capfd, *weak)
+    assert code == 0, err
+    assert evaluation(cloud, first["job_id"])["gate"]["reasons"] == ["passed: there is no champion to beat"]
+    assert (versions(cloud), shares(cloud)) == ({"1": ["champion", "default"]}, {"1": 100})
+
+    code, _, err = submit(capfd, *weak, "training.learning_rate=1e-9")
+    assert code == 3, err
+    assert (versions(cloud), shares(cloud)) == ({"1": ["champion", "default"]}, {"1": 100}), "not beaten"
+
+    code, beaten, err = submit(capfd, strong)
+    assert code == 0, err
+    assert evaluation(cloud, beaten["job_id"])["registered_champion"]["version"] == "1"
+    assert (versions(cloud), shares(cloud)) == ({"1": ["default"], "2": ["champion"]}, {"1": 50, "2": 50})
+
+    code, tied, err = submit(capfd, strong, f"gate.champion={ROOT}/digits@2")
+    assert code == 0, err
+    assert "ties with the champion's" in evaluation(cloud, tied["job_id"])["gate"]["reasons"][0]
+    assert (versions(cloud), shares(cloud)) == ({"1": ["default"], "2": ["champion"]}, {"1": 50, "2": 50})
+
+    code, _, err = submit(capfd, strong, "training.learning_rate=1e30")
+    assert code == 1, "a model of NaN is not even evaluated"
+    assert "train_model" in err
+    assert (versions(cloud), shares(cloud)) == ({"1": ["default"], "2": ["champion"]}, {"1": 50, "2": 50})
+
+    code, _, err = submit(capfd, strong, "deploy.endpoint_traffic=100")
+    assert code == 0, err
+    assert (versions(cloud), shares(cloud)) == ({"1": ["default"], "2": ["champion"]}, {"2": 100})
+
+    client = v1.PredictionServiceClient(
+        client_options={"api_endpoint": cloud.url}, transport="rest", credentials=AnonymousCredentials()
+    )
+    images, labels = digits
+    request = {"endpoint": next(iter(cloud.endpoints)), "instances": images[-100:].tolist()}
+    response = client.predict(v1.PredictRequest.from_json(json.dumps(request)))
+    assert response.model_version_id == "2"
+    right = [one["class"] == str(label) for one, label in zip(response.predictions, labels[-100:], strict=True)]
+    assert sum(right) > 85

@@ -1,0 +1,118 @@
+import json
+import shutil
+
+import pytest
+
+from pipelines import cli
+from pipelines.comparison import HIGHER, LOWER, Row, as_markdown, as_text, compare, write_page
+from tests.html_page import Page
+
+
+@pytest.fixture
+def two_runs(finished_run, tmp_path):
+    """The finished run, and a copy of it with other figures and another rate of learning."""
+    first, second = tmp_path / "first" / "digits", tmp_path / "second" / "digits"
+    for folder in (first, second):
+        shutil.copytree(finished_run[0] / "digits", folder)
+
+    def change(path, **values):
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    summary = json.loads((second / "summary.json").read_text())
+    summary["config"]["training"]["learning_rate"] = 0.5
+    summary["metrics"] |= {"accuracy": 0.25, "loss": 0.0, "top_k_accuracy": None}
+    change(second / "summary.json", **summary)
+    return first, second
+
+
+def _edit(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def _cells(text, name):
+    """Of the first row of that name."""
+    line = next(line for line in text.splitlines() if line.startswith(f"  {name}  "))
+    return line.removeprefix(f"  {name}").split()
+
+
+def test_the_best_of_each_metric_is_marked_whichever_way_it_goes(two_runs):
+    found = compare(two_runs)
+    text = as_text(found)
+    accuracy = found.runs[0].summary["metrics"]["accuracy"]
+    assert _cells(text, "accuracy") == [f"{accuracy:.4f}*", "0.2500"]
+    assert _cells(text, "loss")[1] == "0.0000*"
+    assert _cells(text, "top_k_accuracy")[1] == "–"
+    assert text.splitlines()[1].split() == ["first/digits", "second/digits"]
+
+
+@pytest.mark.parametrize(
+    ("values", "direction", "best"),
+    [
+        ((1, 2, 2), HIGHER, {1, 2}),
+        ((1, 2, None), LOWER, {0}),
+        ((1, 1), HIGHER, set()),
+        ((1, None), HIGHER, set()),
+        ((1, 2), 0, set()),
+    ],
+)
+def test_best_stands_out_only_where_something_is_worse(values, direction, best):
+    assert Row("", values, (), direction).best == best
+
+
+def test_the_configuration_shows_what_differs_and_nothing_else(two_runs):
+    rows = compare(two_runs).sections["configuration"]
+    assert [(row.name, row.texts) for row in rows] == [("training.learning_rate", ("0.002", "0.5"))]
+
+
+def test_results_on_other_data_are_not_ranked(two_runs):
+    _edit(two_runs[1] / "model" / "model.json", dataset_fingerprint="other")
+    found = compare(two_runs)
+    assert found.notes == ("The runs were trained and scored on different data: their results do not compare.",)
+    assert not any(row.best for row in found.sections["results"])
+
+
+def test_a_failed_run_is_compared_by_what_it_has(two_runs):
+    _edit(two_runs[1] / "summary.json", status="failed", metrics={}, export={}, preflight={}, error="train_model: no")
+    shutil.rmtree(two_runs[1] / "model")
+    found = compare(two_runs)
+    assert found.notes == ("second/digits failed: train_model: no",)
+    assert _cells(as_text(found), "epochs") == ["4", "–"]
+
+
+def test_markdown_has_a_line_for_each_run(two_runs):
+    header, rule, first, second = as_markdown(compare(two_runs)).splitlines()
+    assert header.count("|") == rule.count("|") == first.count("|") == second.count("|")
+    assert second.startswith("| `second/digits` | 0.2500 | ")
+
+
+def test_the_page_shows_every_run_with_its_curves_and_needs_nothing_else(two_runs, tmp_path):
+    _edit(two_runs[0] / "summary.json", error="<script>", status="failed")
+    write_page(compare(two_runs), tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text())
+    words = " ".join(" ".join(page.words).split())
+    assert "first/digits failed: <script>" in words
+    assert "training.learning_rate" in words
+    assert [tag for tag, _ in page.tags].count("svg") == 4
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe"})
+    assert page.values("src") == []
+
+
+def test_the_command_prints_and_writes_beside_the_first_run(two_runs, capsys):
+    assert cli.main(["compare", *map(str, two_runs), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["runs"] == ["first/digits", "second/digits"]
+    assert said["configuration"] == {"training.learning_rate": [0.002, 0.5]}
+    assert (two_runs[0].parent / "comparison.html").is_file()
+
+
+def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):
+    def error(*folders):
+        assert cli.main(["compare", *map(str, folders)]) == 2
+        return capsys.readouterr().err
+
+    assert "there is no summary.json in it. Expected the folder of a run" in error(two_runs[0], tmp_path)
+    assert "Cannot compare a run with itself" in error(two_runs[0], two_runs[0])
+    (two_runs[0] / "summary.json").write_text("{}")
+    assert "it is damaged (its summary lacks config, error, export" in error(*two_runs)
+    (two_runs[0] / "summary.json").write_text("[")
+    assert "it is damaged (Expecting value" in error(*two_runs)
