@@ -10,7 +10,7 @@ import google_crc32c
 
 from components import storage
 from components.errors import InputError
-from components.interface import TASKS, AnyInput, Interface, TextInput, read_input
+from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, read_input
 
 MANIFEST_FILE = "dataset.json"
 PREFLIGHT_FILE = "preflight.json"
@@ -47,19 +47,35 @@ class Shard:
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """The shards of one split, in order, and its number of examples per class, in the order of the class names.
+class TargetStatistics:
+    """One target of a regression over a split, in its own unit; `std` is the population's."""
 
-    `statistics` counts what was done to them: of texts `num_truncated`, `num_padded`, `num_tokens` (of those kept),
-    `num_unknown` (of these), and outside the training split `num_also_in_train`. Of a
-    corpus, `class_counts` says how often each character is predicted, and `statistics` has `num_characters`, all that
-    are predicted, and `num_unknown` of these.
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The shards of one split, in order.
+
+    Attributes:
+        num_examples: Examples in all shards.
+        class_counts: Examples per class, in the order of the class names; of several labels each counts. Of a
+            regression empty; of a corpus how often each character is predicted.
+        shards: The files.
+        statistics: What was done to the examples: of texts `num_truncated`, `num_padded`, `num_tokens` (of those kept),
+            `num_unknown` (of these), and outside the training split `num_also_in_train`; of a corpus `num_characters`,
+            all that are predicted, and `num_unknown` of these.
+        targets: Of a regression, one entry per target; otherwise empty.
     """
 
     num_examples: int
     class_counts: tuple[int, ...]
     shards: tuple[Shard, ...]
     statistics: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    targets: tuple[TargetStatistics, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +97,7 @@ class Manifest:
         input: What an example is. Its fields stand among the others in the file, and `input` there is its kind.
         task: What a model is asked about it; a key of `interface.TASKS`.
         features: The type of each field of a tf.train.Example.
-        class_names: Class names; a label is an index into them.
+        class_names: Class names; a label is an index into them. Of a regression, the names of the targets.
         splits: Splits by name; one that has no examples is left out.
         quarantined: Inputs that were set aside.
     """
@@ -103,7 +119,9 @@ class Manifest:
     @property
     def interface(self) -> Interface:
         """What a model of this data set takes and gives."""
-        return Interface(self.input, len(self.class_names), self.task)
+        targets = self.splits[TRAIN].targets if self.task == REGRESSION else ()
+        mean, std = tuple(target.mean for target in targets), tuple(target.std for target in targets)
+        return Interface(self.input, len(self.class_names), self.task, mean, std)
 
     @classmethod
     def load(cls, directory: Path, verify: bool = True) -> Self:
@@ -124,6 +142,7 @@ class Manifest:
                     tuple(split["class_counts"]),
                     tuple(Shard(**shard) for shard in split["shards"]),
                     split["statistics"],
+                    tuple(TargetStatistics(**target) for target in split["targets"]),
                 )
                 for name, split in raw.pop("splits").items()
             }
@@ -217,7 +236,7 @@ class ModelInfo:
     Attributes:
         name: The model's name in the registry, or where it was imported from.
         parameters: Its hyper-parameters.
-        class_names: Class names, in the order of its outputs.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
         input: What it takes; see `Manifest`.
         task: What it was asked; see `Manifest`.
         dataset_fingerprint: The data set it was trained on.
@@ -238,7 +257,7 @@ class ModelInfo:
 
     @property
     def interface(self) -> Interface:
-        """What it takes and gives."""
+        """What it takes and gives, without the scale of a regression, which is in the model itself."""
         return Interface(self.input, len(self.class_names), self.task)
 
     def fits(self, manifest: Manifest) -> bool:

@@ -13,8 +13,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 IMAGE, TEXT, CORPUS = "image", "text", "corpus"
-CLASSIFICATION, LANGUAGE_MODEL = "classification", "language_model"
+CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
+LANGUAGE_MODEL = "language_model"
 PADDING, UNKNOWN = 0, 1  # Ids that are no characters.
+THRESHOLD = 0.5  # Of a multi-label probability: a label is predicted above it.
 
 
 class Input(Protocol):
@@ -170,7 +172,13 @@ class CorpusInput:
 AnyInput = ImageInput | TextInput | CorpusInput
 _INPUTS: Mapping[str, Callable[..., AnyInput]] = {IMAGE: ImageInput, TEXT: TextInput, CORPUS: CorpusInput}
 # Every fact that a model may be built from, and the kind of input that has it; the task has the others.
-FACTS: Mapping[str, str] = {"image_shape": IMAGE, "vocabulary_size": TEXT, "num_tokens": TEXT, "num_classes": ""}
+FACTS: Mapping[str, str] = {
+    "image_shape": IMAGE,
+    "vocabulary_size": TEXT,
+    "num_tokens": TEXT,
+    "num_classes": "",
+    "num_targets": "",
+}
 
 
 def read_input(raw: Mapping[str, Any]) -> AnyInput:
@@ -192,8 +200,12 @@ class Task(Protocol):
         name: In the manifest.
         stored_dtype: Of a target in a tf.train.Example.
         target_dtype: Of a target as the loss takes it.
-        loss: Of training: Keras's name, or one of `models.compiling`.
-        metric: Shown and judged beside the loss: Keras's name, or one of `models.compiling`, and ours.
+        loss: Of training: Keras's name, one of `models.compiling`, or a function of targets and outputs.
+        metric: Shown beside the loss in training: Keras's name, or one of `models.compiling`, and ours.
+        judged: The figure that the gate looks at by default.
+        answer: What a model's output is called.
+        size_fact: The name by which `build_model` is given the size of the output.
+        activation: What a model ends in: Keras's name.
     """
 
     @property
@@ -203,9 +215,17 @@ class Task(Protocol):
     @property
     def target_dtype(self) -> str: ...  # noqa: D102
     @property
-    def loss(self) -> str: ...  # noqa: D102
+    def loss(self) -> Any: ...  # noqa: D102
     @property
     def metric(self) -> str: ...  # noqa: D102
+    @property
+    def judged(self) -> str: ...  # noqa: D102
+    @property
+    def answer(self) -> str: ...  # noqa: D102
+    @property
+    def size_fact(self) -> str: ...  # noqa: D102
+    @property
+    def activation(self) -> str: ...  # noqa: D102
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
         """Of one example's target."""
 
@@ -218,6 +238,9 @@ class Task(Protocol):
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """float64[targets]: the metric of every one that counts; their mean is the data set's."""
 
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """The judged figure of a data set."""
+
 
 class Classification:
     """One class of several: int32[batch] labels, float32[batch, num_classes] probabilities."""
@@ -226,7 +249,10 @@ class Classification:
     stored_dtype = "int64"
     target_dtype = "int32"
     loss = "sparse_categorical_crossentropy"
-    metric = "accuracy"
+    metric = judged = "accuracy"
+    answer = "probabilities"
+    size_fact = "num_classes"
+    activation = "softmax"
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
         """A scalar."""
@@ -245,6 +271,104 @@ class Classification:
         """1 where the likeliest class is the true one."""
         return (outputs.argmax(1) == targets).astype(np.float64)
 
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """Accuracy."""
+        return float(self.scores(targets, outputs).mean())
+
+
+class MultiLabel:
+    """Any number of several labels: float32[batch, num_classes] of 0 and 1, probabilities of the same shape."""
+
+    name = MULTI_LABEL
+    stored_dtype = "int64"
+    target_dtype = "float32"
+    loss = "binary_crossentropy"
+    metric = "binary_accuracy"
+    judged = "micro_f1"
+    answer = "probabilities"
+    size_fact = "num_classes"
+    activation = "sigmoid"
+
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """(num_classes,)."""
+        return (interface.num_classes,)
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """(num_classes,)."""
+        return (interface.num_classes,)
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Binary cross-entropy in nats, the mean of an example's labels; clipped at 1e-7, as Keras does."""
+        chosen = np.where(targets > 0, outputs.astype(np.float64), 1 - outputs.astype(np.float64))
+        return -np.log(chosen.clip(1e-7, 1 - 1e-7)).mean(axis=1)
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """The share of an example's labels that are right."""
+        return ((outputs > THRESHOLD) == (targets > 0)).mean(axis=1)
+
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """F1 of all labels of all examples together; 0 where none is true or predicted."""
+        true, predicted = targets > 0, outputs > THRESHOLD
+        return float(2 * (true & predicted).sum() / max(true.sum() + predicted.sum(), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """Numbers: float32[batch, num_targets] in the targets' own units, as are the answers.
+
+    The loss is the mean of squared errors in standard deviations of the training split, so that every target weighs
+    the same, whatever its unit. A model gives such standardised numbers too; what puts them back into the targets'
+    units is made its last layer, see `models.build_model`.
+
+    Attributes:
+        mean: Of every target in the training split.
+        std: Its standard deviation, above 0.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    name = REGRESSION
+    stored_dtype = target_dtype = "float32"
+    metric = "mean_absolute_error"
+    judged = "r2"
+    answer = "values"
+    size_fact = "num_targets"
+    activation = "linear"
+
+    @property
+    def loss(self) -> Callable[[Any, Any], Any]:
+        """See the class."""
+
+        def standardised_squared_error(targets: Any, outputs: Any) -> Any:
+            from keras import ops
+
+            return ops.mean(ops.square((targets - outputs) / ops.array(self.std, "float32")), axis=-1)
+
+        return standardised_squared_error
+
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """(num_targets,)."""
+        return (interface.num_classes,)
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """(num_targets,)."""
+        return (interface.num_classes,)
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """The squared error in standard deviations, the mean of an example's targets."""
+        return np.square((targets.astype(np.float64) - outputs) / self.std).mean(axis=1)
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """The absolute error in the targets' units, the mean of an example's targets."""
+        return np.abs(targets.astype(np.float64) - outputs).mean(axis=1)
+
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """R², the mean of all targets: the share of their variance that is explained; NaN where one has none."""
+        targets = targets.astype(np.float64)
+        left, whole = np.square(targets - outputs).mean(axis=0), targets.var(axis=0)
+        return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))
+
 
 class LanguageModel:
     """The character after every one: int32[batch, num_tokens] ids, float32[batch, num_tokens, classes] probabilities.
@@ -256,7 +380,10 @@ class LanguageModel:
     stored_dtype = "int64"
     target_dtype = "int32"
     loss = "next_character"
-    metric = "bits_per_character"
+    metric = judged = "bits_per_character"
+    answer = "probabilities"
+    size_fact = "num_classes"
+    activation = "softmax"
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
         """(num_tokens,)."""
@@ -275,8 +402,12 @@ class LanguageModel:
         """Bits: the same to the base of two."""
         return self.losses(targets, outputs) / np.log(2)
 
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """Bits per character; less is better."""
+        return float(self.scores(targets, outputs).mean())
 
-_TASKS: tuple[Task, ...] = (Classification(), LanguageModel())
+
+_TASKS: tuple[Task, ...] = (Classification(), MultiLabel(), Regression(), LanguageModel())
 TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
 
 
@@ -286,23 +417,27 @@ class Interface:
 
     Attributes:
         input: What an example is.
-        num_classes: Of the data set.
+        num_classes: Of the data set; of a regression, its targets.
         task_name: What is asked; a key of `TASKS`.
+        mean: See `Regression`; empty otherwise.
+        std: See `Regression`; empty otherwise.
     """
 
     input: AnyInput
     num_classes: int
     task_name: str = CLASSIFICATION
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     @property
     def task(self) -> Task:
         """What is asked."""
-        return TASKS[self.task_name]
+        return Regression(self.mean, self.std) if self.task_name == REGRESSION else TASKS[self.task_name]
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """What `build_model` is given, by name."""
-        return {**self.input.facts, "num_classes": self.num_classes}
+        return {**self.input.facts, self.task.size_fact: self.num_classes}
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -325,4 +460,6 @@ class Interface:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
         """From what `dataclasses.asdict` made of it."""
-        return cls(**{**raw, "input": read_input(raw["input"])})
+        # JSON knows no tuples.
+        scale = {name: tuple(raw[name]) for name in ("mean", "std") if name in raw}
+        return cls(**{**raw, **scale, "input": read_input(raw["input"])})

@@ -1,4 +1,7 @@
-"""Classes for images and texts, and what a text goes on with, on CPU from an export folder: no TensorFlow, no Keras."""
+"""Classes, labels or numbers for images and texts, and what a text goes on with, on CPU from an export folder.
+
+No TensorFlow, no Keras, no training code.
+"""
 
 import csv
 import dataclasses
@@ -22,9 +25,13 @@ from components.errors import InputError
 from components.generation import Alphabet, Step, generate
 from components.images import ImageRule, UnreadableImageError, decode_pixels
 from components.interface import (
+    CLASSIFICATION,
     LANGUAGE_MODEL,
+    MULTI_LABEL,
     PADDING,
+    REGRESSION,
     TASKS,
+    THRESHOLD,
     AnyInput,
     CorpusInput,
     ImageInput,
@@ -46,12 +53,14 @@ class ExportedModel:
 
     Attributes:
         name: Its name in the registry, or where it was imported from.
-        class_names: Class names, in the order of its outputs.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
         input: What it takes.
-        predict: Probabilities of what it takes, as uint8[N, height, width, channels] → float32[N, classes], any N from
-            1. An answer does not depend on its company. One thread at a time may call it. Of a language model:
-            int32[N, num_tokens] ids → of the character after the last one that is not 0.
+        predict: Answers to what it takes, as uint8[N, height, width, channels] → float32[N, outputs], any N from 1:
+            probabilities of classes, or numbers in the targets' units. An answer does not depend on its company. One
+            thread at a time may call it. Of a language model: int32[N, num_tokens] ids → probabilities of the character
+            after the last one that is not 0.
         reader: What says how an input as a user has it becomes one that the model takes.
+        task: What it was asked; a key of `interface.TASKS`.
         step: Of a language model: how it takes one character of each text.
         state_size: Of its state.
     """
@@ -61,8 +70,21 @@ class ExportedModel:
     input: AnyInput
     predict: Predict
     reader: "ImageInput | Tokenizer | PromptReader"
+    task: str = CLASSIFICATION
     step: Step | None = None
     state_size: int = 0
+
+    def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
+        """What float32[outputs] says of one example.
+
+        The `top` likeliest classes or characters (all by default), or all labels above a probability of 0.5, best
+        first, each with its probability; or the numbers with their names.
+        """
+        if self.task == MULTI_LABEL:
+            return tuple((name, probability) for name, probability in self.rank(output) if probability > THRESHOLD)
+        if self.task == REGRESSION:
+            return tuple(zip(self.class_names, output.astype(float).tolist(), strict=True))
+        return self.rank(output, top)
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
         """The `top` likeliest classes (all by default) of one example, best first, from its float32[classes]."""
@@ -124,20 +146,23 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         if facts["task"] not in TASKS:
             raise KeyError(facts["task"])
         file = export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE)
-        given, class_names = read_input(facts["input"]), tuple(facts["class_names"])
+        name, task, given = facts["model"], facts["task"], read_input(facts["input"])
+        class_names = tuple(facts["class_names"])
         if tuple(facts["input"]["shape"][1:]) != given.shape:
             raise ValueError(f"a shape of {facts['input']['shape']} for {given}")
+        scale, offset = facts["output"].get("scale", 1.0), facts["output"].get("offset", 0.0)
         if isinstance(given, CorpusInput):
             step, state_size = _lite_step(file, num_threads, len(class_names))
             predict = _last_answers(step, state_size, len(class_names))
             prompts = PromptReader(given, class_names)
-            model = ExportedModel(facts["model"], class_names, given, predict, prompts, step, state_size)
+            model = ExportedModel(name, class_names, given, predict, prompts, task, step, state_size)
         else:
             reader = Tokenizer(given, load_vocabulary(export_dir, given)) if isinstance(given, TextInput) else given
-            model = ExportedModel(facts["model"], class_names, given, _lite_predictor(file, num_threads), reader)
+            predict = _lite_predictor(file, num_threads, np.float32(scale), np.float32(offset))
+            model = ExportedModel(name, class_names, given, predict, reader, task)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
-            raise ValueError(f"{len(model.class_names)} class names for outputs of shape {answer.shape}")
+            raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT's own are RuntimeErrors.
         raise InputError(
             f"Cannot predict with {export_dir}: it is damaged ({error!r}). Export the model again."
@@ -145,8 +170,11 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
     return model
 
 
-def _lite_predictor(path: Path, num_threads: int) -> Predict:
-    """A LiteRT file as a function. export_model/verification.py has its own: a judge shares no code with the judged."""
+def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> Predict:
+    """A LiteRT file as a function, its answers multiplied by `factor` and moved by `addend`.
+
+    export_model/verification.py has its own: a judge shares no code with the judged.
+    """
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
@@ -165,7 +193,7 @@ def _lite_predictor(path: Path, num_threads: int) -> Predict:
             inputs = np.clip(np.round(inputs / scale) + zero_point, 0, 255)
         interpreter.set_tensor(given["index"], inputs.astype(given["dtype"]))
         interpreter.invoke()
-        return interpreter.get_tensor(answer["index"])
+        return interpreter.get_tensor(answer["index"]) * factor + addend
 
     return _one_at_a_time(path, num_threads or os.cpu_count() or 1) if given["shape_signature"][0] == 1 else predict
 
@@ -291,10 +319,11 @@ def continue_texts(
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePrediction:
-    """One input's name, or text, and its likeliest classes with their probabilities, best first."""
+    """One input's name, or text, and what is said of it; see `ExportedModel.answer`."""
 
     name: str
     classes: tuple[tuple[str, float], ...]
+    task: str = CLASSIFICATION
 
 
 def predict_inputs(
@@ -305,14 +334,14 @@ def predict_inputs(
     lines: bool = False,
     column: str = "text",
 ) -> Iterator[ExamplePrediction]:
-    """Classify images or texts, however many.
+    """Answer images or texts, however many.
 
     Args:
         export_dir: What export_model wrote.
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
             channels)] arrays; images of another size are resized. For one of texts: .txt files, folders of them, .csv
             files, or texts themselves.
-        top: Classes to name.
+        top: Classes to name; labels and numbers are named all.
         use_int8: Use the int8 model.
         lines: A .txt file holds a text a line.
         column: Of a .csv file.
@@ -326,8 +355,8 @@ def predict_inputs(
     for names, batch in _read_inputs(model.reader, inputs, lines, column):
         for start in range(0, len(batch), _BATCH_SIZE):
             answers = model.predict(batch[start : start + _BATCH_SIZE])
-            for name, probabilities in zip(names[start : start + _BATCH_SIZE], answers, strict=True):
-                yield ExamplePrediction(name, model.rank(probabilities, top))
+            for name, output in zip(names[start : start + _BATCH_SIZE], answers, strict=True):
+                yield ExamplePrediction(name, model.answer(output, top), model.task)
 
 
 _Named = Iterator[tuple[Sequence[str], np.ndarray]]

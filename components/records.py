@@ -38,10 +38,12 @@ def _example_class() -> Any:
         return file.message_type.add(name=name)
 
     message("BytesList").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_BYTES)
+    message("FloatList").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_FLOAT)
     message("Int64List").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_INT64)
     feature = message("Feature")
     feature.oneof_decl.add(name="kind")
-    for name, number, type_name in (("bytes_list", 1, "BytesList"), ("int64_list", 3, "Int64List")):
+    kinds = (("bytes_list", 1, "BytesList"), ("float_list", 2, "FloatList"), ("int64_list", 3, "Int64List"))
+    for name, number, type_name in kinds:
         feature.field.add(
             name=name,
             number=number,
@@ -81,12 +83,17 @@ def _example_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
-def encode_example(fields: Mapping[str, bytes | int]) -> bytes:
-    """A serialized tf.train.Example; equal fields give equal bytes."""
+def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[float]]) -> bytes:
+    """A serialized tf.train.Example; equal fields give equal bytes. Numbers are stored as int64 or float32."""
     example = _example_class()()
     for name, value in fields.items():
         feature = example.features.feature[name]
-        (feature.int64_list if isinstance(value, int) else feature.bytes_list).value.append(value)
+        if isinstance(value, bytes):
+            feature.bytes_list.value.append(value)
+        else:
+            values = [value] if isinstance(value, int) else value
+            is_float = any(isinstance(item, float) for item in values)
+            (feature.float_list if is_float else feature.int64_list).value.extend(values)
     return example.SerializeToString(deterministic=True)
 
 
@@ -170,8 +177,9 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
 
     Returns:
         A dataset of dictionaries: the input under the name of its feature, as `image` uint8[batch, height, width,
-        channels] or `tokens` int32[batch, num_tokens]; the target as `label`, of classes int32[batch]; and with
-        `with_keys` also `key` string[batch], and of texts `text` string[batch].
+        channels] or `tokens` int32[batch, num_tokens]; the target as `label`, of classes int32[batch], else
+        float32[batch, num_classes or num_targets], of a language model int32[batch, num_tokens]; and with `with_keys`
+        also `key` string[batch], and of texts `text` string[batch].
     """
     tf = tensorflow()
     given, interface = manifest.input, manifest.interface
@@ -277,7 +285,7 @@ class Examples:
 
     Attributes:
         inputs: dtype[num_examples, *shape] as the manifest's input says, of images uint8[N, height, width, channels].
-        labels: Their targets, of classes int32[num_examples].
+        labels: Their targets, of classes int32[num_examples], else float32[num_examples, …].
         keys: Where each example came from; empty unless asked for.
     """
 

@@ -12,7 +12,16 @@ from typing import Any
 
 # The same numbers as components.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
-_HEADLINES = ("bits_per_character", "accuracy", "loss", "macro_f1")
+_HEADLINES = (
+    "bits_per_character",
+    "accuracy",
+    "micro_f1",
+    "r2",
+    "mean_absolute_error",
+    "loss",
+    "macro_f1",
+    "mean_average_precision",
+)
 _SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
 
 
@@ -86,8 +95,9 @@ def _describe(summary: dict[str, Any]) -> str:
         lines += [f"  gate: {'promoted' if summary['gate']['promote'] else 'not promoted'}"]
         lines += [f"        {reason}" for reason in summary["gate"]["reasons"]]
     for name, facts in summary["export"].get("formats", {}).items():
+        judged = next(figure for figure in _HEADLINES if figure in facts)
         lines.append(
-            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  accuracy {facts['accuracy']:.4f}  "
+            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged} {facts[judged]:.4f}  "
             f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
         )
     if deployment := summary["deployment"]:
@@ -133,9 +143,10 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _add_predict(commands: Any) -> None:
     predict = commands.add_parser(
         "predict",
-        help="classify images or texts, or continue a text, on CPU with an exported model",
-        description="Classify images or texts, or continue a text, on CPU with an exported model. Needs no TensorFlow "
-        "and no training code.",
+        help="answer images or texts, or continue a text, on CPU with an exported model",
+        description="Answer images or texts on CPU with an exported model: the likeliest classes, the labels above a "
+        "probability of 0.5, or the numbers of a regression; or continue a text. Needs no TensorFlow and no training "
+        "code.",
     )
     predict.add_argument("export_dir", type=Path, metavar="EXPORT_DIR", help="the export folder of a run")
     predict.add_argument(
@@ -163,6 +174,9 @@ def _add_predict(commands: Any) -> None:
     predict.set_defaults(command=_predict)
 
 
+_ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": "values"}
+
+
 def _predict(arguments: argparse.Namespace) -> int:
     from components.prediction import continue_texts, is_language_model, predict_inputs
 
@@ -177,11 +191,12 @@ def _predict(arguments: argparse.Namespace) -> int:
     )
     for one in predictions:
         if arguments.json:
-            print(json.dumps({"input": one.name, "classes": dict(one.classes)}))
+            print(json.dumps({"input": one.name, _ANSWERS[one.task]: dict(one.classes)}))
+        elif one.task == "regression":
+            print(f"{one.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in one.classes))
         else:
-            print(
-                f"{_one_line(one.name)}  " + "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes)
-            )
+            named = "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes)
+            print(f"{_one_line(one.name)}  {named or 'no label'}")
     return DONE
 
 

@@ -10,6 +10,7 @@ from components import storage
 from components.artifacts import HISTORY_FILE, MODEL_FILE
 from components.errors import InputError
 from components.evaluate_model.params import HIGHER_IS_BETTER, LOWER_IS_BETTER
+from components.interface import TASKS
 from components.table import lay_out
 from pipelines.run_local import SUMMARY_FILE
 
@@ -18,8 +19,9 @@ _NOTHING = "–"
 _MAX_TEXT = 60
 _COUNTS = ("num_examples", "top_k")
 _NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
-_CURVES = ("loss", "accuracy", "bits_per_character")
-_JUDGED = ("bits_per_character", "accuracy", "micro_f1", "r2")  # What tells most of a run, by its task.
+_CURVES = ("loss", *(task.metric for task in TASKS.values()))
+_JUDGED = tuple(task.judged for task in TASKS.values())
+_HEADLINES = ("bits_per_character", *_JUDGED)  # A language model has an accuracy too.
 _FORMATS = ("saved_model", "float", "int8")
 
 
@@ -198,7 +200,7 @@ def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
         sizes = [size and size / 2**20 for size in read(form, "bytes")]
         rows += [
             _row(f"{form}, MiB", sizes, "{:.2f}".format, LOWER),
-            _row(f"{form}, accuracy", read(form, "accuracy"), "{:.4f}".format, HIGHER),
+            *(_row(f"{form}, {figure}", read(form, figure), "{:.4f}".format, _direction(figure)) for figure in _JUDGED),
             _row(f"{form}, ms for one", read(form, "latency_ms"), "{:.2f}".format, LOWER),
             _row(f"{form}, in bulk, per s", read(form, "examples_per_second"), "{:,.0f}".format, HIGHER),
         ]
@@ -264,7 +266,7 @@ def as_markdown(comparison: Comparison) -> str:
         return " / ".join(rows[name][place] for name in names if name in rows)
 
     def judged(place: int) -> str:
-        name = next((name for name in _JUDGED if name in rows and rows[name][place] != _NOTHING), "")
+        name = next((name for name in _HEADLINES if name in rows and rows[name][place] != _NOTHING), "")
         return f"{name.replace('_', ' ')} {rows[name][place]}" if name else _NOTHING
 
     columns = {
@@ -272,7 +274,8 @@ def as_markdown(comparison: Comparison) -> str:
         "examples/s": ["examples/s"],
         **{
             f"{', '.join(_FORMATS)}: {fact}": [f"{form}, {fact}" for form in _FORMATS]
-            for fact in ("MiB", "accuracy", "ms for one")
+            for fact in ("MiB", *_JUDGED, "ms for one")
+            if any(f"{form}, {fact}" in rows for form in _FORMATS)
         },
     }
     lines = ["| run | on the test split | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]

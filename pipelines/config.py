@@ -14,6 +14,7 @@ from components.deploy_model.params import DeployParams
 from components.errors import InputError, did_you_mean
 from components.evaluate_model.params import EvaluateParams
 from components.export_model.params import ExportParams
+from components.interface import TASKS
 from components.machine_spec import MachineSpec, parse_machine
 from components.models import check_model
 from components.preflight_training.params import CHEAPEST_MACHINE, PreflightParams
@@ -181,7 +182,13 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
         if not isinstance(values, dict):
             raise InputError(f"Cannot use {section}: expected a mapping, received {values!r}.")
         fixed = {"model": str(model["name"]), "model_parameters": parameters} if section == "training" else {}
+        if section == "gate":
+            values = {"max_regression": {TASKS[sections["data"].asked].judged: 0.0}, **values}
         sections[section] = _build(params, values, fixed, section)
+    try:
+        sections["gate"].check_task(sections["data"].asked)
+    except InputError as error:
+        raise InputError(f"Section gate: {error}") from error
     machine = raw.get("machine")
     if machine is not None:
         machine = parse_machine(machine, sections["training"].backend)

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from components.errors import InputError
+from components.interface import TASKS
 from components.prediction import load_model
 from components.registry import CHAMPION, ModelRegistry, Move, list_models
 from components.table import lay_out
@@ -18,11 +19,14 @@ _COLUMNS = {
     "version": "<",
     "alias": "<",
     "created": "<",
-    "accuracy": ">",
+    "score": ">",
     "loss": ">",
     "parent": ">",
     "MiB": ">",
 }
+
+# The other tasks' figures first: a language model has an accuracy too.
+_JUDGED = tuple(reversed([task.judged for task in TASKS.values()]))
 
 
 def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
@@ -53,9 +57,11 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows, to be read by people."""
     lines = []
     for row in rows:
-        accuracy, loss = (f"{row['metrics'].get(name, math.nan):.4f}" for name in ("accuracy", "loss"))
+        metrics = row["metrics"]
+        score = next((f"{name} {metrics[name]:.4f}" for name in _JUDGED if name in metrics), "-")
+        loss = f"{metrics.get('loss', math.nan):.4f}"
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
-        lines.append((row["model"], row["version"], aliases, row["created"], accuracy, loss, parent, size))
+        lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
     return "\n".join(lay_out(_COLUMNS, lines))
 
 

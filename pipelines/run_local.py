@@ -162,11 +162,16 @@ def _check_champion(config: Config, class_names: Sequence[str]) -> None:
         ModelInfo.load(Path(champion))
     elif version := named[0].find(named[1]):
         with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
-            known = ModelInfo.load(storage.localize(f"{version.uri}/{MODEL_DIR}", Path(scratch))).class_names
-        if known != class_names:
+            info = ModelInfo.load(storage.localize(f"{version.uri}/{MODEL_DIR}", Path(scratch)))
+        if info.task != config.data.asked:
             raise InputError(
-                f"Cannot compare with the champion, {champion}: it knows the classes {list(known)}, and the data set "
-                f"has {list(class_names)}. Let other classes be another model: --set deploy.model_name=…"
+                f"Cannot compare with the champion, {champion}: its task is {info.task}, and the data set's is "
+                f"{config.data.asked}. Let another task be another model: --set deploy.model_name=…"
+            )
+        if info.class_names != class_names:
+            raise InputError(
+                f"Cannot compare with the champion, {champion}: it knows the classes {list(info.class_names)}, and the "
+                f"data set has {list(class_names)}. Let other classes be another model: --set deploy.model_name=…"
             )
 
 

@@ -11,6 +11,8 @@ from components.container import IMAGE
 def create_tfrecords(
     records: dsl.Output[dsl.Dataset],
     source: str,
+    task: str = "classification",
+    target_columns: List[str] = [],
     validation_fraction: float = 0.1,
     test_fraction: float = 0.2,
     stratify: bool = True,
@@ -38,6 +40,8 @@ def create_tfrecords(
     with step_record("create_tfrecords", records.path):
         params = WriteParams(
             source=source,
+            task=task,
+            target_columns=tuple(target_columns),
             validation_fraction=validation_fraction,
             test_fraction=test_fraction,
             stratify=stratify,

@@ -2,8 +2,11 @@
 
 import dataclasses
 
-from components.errors import InputError
+from components.errors import InputError, did_you_mean
+from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 from components.text import END, START
+
+_SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,10 +16,15 @@ class WriteParams:
     Attributes:
         source: `images:DIR`, `text:DIR`, `csv:FILE`, `corpus:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or
             `keras:NAME`; paths may be gs://.
+        task: What a model is asked: `classification` (one class of several), `multi_label` (any number of several) or
+            `regression` (one number or several). The last two need images of a csv: or npz: source. A corpus: has a
+            task of its own, `language_model`.
+        target_columns: Of a regression, the CSV columns with the numbers; empty means `label`. Of an npz: source, the
+            targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
         test_fraction: Share of all examples to hold out, where the source has no test split.
         stratify: Hold out the same share of every class, exactly. Without it, an example stays in its split
-            when others are added.
+            when others are added. Only classification has one class per example; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split.
         seed: Salt of the split and of the order in which examples are stored.
         image_size: (height, width) to resize to; empty means that all images must have one size already.
@@ -28,13 +36,16 @@ class WriteParams:
         truncate: Of texts: the side on which they are cut and padded, `start` or `end`; `start` keeps the last words.
         context_tokens: Of a corpus: how many of these a passage outside the training split only reads, which another
             has predicted; without them, half of what is predicted has little before it.
-        class_names: The classes, in order; empty means those found, sorted.
+        class_names: The classes, in order; empty means those found, sorted. A multi-label npz: source has none to
+            find: empty means their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per core.
     """
 
     source: str
+    task: str = CLASSIFICATION
+    target_columns: tuple[str, ...] = ()
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
     stratify: bool = True
@@ -68,6 +79,19 @@ class WriteParams:
             raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
         if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
             raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
+        if self.task not in _SETTABLE_TASKS:
+            raise InputError(
+                f"task must be one of {', '.join(_SETTABLE_TASKS)}. Received: task={self.task!r}."
+                + did_you_mean(self.task, _SETTABLE_TASKS)
+            )
+        for name, fits in (("target_columns", self.task == REGRESSION), ("class_names", self.task != REGRESSION)):
+            names = getattr(self, name)
+            if len(set(names)) < len(names):
+                raise InputError(f"{name} must differ. Received: {name}={list(names)}.")
+            if names and not fits:
+                raise InputError(
+                    f"{name} does not go with task={self.task!r}. Received: {name}={list(names)}. Remove it."
+                )
         if self.vocabulary_size < 3:
             raise InputError(
                 "vocabulary_size must be at least 3: padding, unknown and a word. Received: "
@@ -82,12 +106,15 @@ class WriteParams:
                 f"context_tokens must be at least 0 and below num_tokens={self.num_tokens}. Received: "
                 f"context_tokens={self.context_tokens}."
             )
-        if len(set(self.class_names)) < len(self.class_names):
-            raise InputError(f"class_names must differ. Received: class_names={list(self.class_names)}.")
         if self.target_shard_mib <= 0:
             raise InputError(f"target_shard_mib must be positive. Received: target_shard_mib={self.target_shard_mib}.")
         if self.num_workers < 0:
             raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
+
+    @property
+    def asked(self) -> str:
+        """What a model of these data is asked: `task`, or of a corpus: source the language model's."""
+        return LANGUAGE_MODEL if self.source.partition(":")[0] == CORPUS else self.task
 
 
 @dataclasses.dataclass(frozen=True)

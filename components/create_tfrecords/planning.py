@@ -8,7 +8,9 @@ from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources import Listing, list_examples
 from components.create_tfrecords.splitting import assign_splits, storage_order
+from components.create_tfrecords.targets import check_variation
 from components.errors import InputError
+from components.interface import CLASSIFICATION, REGRESSION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,8 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
     """List the source and divide it, reading no image and no text file.
 
     Raises:
-        InputError: If the source cannot be used, or a split that was asked for has no examples.
+        InputError: If the source cannot be used, a split that was asked for has no examples, or a target of a
+            regression is the same for all that train.
     """
     listing = list_examples(params)
     if listing.corpus is not None and listing.splits is not None:
@@ -48,7 +51,7 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
         validation_fraction=params.validation_fraction,
         test_fraction=params.test_fraction,
         seed=params.seed,
-        stratify=params.stratify,
+        stratify=params.stratify and params.task == CLASSIFICATION,
         groups=listing.groups,
     )
     order = storage_order(listing.keys, params.seed)
@@ -63,4 +66,6 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
                 else f"The 'train' split of {params.source!r} has no examples. Add a train/ folder, or lower the "
                 "fractions."
             )
+    if params.task == REGRESSION:
+        check_variation(listing.labels[by_split[TRAIN]], listing.class_names)
     return DatasetPlan(listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule)

@@ -20,11 +20,18 @@ from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.corpus import Corpus, list_passages, read_corpus
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.targets import (
+    check_finite,
+    check_hot,
+    index_labels,
+    parse_numbers,
+    shown,
+    split_labels,
+)
 from components.errors import InputError, did_you_mean
-from components.interface import IMAGE, TEXT
+from components.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 
 _REMOTE_THREADS = 16
-_SHOWN = 5
 _MAX_CSV_FIELD_CHARACTERS = 1 << 20  # A quote that nobody closes ends here.
 _IGNORED_FILES = {"Thumbs.db", "desktop.ini"}
 
@@ -36,8 +43,8 @@ class Listing:
     Attributes:
         source: The source, as the user wrote it.
         keys: One unique name per example: its path below `root`, or its place in an array.
-        labels: int32[num_examples], indices into `class_names`.
-        class_names: The classes.
+        labels: int32[num_examples], indices into `class_names`; of other tasks, see `targets`.
+        class_names: The classes; of a regression, the names of the targets.
         splits: The source's own split of every example, str[num_examples]; None where it has none.
         groups: One group name per example; None where none was asked for.
         root: Folder that file keys are relative to; empty for arrays.
@@ -98,7 +105,7 @@ def list_examples(params: WriteParams) -> Listing:
     """Every labelled example that `params.source` names.
 
     Raises:
-        InputError: If the source is unknown, empty or malformed, holds fewer than two classes, or does not fit
+        InputError: If the source is unknown, empty or malformed, does not hold what the task needs, or does not fit
             `params.class_names`.
     """
     kind, separator, location = params.source.partition(":")
@@ -113,6 +120,11 @@ def list_examples(params: WriteParams) -> Listing:
         raise InputError(
             f"group_column={params.group_column!r} needs a csv: source. Received: {params.source!r}. Remove it."
         )
+    if params.task != CLASSIFICATION and kind not in _WITH_ANY_TARGET:
+        raise InputError(
+            f"task={params.task!r} needs a {' or '.join(f'{name}:' for name in _WITH_ANY_TARGET)} source. Received: "
+            f"{params.source!r}, which has no such targets. List the images with their labels in a CSV file."
+        )
     if params.context_tokens and kind != "corpus":
         raise InputError(
             f"context_tokens={params.context_tokens} needs a corpus: source. Received: {params.source!r}. Remove it."
@@ -121,6 +133,12 @@ def list_examples(params: WriteParams) -> Listing:
     if listing.corpus is not None:
         return listing
     _check_kind(listing, params)
+    if params.task == MULTI_LABEL:
+        if not listing.labels.any():
+            raise InputError(f"No example of {params.source!r} has a label. Expected some, as in cat|dog.")
+        return listing
+    if params.task == REGRESSION:
+        return listing
     present = np.unique(listing.labels)
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
@@ -144,38 +162,12 @@ def _check_kind(listing: Listing, params: WriteParams) -> None:
             )
 
 
-def _index_labels(
-    names: Sequence[str], params: WriteParams, where: Sequence[str]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """int32 labels of the given names, and the class names: those of the params, or those found, sorted."""
-    found = set(names)
-    if params.class_names:
-        classes = params.class_names
-        if unknown := found - set(classes):
-            example = where[next(i for i, name in enumerate(names) if name in unknown)]
-            raise InputError(
-                f"Labels outside the class list: {_shown(sorted(unknown))} (first at {example}). Expected one of "
-                f"{list(classes)}. Correct the labels, or add them to data.class_names."
-            )
-    else:
-        # Python refuses to parse thousands of digits; 18 fit an int64.
-        numeric = all(name.isdecimal() and len(name) <= 18 for name in found)
-        classes = tuple(sorted(found, key=(lambda name: (int(name), name)) if numeric else None))
-    index = {name: i for i, name in enumerate(classes)}
-    return np.array([index[name] for name in names], np.int32), classes
-
-
 def _is_utf8(name: str) -> bool:
     try:
         name.encode()
     except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
         return False
     return True
-
-
-def _shown(items: Sequence[str]) -> str:
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return ", ".join(repr(item) for item in items[:_SHOWN]) + more
 
 
 def _from_folders(kind: str) -> Callable[[str, WriteParams], Listing]:
@@ -187,12 +179,12 @@ def _from_images(location: str, params: WriteParams) -> Listing:
     location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
     files = [file for file in storage.list_files(location) if PurePosixPath(file.name).name not in _IGNORED_FILES]
     if garbled := [file.name for file in files if not _is_utf8(file.name)]:
-        raise InputError(f"File names in {location} that are not UTF-8: {_shown(garbled)}. Rename them.")
+        raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
     top = {file.name.split("/")[0] for file in files if "/" in file.name}
     has_splits = bool(top & set(SPLITS))
     if has_splits and (strange := sorted(top - set(SPLITS))):
         raise InputError(
-            f"Folders {_shown(strange)} stand beside split folders in {location}. Expected only {', '.join(SPLITS)}. "
+            f"Folders {shown(strange)} stand beside split folders in {location}. Expected only {', '.join(SPLITS)}. "
             "Move them into one of these, or out of the source."
         )
     depth = 3 if has_splits else 2
@@ -200,7 +192,7 @@ def _from_images(location: str, params: WriteParams) -> Listing:
     if misplaced:
         expected = "SPLIT/CLASS/FILE" if has_splits else "CLASS/FILE"
         raise InputError(
-            f"Files without a class in {location}: {_shown(misplaced)}. Expected {expected}. Move them into the folder "
+            f"Files without a class in {location}: {shown(misplaced)}. Expected {expected}. Move them into the folder "
             "of their class, or out of the source."
         )
     keys = tuple(file.name for file in files)
@@ -210,10 +202,10 @@ def _from_images(location: str, params: WriteParams) -> Listing:
         known = {name for name, split in zip(names, splits, strict=True) if split == TRAIN}
         if known and (unknown := sorted(set(names) - known)):
             raise InputError(
-                f"Classes without training examples in {location}: {_shown(unknown)}. Expected every class of the "
+                f"Classes without training examples in {location}: {shown(unknown)}. Expected every class of the "
                 f"other splits under {TRAIN}/ too. Add them there, or remove them."
             )
-    labels, classes = _index_labels(names, params, keys)
+    labels, classes = index_labels(names, params.class_names, keys)
     return Listing(
         source=params.source,
         keys=keys,
@@ -226,9 +218,10 @@ def _from_images(location: str, params: WriteParams) -> Listing:
 
 
 def _from_csv(location: str, params: WriteParams) -> Listing:
-    """A CSV file with the columns `path` or `text`, `label` and optionally `split`.
+    """A CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
-    Paths of images are relative to its folder; texts stand in the file itself.
+    Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
+    several separated by `|` or none; of a regression `target_columns`, numbers. Texts have one class.
     """
     content = storage.read_bytes(location)
     csv.field_size_limit(_MAX_CSV_FIELD_CHARACTERS)
@@ -248,23 +241,30 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         )
     columns = list(reader.fieldnames or ())
     kind = TEXT if "text" in columns and "path" not in columns else IMAGE
-    holder = "text" if kind == TEXT else "path"
-    wanted = [holder, "label"] + ([params.group_column] if params.group_column else [])
+    if kind == TEXT and params.task != CLASSIFICATION:
+        raise InputError(
+            f"task={params.task!r} needs images. Received: texts in {location}, of which only classification is "
+            "supported. Set data.task=classification, with one class per text."
+        )
+    targets = params.target_columns or ("label",)
+    wanted = ["text" if kind == TEXT else "path", *targets] + ([params.group_column] if params.group_column else [])
     if missing := [name for name in wanted if name not in columns]:
         raise InputError(
-            f"Missing columns in {location}: {_shown(missing)}. Received: {columns}. The first line must name the "
-            "columns path (or text), label and optionally split."
+            f"Missing columns in {location}: {shown(missing)}. Received: {columns}. The first line must name the "
+            f"columns path (or text), {', '.join(targets)} and optionally split."
         )
     if len(set(columns)) < len(columns):
         raise InputError(
             f"Repeated columns in {location}: {columns}. Expected every column once. Rename or remove one."
         )
     rows = [row for _, row in lines]
+    may_be_empty = "label" if params.task == MULTI_LABEL else "text"
+    filled = [name for name in wanted if name != may_be_empty]
     paths: list[str] = []
     for number, row in lines:
         # A line too short has None as a value, one too long has it as a key.
-        # A text may be empty: it is set aside when it is read.
-        if None in row or None in row.values() or not all(row[name] for name in wanted if name != "text"):
+        # A text may be empty, it is set aside when it is read; and so may several labels.
+        if None in row or None in row.values() or not all(row[name] for name in filled):
             raise InputError(
                 f"Malformed line {number} of {location}: expected values for {columns}, received "
                 f"{[value for value in row.values() if value is not None]}. Correct the line."
@@ -279,17 +279,22 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         paths.append(str(PurePosixPath(row["path"])))
     if repeated := [path for path, count in Counter(paths).items() if count > 1]:
         raise InputError(
-            f"Duplicate paths in {location}: {_shown(repeated)}. Expected every image once; the same image in two "
+            f"Duplicate paths in {location}: {shown(repeated)}. Expected every image once; the same image in two "
             "splits would make the evaluation lie. Remove the repeated lines."
         )
     splits = None
     if "split" in columns:
         splits = np.array([row["split"] for row in rows])
         if strange := sorted(set(splits.tolist()) - set(SPLITS)):
-            raise InputError(f"Unknown splits in {location}: {_shown(strange)}. Expected {', '.join(SPLITS)}.")
+            raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
         if params.group_column:
             _check_groups([row[params.group_column] for row in rows], splits.tolist(), location)
-    labels, classes = _index_labels([row["label"] for row in rows], params, paths)
+    if params.task == REGRESSION:
+        places = [f"line {number} of {location}" for number, _ in lines]
+        labels, classes = parse_numbers([[row[name] for name in targets] for row in rows], targets, places), targets
+    else:
+        read = split_labels if params.task == MULTI_LABEL else index_labels
+        labels, classes = read([row["label"] for row in rows], params.class_names, paths)
     order = sorted(range(len(paths)), key=paths.__getitem__)
     files: dict[str, storage.StoredFile] = {}
     if kind == TEXT:
@@ -330,15 +335,10 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 def _from_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     """Images and labels per split; the split `""` means that the source has none of its own."""
-    for split, (images, labels) in arrays.items():
-        _check_arrays(split, images, labels, params.source)
+    for split, (images, _) in arrays.items():
+        _check_images(split, images, params.source)
     keys = [f"{split or 'all'}/{i:08d}" for split, (images, _) in arrays.items() for i in range(len(images))]
-    values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
-    try:
-        names = values.astype(str).tolist()
-    except UnicodeDecodeError as error:
-        raise InputError(f"Cannot use the labels of {params.source}: expected ASCII, received {error}.") from error
-    labels, classes = _index_labels(names, params, keys)
+    labels, classes = _ARRAY_TARGETS[params.task](arrays, keys, params)
     shapes = {images.shape[1:] for images, _ in arrays.values()}
     if len(shapes) > 1:
         raise InputError(
@@ -361,7 +361,7 @@ def _from_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     )
 
 
-def _check_arrays(split: str, images: np.ndarray, labels: np.ndarray, source: str) -> None:
+def _check_images(split: str, images: np.ndarray, source: str) -> None:
     name = split or "images"
     fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
     if not fits or images.dtype != np.uint8 or 0 in images.shape[1:]:
@@ -369,13 +369,59 @@ def _check_arrays(split: str, images: np.ndarray, labels: np.ndarray, source: st
             f"Cannot use the array {name!r} of {source}: expected uint8[N, height, width] or uint8[N, height, width, "
             f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert it before saving."
         )
-    if labels.size != len(images) or labels.dtype.kind not in "iuSU":
+
+
+def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+    for split, (images, labels) in arrays.items():
+        if labels.size != len(images) or labels.dtype.kind not in "iuSU":
+            raise InputError(
+                f"Labels do not fit the array {split or 'images'!r} of {params.source}: expected {len(images)} whole "
+                f"numbers or strings, received {labels.dtype}{list(labels.shape)}."
+            )
+    values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
+    try:
+        names = values.astype(str).tolist()
+    except UnicodeDecodeError as error:
+        raise InputError(f"Cannot use the labels of {params.source}: expected ASCII, received {error}.") from error
+    return index_labels(names, params.class_names, keys)
+
+
+def _hot_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+    parts = [check_hot(labels, len(images), params.source) for images, labels in arrays.values()]
+    sizes = {part.shape[1] for part in parts}
+    names = params.class_names or tuple(map(str, range(max(sizes))))
+    if sizes != {len(names)}:
         raise InputError(
-            f"Labels do not fit the array {name!r} of {source}: expected {len(images)} whole numbers or strings, "
-            f"received {labels.dtype}{list(labels.shape)}."
+            f"Labels do not fit in {params.source}: expected {len(names)} columns, one for each of {list(names)}, "
+            f"received {sorted(sizes)}. Correct data.class_names or the arrays."
         )
+    return np.concatenate(parts), names
 
 
+def _number_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+    for images, targets in arrays.values():
+        if targets.dtype.kind not in "fiu" or targets.ndim not in (1, 2) or len(targets) != len(images):
+            raise InputError(
+                f"Targets do not fit in {params.source}: expected numbers [{len(images)}] or [{len(images)}, targets], "
+                f"received {targets.dtype}{list(targets.shape)}."
+            )
+    parts = [targets.reshape(len(targets), -1) for _, targets in arrays.values()]
+    sizes = {part.shape[1] for part in parts}
+    count = max(sizes)
+    names = params.target_columns or (("target",) if count == 1 else tuple(f"target_{i}" for i in range(count)))
+    if sizes != {len(names)} or not count:
+        raise InputError(
+            f"Targets do not fit in {params.source}: expected {len(names)} columns, one for each of {list(names)}, "
+            f"received {sorted(sizes)}. Correct data.target_columns or the arrays."
+        )
+    return check_finite(np.concatenate(parts).astype(np.float64), names, keys), names
+
+
+_ARRAY_TARGETS: Mapping[str, Callable[[Arrays, Sequence[str], WriteParams], tuple[np.ndarray, tuple[str, ...]]]] = {
+    CLASSIFICATION: _class_arrays,
+    MULTI_LABEL: _hot_arrays,
+    REGRESSION: _number_arrays,
+}
 _NPZ_SPLITS = {TRAIN: ("train",), VALIDATION: ("validation", "val"), TEST: ("test",)}
 
 
@@ -479,6 +525,7 @@ def _from_keras(location: str, params: WriteParams) -> Listing:
     return _from_arrays({TRAIN: train, TEST: test}, digest, params)
 
 
+_WITH_ANY_TARGET = ("csv", "npz")
 _IMDB_FIRST_WORD = 3  # Before the words' own ids come those of padding, of the start and of what is unknown.
 
 
@@ -494,12 +541,13 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
         digest.update(np.asarray(labels).tobytes())
     keys = [f"{split}/{i:08d}" for split, (reviews, _) in arrays.items() for i in range(len(reviews))]
     names = ("neg", "pos")
-    labels, classes = _index_labels([names[i] for _, of in arrays.values() for i in of.tolist()], params, keys)
+    found = [names[i] for _, of in arrays.values() for i in of.tolist()]
+    indices, classes = index_labels(found, params.class_names, keys)
     splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
     return Listing(
         source=params.source,
         keys=tuple(keys),
-        labels=labels,
+        labels=indices,
         class_names=classes,
         splits=splits,
         texts=tuple(texts),

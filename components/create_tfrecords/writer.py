@@ -34,6 +34,7 @@ from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sharding import plan_shards
 from components.create_tfrecords.sources import Listing
+from components.create_tfrecords.targets import check_variation, describe_targets
 from components.errors import InputError
 from components.images import (
     ImageRule,
@@ -43,7 +44,16 @@ from components.images import (
     decode_pixels,
     resize_pixels,
 )
-from components.interface import CLASSIFICATION, LANGUAGE_MODEL, TEXT, CorpusInput, ImageInput, TextInput
+from components.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    REGRESSION,
+    TASKS,
+    TEXT,
+    CorpusInput,
+    ImageInput,
+    TextInput,
+)
 from components.records import ENCODED, RAW, encode_example, frame_record
 from components.text import (
     END,
@@ -184,10 +194,10 @@ class _TextRule:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What a worker made of a run of examples: a file of framed records, the SHA-256 of each, and their statistics."""
+    """What a worker made of a run of examples: a file of framed records, their labels, SHA-256s and statistics."""
 
     path: str
-    labels: list[int]
+    labels: list[Any]
     digests: bytes
     bad: list[Quarantined]
     odd: tuple[str, tuple[int, ...]] | None
@@ -413,10 +423,10 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         source=listing.source,
         split_rule=plan.split_rule,
         input=rule.input,
-        task=CLASSIFICATION,
-        features={**rule.features, LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
+        task=params.task,
+        features={**rule.features, LABEL_FEATURE: TASKS[params.task].stored_dtype, KEY_FEATURE: "bytes"},
         class_names=listing.class_names,
-        splits=merger.splits(len(listing.class_names)),
+        splits=merger.splits(params.task, listing.class_names),
         quarantined=tuple(merger.bad),
     )
     _check_budget(params, plan, manifest)
@@ -452,7 +462,7 @@ class _Merger:
         self._directory = directory
         self._digest = hashlib.sha256()
         self._split = ""
-        self._labels: dict[tuple[str, str], list[int]] = {}
+        self._labels: dict[tuple[str, str], list[Any]] = {}
         self._crc: dict[tuple[str, str], int] = {}
         self._counts: dict[str, Counter[str]] = {}
         self._seen: set[bytes] = set()
@@ -483,14 +493,19 @@ class _Merger:
         self._digest.update(repr((class_names, rule.input)).encode())
         return self._digest.hexdigest()
 
-    def splits(self, num_classes: int) -> dict[str, Split]:
+    def splits(self, task: str, class_names: Sequence[str]) -> dict[str, Split]:
         result: dict[str, Split] = {}
         for split in dict.fromkeys(split for split, _ in self._labels):
             members = {name: labels for (of, name), labels in self._labels.items() if of == split}
-            counts = np.bincount(np.concatenate(list(members.values())).astype(int), minlength=num_classes)
+            # Of a split whose every input was set aside nothing is left to count.
+            labels = np.array([label for of_shard in members.values() for label in of_shard])
+            is_regression = task == REGRESSION and len(labels)
+            if is_regression and split == TRAIN:
+                check_variation(labels, class_names)
             result[split] = Split(
-                num_examples=int(counts.sum()),
-                class_counts=tuple(counts.tolist()),
+                num_examples=len(labels),
+                class_counts=() if task == REGRESSION else _count(task, labels, len(class_names)),
+                targets=describe_targets(labels) if is_regression else (),
                 shards=tuple(
                     Shard(name, len(labels), (self._directory / name).stat().st_size, f"{self._crc[split, name]:08x}")
                     for name, labels in members.items()
@@ -500,10 +515,17 @@ class _Merger:
         return result
 
 
-def _write_part(rule: _Rule, path: str, labels: Sequence[int], keys: Sequence[str], contents: Any) -> _Part:
+def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
+    """Examples of every class."""
+    if task == CLASSIFICATION:
+        return tuple(np.bincount(labels.astype(int), minlength=num_classes).tolist())
+    return tuple(labels.reshape(-1, num_classes).astype(int).sum(axis=0).tolist())
+
+
+def _write_part(rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[str], contents: Any) -> _Part:
     """Check and encode a run of examples, from their files where `contents` is None; runs in a worker process."""
     frames: list[bytes] = []
-    kept: list[int] = []
+    kept: list[Any] = []
     bad: list[Quarantined] = []
     digests: list[bytes] = []
     counts: Counter[str] = Counter()

@@ -174,12 +174,12 @@ class _Evaluation:
                     f"{expected[:16]}…, received {received[:16]}…. Run evaluate_model with this one."
                 )
 
-    def probabilities(self) -> np.ndarray:
-        """What the evaluated model answered, float32[examples, classes], in the order of the records."""
+    def answers(self, manifest: Manifest) -> np.ndarray:
+        """What the evaluated model answered, float32[examples, outputs], in the order of the records."""
         path = self.directory / PREDICTIONS_FILE
         try:
             with np.load(path) as predictions:
-                return predictions["probabilities"]
+                return predictions[manifest.interface.task.answer]
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(f"Cannot read {path}: {error!r}. Run evaluate_model again.") from error
 
@@ -198,15 +198,18 @@ class _HealthCheck:
         places, self._inputs = records.spread_inputs(
             records_dir, manifest, evaluation.split, params.health_check_examples
         )
-        self._expected = evaluation.probabilities()[places]
+        self._expected = evaluation.answers(manifest)[places]
+        self._scale = manifest.interface.std or 1.0
+        self._kind = "number, in standard deviations," if manifest.interface.std else "probability"
         self.class_names, self._plural = manifest.class_names, manifest.input.plural
+        self.answer = manifest.interface.task.answer
         self._tolerance = params.health_check_tolerance
         self._failed = (
             f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
         )
 
     def __call__(self, answer: Answer) -> dict[str, float]:
-        """How many examples were answered, and the largest difference of a probability.
+        """How many examples were answered, and the largest difference of a probability or standardised number.
 
         Raises:
             RuntimeError: If it is too large, or there is no answer.
@@ -217,12 +220,14 @@ class _HealthCheck:
             raise
         except RuntimeError as error:
             raise RuntimeError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
-        differences = [np.abs(given - self._expected[position]).max() for position, given in answers.items()]
+        differences = [
+            (np.abs(given - self._expected[position]) / self._scale).max() for position, given in answers.items()
+        ]
         difference = float(np.max(differences, initial=0.0))
         if not difference <= self._tolerance:  # Written so that NaN fails.
             raise RuntimeError(
-                f"{self._failed} of {len(answers)} {self._plural}, a probability differs by {difference:.2e} from what "
-                f"was evaluated; expected at most {self._tolerance:.2e}. Is it the export of another model? Run "
+                f"{self._failed} of {len(answers)} {self._plural}, a {self._kind} differs by {difference:.2e} from "
+                f"what was evaluated; expected at most {self._tolerance:.2e}. Is it the export of another model? Run "
                 "export_model and deploy_model again."
             )
         return {"num_examples": len(answers), "max_difference": difference}

@@ -1,7 +1,7 @@
 """Answers examples with an export: run in a process of its own, with the code that serves and none that trains.
 
 Usage: python -m components.deploy_model.health_check EXPORT_DIR INPUTS ANSWERS. INPUTS is a .npy file of what
-    the model takes, as uint8[N, height, width, channels]; ANSWERS gets probabilities, float32[N, classes].
+    the model takes, as uint8[N, height, width, channels]; ANSWERS gets float32[N, outputs].
 """
 
 import sys

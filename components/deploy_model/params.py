@@ -25,7 +25,8 @@ class DeployParams:
             where it is left out.
         alias: The alias that moves to the new version.
         health_check_examples: Images that the registered export has to answer before the alias moves.
-        health_check_tolerance: Largest difference of a probability between its answers and those that were evaluated.
+        health_check_tolerance: Largest difference of a probability, or of a number in its target's standard deviations,
+            between its answers and those that were evaluated.
         artifacts_uri: Of a registry on Vertex AI: folder on gs:// that keeps every version's model and export. In a
             configuration, empty is `registry` in the settings' bucket.
         serving_image: Of a registry on Vertex AI: the image that serves a version. Empty is what
@@ -92,7 +93,7 @@ class DeployResult:
         version_dir: Its folder, here or on gs://.
         alias: The alias that stands there.
         previous: The version where the alias stood before; empty if there was none.
-        health_check: Images answered, and the largest difference of a probability.
+        health_check: Images answered, and the largest difference of a probability or standardised number.
         endpoint: The endpoint that serves it; empty if there is none.
     """
 

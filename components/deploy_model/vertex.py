@@ -48,10 +48,14 @@ class HealthCheck(Protocol):
 
     @property
     def class_names(self) -> Sequence[str]:
-        """The classes, in the order of probabilities."""
+        """The classes or targets, in the order of an answer's numbers."""
+
+    @property
+    def answer(self) -> str:
+        """What the serving image calls the numbers: `probabilities` or `values`."""
 
     def __call__(self, answer: Answer) -> Any:
-        """Ask for probabilities: uint8[N, height, width, channels] → float[classes] by the image's position.
+        """Ask for answers: uint8[N, height, width, channels] → float[outputs] by the image's position.
 
         Raises:
             RuntimeError: If an answer is not as it was evaluated.
@@ -201,7 +205,7 @@ class VertexTarget:
         after = give_share(before, deployed, self._params.endpoint_traffic)
         try:
             self._route(endpoint, lambda split: give_share(split, deployed, self._params.endpoint_traffic))
-            check(lambda images: self._predict(endpoint, deployed, images, check.class_names))
+            check(lambda images: self._predict(endpoint, deployed, images, check))
             yield endpoint
         except Exception:
             self._withdraw(endpoint, deployed, before, after)
@@ -215,7 +219,7 @@ class VertexTarget:
             try:
                 deployed = self._deploy(endpoint, version)
                 self._route(endpoint, lambda _: {deployed: 100})  # noqa: B023 (called before the next round)
-                check(lambda images: self._predict(endpoint, "", images, check.class_names))  # noqa: B023
+                check(lambda images: self._predict(endpoint, "", images, check))  # noqa: B023
                 return
             except MissingError:  # Another run of the same model was done with it, and has taken it down.
                 if is_last:
@@ -344,10 +348,8 @@ class VertexTarget:
 
         registry.backoff(update)
 
-    def _predict(
-        self, endpoint: str, deployed: str, images: np.ndarray, class_names: Sequence[str]
-    ) -> dict[int, np.ndarray]:
-        """What a deployment answers, or any if none is named: float64[classes] by the image's position.
+    def _predict(self, endpoint: str, deployed: str, images: np.ndarray, check: HealthCheck) -> dict[int, np.ndarray]:
+        """What a deployment answers, or any if none is named: float64[outputs] by the image's position.
 
         Images that another deployment answered are left out.
         """
@@ -363,8 +365,8 @@ class VertexTarget:
                 response = backoff(partial(service.call, "PredictionService", "predict", request))
                 if deployed in ("", response.deployed_model_id):
                     (prediction,) = response.predictions
-                    probabilities = prediction["probabilities"]
-                    answers[position] = np.array([probabilities[name] for name in class_names], np.float64)
+                    numbers = prediction[check.answer]
+                    answers[position] = np.array([numbers[name] for name in check.class_names], np.float64)
             except MissingError:
                 raise
             except (InputError, ValueError, KeyError, TypeError) as error:

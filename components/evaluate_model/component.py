@@ -58,7 +58,7 @@ def evaluate_model(
         scored = json.loads((output / EVALUATION_FILE).read_text())
         for name, value in result.metrics.items():
             metrics.log_metric(name, value)
-        if "confusion_matrix" in scored["challenger"]:  # A language model has none.
+        if "confusion_matrix" in scored["challenger"]:  # Only one class of several has one.
             classification.log_confusion_matrix(scored["class_names"], scored["challenger"]["confusion_matrix"])
         if scored["challenger"].get("roc"):
             points = scored["challenger"]["roc"]

@@ -27,10 +27,12 @@ from components.evaluate_model import language_model
 from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
 from components.evaluate_model.language_report import LanguageReportContent, render_language_report
-from components.evaluate_model.metrics import METRICS_BY_TASK, Metrics, scalar_metrics
+from components.evaluate_model.metrics import compute_metrics, scalar_metrics
+from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
-from components.evaluate_model.report import Prediction, ReportContent, render_report
-from components.interface import LANGUAGE_MODEL, TextInput
+from components.evaluate_model.regression import compute_regression_metrics
+from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, THRESHOLD, TextInput
 from components.registry import model_digest
 from components.text import START, Tokenizer, load_vocabulary
 
@@ -51,10 +53,12 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         output: Gets evaluation.json, report.html and predictions.npz; appears whole or not at all.
 
     Raises:
-        InputError: If the split is empty, or a model is damaged or does not fit the data set.
+        InputError: If the split is empty, a model is damaged or does not fit the data set, or a metric that is asked
+            for is another task's.
     """
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
+    params.check_task(manifest.task)
     manifest.split(params.split)
     info = _matching_info(model_dir, manifest, "model")
     digest = model_digest(model_dir)
@@ -65,7 +69,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             models.append(found.directory)
             _matching_info(found.directory, manifest, "champion")
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
-        judge = _judge_passages if manifest.task == LANGUAGE_MODEL else _judge_classes
+        judge = _judge_passages if manifest.task == LANGUAGE_MODEL else _judge_examples
         judged = judge(params, device, records_dir, manifest, models)
     champion_metrics = judged.scalars[1] if found.directory else None
     decision = decide(params, judged.scalars[0], champion_metrics, num_not_finite=judged.num_not_finite)
@@ -96,14 +100,37 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     return result
 
 
+METRICS_BY_TASK: Mapping[str, Callable[[np.ndarray, np.ndarray, Manifest, EvaluateParams], Any]] = {
+    CLASSIFICATION: lambda labels, outputs, manifest, params: compute_metrics(
+        labels, outputs, manifest.class_names, params.top_k
+    ),
+    MULTI_LABEL: lambda labels, outputs, manifest, params: compute_multi_label_metrics(
+        labels, outputs, manifest.class_names
+    ),
+    REGRESSION: lambda labels, outputs, manifest, params: compute_regression_metrics(
+        labels, outputs, manifest.class_names, manifest.interface.task
+    ),
+}
+
+
+def _no_answer(manifest: Manifest) -> np.ndarray:
+    """float32[outputs]: every class alike, or every target's mean."""
+    interface = manifest.interface
+    if manifest.task == REGRESSION:
+        return np.array(interface.mean, np.float32)
+    each = 1 / interface.num_classes if manifest.task == CLASSIFICATION else THRESHOLD
+    return np.full(interface.output_shape, each, np.float32)
+
+
 def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
     info = ModelInfo.load(model_dir)
     # A champion of texts has the words of the data that it learnt from.
     if not (info.understands(manifest) if role == "champion" else info.fits(manifest)):
         raise InputError(
-            f"The {role} in {model_dir} does not fit the data set: expected classes {list(manifest.class_names)} "
-            f"and {manifest.input}, received {list(info.class_names)} and {info.input}. Evaluate it "
-            "on the data set it was made for, or train a new one"
+            f"The {role} in {model_dir} does not fit the data set: expected {manifest.task} with "
+            f"{list(manifest.class_names)} and {manifest.input}, received {info.task} with "
+            f"{list(info.class_names)} and {info.input}. Evaluate it on the data set it was made for, or train a new "
+            "one"
             + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
         )
     return info
@@ -117,37 +144,38 @@ class _Judged:
         metrics: A dataclass each, with `num_examples`.
         scalars: The figures that the gate judges.
         num_not_finite: Examples for which the model gave NaN or infinity.
-        predictions: The arrays of predictions.npz: `labels`, and `probabilities` as the exported model gives them.
+        predictions: The arrays of predictions.npz: `labels`, and `probabilities` or `values` as the exported
+            model gives them.
         render: The report.
     """
 
-    metrics: Sequence[Metrics | language_model.LanguageMetrics]
+    metrics: Sequence[Any]
     scalars: Sequence[Mapping[str, float]]
     num_not_finite: int
     predictions: Mapping[str, Any]
     render: Callable[[ModelInfo, EvaluateResult], str]
 
 
-def _judge_classes(
+def _judge_examples(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, models: Sequence[Path]
 ) -> _Judged:
     scored = _score(params, device, records_dir, manifest, models)
-    bad = ~np.isfinite(scored.probabilities).all(axis=2)
-    # A row that is not finite is no answer: every class alike. The gate refuses the model all the same.
-    probabilities = np.where(bad[:, :, None], 1 / len(manifest.class_names), scored.probabilities)
+    bad = ~np.isfinite(scored.outputs).all(axis=2)
+    # A row that is not finite is no answer. The gate refuses the model all the same.
+    outputs = np.where(bad[:, :, None], _no_answer(manifest), scored.outputs)
     compute = METRICS_BY_TASK[manifest.task]
-    metrics = [compute(scored.labels, of_one, manifest.class_names, params.top_k) for of_one in probabilities]
+    metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         return render_report(
-            _report_content(params, records_dir, manifest, models[0], info, scored, probabilities[0], metrics, result)
+            _report_content(params, records_dir, manifest, models[0], info, scored, outputs[0], metrics, result)
         )
 
     return _Judged(
         metrics=metrics,
         scalars=[scalar_metrics(one) for one in metrics],
         num_not_finite=int(bad[0].sum()),
-        predictions={"labels": scored.labels, "probabilities": probabilities[0]},
+        predictions={"labels": scored.labels, manifest.interface.task.answer: outputs[0]},
         render=render,
     )
 
@@ -185,11 +213,11 @@ def _judge_passages(
 
 @dataclasses.dataclass(frozen=True)
 class _Scores:
-    """labels int32[examples], keys, and probabilities float32[models, examples, classes]."""
+    """labels [examples] or [examples, …], keys, and outputs float32[models, examples, classes or targets]."""
 
     labels: np.ndarray
     keys: Sequence[str]
-    probabilities: np.ndarray
+    outputs: np.ndarray
 
 
 def _score(
@@ -204,17 +232,17 @@ def _score(
     chunk = max(1, _CHUNK_BYTES // (records.input_bytes(manifest.input) * step)) * step
     labels: list[np.ndarray] = []
     keys: list[str] = []
-    probabilities: list[list[np.ndarray]] = [[] for _ in models]
+    outputs: list[list[np.ndarray]] = [[] for _ in models]
     num_examples = manifest.split(params.split).num_examples
     with progress.track(_STEP, num_examples * len(models), manifest.input.plural) as bar:
         chunks = records.read_batches(records_dir, manifest, params.split, chunk, with_keys=True)
         for fields in chunks.as_numpy_iterator():
             labels.append(fields[LABEL_FEATURE])
             keys.extend(key.decode() for key in fields[KEY_FEATURE])
-            for model, read, so_far in zip(models, readers, probabilities, strict=True):
+            for model, read, so_far in zip(models, readers, outputs, strict=True):
                 so_far.append(predict(model, read(fields), params.batch_size_per_replica, device.num_replicas))
                 bar.update(len(fields[LABEL_FEATURE]))
-    return _Scores(np.concatenate(labels), keys, np.stack([np.concatenate(of_one) for of_one in probabilities]))
+    return _Scores(np.concatenate(labels), keys, np.stack([np.concatenate(of_one) for of_one in outputs]))
 
 
 def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str, Any]], np.ndarray]:
@@ -233,32 +261,14 @@ def _report_content(
     model_dir: Path,
     info: ModelInfo,
     scored: _Scores,
-    probabilities: np.ndarray,
-    metrics: Sequence[Metrics],
+    outputs: np.ndarray,
+    metrics: Sequence[Any],
     result: EvaluateResult,
 ) -> ReportContent:
-    predicted = probabilities.argmax(axis=1)
-    confidence = probabilities.max(axis=1)
-    wrong = np.flatnonzero(predicted != scored.labels)
-    wrong = wrong[np.argsort(-confidence[wrong], kind="stable")]
-    right = np.flatnonzero(predicted == scored.labels)[:_RIGHT_PICTURES]
-    shown = wrong[: params.num_pictures]
-    indices = [*shown.tolist(), *right.tolist()]
-    is_text = isinstance(manifest.input, TextInput)
-    texts = records.pick_texts(records_dir, manifest, params.split, indices) if is_text else {}
-    pictures = records.pick_inputs(records_dir, manifest, params.split, indices) if not is_text else {}
-
-    def prediction(index: int) -> Prediction:
-        return Prediction(
-            key=scored.keys[index],
-            image=pictures.get(index),
-            text=texts.get(index, ""),
-            true_class=manifest.class_names[scored.labels[index]],
-            predicted_class=manifest.class_names[predicted[index]],
-            confidence=float(confidence[index]),
-            true_confidence=float(probabilities[index, scored.labels[index]]),
-        )
-
+    chosen = _CHOOSE[manifest.task](manifest, scored, outputs)
+    shown, right = chosen.wrong[: params.num_pictures].tolist(), chosen.right[:_RIGHT_PICTURES].tolist()
+    pick = records.pick_texts if isinstance(manifest.input, TextInput) else records.pick_inputs
+    picked: Mapping[int, Any] = pick(records_dir, manifest, params.split, [*shown, *right])
     return ReportContent(
         title=f"{info.name} on {manifest.source}",
         facts=_facts(params, manifest, info),
@@ -267,10 +277,78 @@ def _report_content(
         promote=result.promote,
         reasons=result.reasons,
         history=_history(model_dir),
-        wrong=[prediction(index) for index in shown.tolist()],
-        num_wrong=len(wrong),
-        right=[prediction(index) for index in right.tolist()],
+        wrong=[chosen.describe(index, picked[index]) for index in shown],
+        num_wrong=len(chosen.wrong),
+        right=[chosen.describe(index, picked[index]) for index in right],
+        answers=(scored.labels, outputs) if manifest.task == REGRESSION else None,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """Examples for the report: the wrong ones, worst first, right ones, and how to describe one with its image or text.
+
+    Examples are indices.
+    """
+
+    wrong: np.ndarray
+    right: np.ndarray
+    describe: Callable[[int, Any], Any]
+
+
+def _choose_classes(manifest: Manifest, scored: _Scores, probabilities: np.ndarray) -> _Chosen:
+    predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    wrong = np.flatnonzero(predicted != scored.labels)
+
+    def describe(index: int, given: np.ndarray | str) -> Prediction:
+        return Prediction(
+            key=scored.keys[index],
+            image=None if isinstance(given, str) else given,
+            text=given if isinstance(given, str) else "",
+            true_class=manifest.class_names[scored.labels[index]],
+            predicted_class=manifest.class_names[predicted[index]],
+            confidence=float(confidence[index]),
+            true_confidence=float(probabilities[index, scored.labels[index]]),
+        )
+
+    worst_first = wrong[np.argsort(-confidence[wrong], kind="stable")]
+    return _Chosen(worst_first, np.flatnonzero(predicted == scored.labels), describe)
+
+
+def _choose_labels(manifest: Manifest, scored: _Scores, probabilities: np.ndarray) -> _Chosen:
+    true, predicted = scored.labels > 0, probabilities > THRESHOLD
+    right = (true == predicted).all(axis=1)
+    losses = manifest.interface.task.losses(scored.labels, probabilities)
+
+    def describe(index: int, image: np.ndarray) -> LabelPrediction:
+        def those(mask: np.ndarray) -> tuple[tuple[str, float], ...]:
+            return tuple((manifest.class_names[i], float(probabilities[index, i])) for i in np.flatnonzero(mask[index]))
+
+        return LabelPrediction(
+            scored.keys[index], image, those(predicted & true), those(predicted & ~true), those(true & ~predicted)
+        )
+
+    wrong = np.flatnonzero(~right)
+    return _Chosen(wrong[np.argsort(-losses[wrong], kind="stable")], np.flatnonzero(right), describe)
+
+
+def _choose_numbers(manifest: Manifest, scored: _Scores, values: np.ndarray) -> _Chosen:
+    losses = manifest.interface.task.losses(scored.labels, values)
+
+    def describe(index: int, image: np.ndarray) -> NumberPrediction:
+        pairs = zip(scored.labels[index].tolist(), values[index].tolist(), strict=True)
+        numbers = tuple((name, *pair) for name, pair in zip(manifest.class_names, pairs, strict=True))
+        return NumberPrediction(scored.keys[index], image, numbers)
+
+    worst_first = np.argsort(-losses, kind="stable")
+    return _Chosen(worst_first, worst_first[:0], describe)
+
+
+_CHOOSE: Mapping[str, Callable[[Manifest, _Scores, np.ndarray], _Chosen]] = {
+    CLASSIFICATION: _choose_classes,
+    MULTI_LABEL: _choose_labels,
+    REGRESSION: _choose_numbers,
+}
 
 
 def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mapping[str, str]:

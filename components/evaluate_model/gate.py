@@ -3,10 +3,17 @@
 import dataclasses
 from collections.abc import Mapping
 
-from components.evaluate_model.params import HIGHER_IS_BETTER, EvaluateParams
+from components.evaluate_model.params import LOWER_IS_BETTER, EvaluateParams
 
 # Differences below this are rounding: sums of the same numbers in another order.
 _TOLERANCE = 1e-9
+# Why a metric may be undefined.
+_NEEDS = {
+    "roc_auc": "two classes, both in the split",
+    "macro_roc_auc": "a label that some examples of the split have and others have not",
+    "mean_average_precision": "an example in the split that has a label",
+    "r2": "targets that differ within the split",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +47,31 @@ def decide(
     for names, sign, word in ((params.minimum, 1, "at least"), (params.maximum, -1, "at most")):
         for metric, bound in names.items():
             if metric not in challenger:
-                why = "it needs two classes, both in the split" if metric == "roc_auc" else "it is of another task"
-                checks.append((False, f"{metric} was not measured: {why}"))
+                checks.append((False, f"{metric} was not measured: it needs {_NEEDS[metric]}"))
                 continue
             value = challenger[metric]
-            checks.append((sign * (value - bound) >= -_TOLERANCE, f"{metric} {value:.4f}, required {word} {bound:.4f}"))
+            checks.append(
+                (sign * (value - bound) >= -_TOLERANCE, f"{metric} {_shown(value)}, required {word} {_shown(bound)}")
+            )
     if champion is None:
         checks.append((True, "there is no champion to beat"))
     else:
         for metric, allowed in params.max_regression.items():
             if metric in challenger and metric in champion:
                 checks.append(_compare(metric, challenger[metric], champion[metric], allowed))
+            else:
+                checks.append((False, f"{metric} cannot be compared: it needs {_NEEDS[metric]}"))
     promote = all(passed for passed, _ in checks)
     return Decision(promote, tuple(f"{'passed' if passed else 'failed'}: {text}" for passed, text in checks))
 
 
 def _compare(metric: str, challenger: float, champion: float, allowed: float) -> tuple[bool, str]:
-    regression = (champion - challenger) * (1 if metric in HIGHER_IS_BETTER else -1)
+    regression = (champion - challenger) * (-1 if metric in LOWER_IS_BETTER else 1)
     standing = "ties with" if abs(regression) <= _TOLERANCE else "is worse than" if regression > 0 else "beats"
-    text = f"{metric} {challenger:.4f} {standing} the champion's {champion:.4f}; it may be worse by {allowed:.4f}"
-    return regression <= allowed + _TOLERANCE, text
+    text = f"{metric} {_shown(challenger)} {standing} the champion's {_shown(champion)}"
+    return regression <= allowed + _TOLERANCE, f"{text}; it may be worse by {_shown(allowed)}"
+
+
+def _shown(value: float) -> str:
+    """To four places, and of a number too small for them to four digits: errors have any unit."""
+    return f"{value:.4g}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"

@@ -1,12 +1,13 @@
 """How good a classifier's probabilities are: every figure of the evaluation, in plain numpy."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from components.errors import InputError
-from components.interface import CLASSIFICATION
+from components.evaluate_model.params import ALL_METRICS
 
 _CALIBRATION_BINS = 15
 _MAX_ROC_POINTS = 200
@@ -116,10 +117,10 @@ def compute_metrics(
 
     matrix = np.bincount(labels * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
     hits, support, claimed = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
-    precision, recall, f1 = _share(hits, claimed), _share(hits, support), _share(2 * hits, support + claimed)
+    precision, recall, f1 = share(hits, claimed), share(hits, support), share(2 * hits, support + claimed)
 
     bins = _calibration(probabilities.max(axis=1), predicted == labels)
-    roc_auc, roc = _roc(labels == 1, probabilities[:, 1]) if num_classes == 2 else (None, ())
+    roc_auc, roc = roc_curve(labels == 1, probabilities[:, 1]) if num_classes == 2 else (None, ())
     return Metrics(
         num_examples=num_examples,
         accuracy=float(np.mean(predicted == labels)),
@@ -141,19 +142,10 @@ def compute_metrics(
     )
 
 
-def scalar_metrics(metrics: Metrics) -> dict[str, float]:
-    """The figures that are one number, by name; `roc_auc` only where it is defined."""
-    names = (
-        "accuracy",
-        "top_k_accuracy",
-        "loss",
-        "macro_precision",
-        "macro_recall",
-        "macro_f1",
-        "calibration_error",
-        "roc_auc",
-    )
-    return {name: getattr(metrics, name) for name in names if getattr(metrics, name) is not None}
+def scalar_metrics(metrics: Any) -> dict[str, float]:
+    """The figures of any task that are one number, by name; only those that are defined."""
+    found = {name: getattr(metrics, name, None) for name in ALL_METRICS}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _check(labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]) -> None:
@@ -172,22 +164,35 @@ def _check(labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[
             f"Labels must be in [0, {num_classes}), one per class name. Received: label {labels[outside[0]]} at index "
             f"{outside[0]}, one of {len(outside)}. Evaluate on the data set that the model was made for."
         )
+    check_probabilities(probabilities, "a softmax")
+
+
+def check_probabilities(probabilities: np.ndarray, ending: str) -> None:
+    """Check that float[num_examples, num_classes] holds probabilities.
+
+    Args:
+        probabilities: What a model gave.
+        ending: What it should end with, in words.
+
+    Raises:
+        InputError: If a number is not finite, or outside [0, 1] by more than bfloat16's rounding.
+    """
     bad = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
     if len(bad):
         raise InputError(
-            f"The model's output is refused: {len(bad)} of {len(labels)} rows hold NaN or infinity, the first at "
-            f"index {bad[0]}. The training has diverged: lower training.learning_rate and train again."
+            f"The model's output is refused: {len(bad)} of {len(probabilities)} rows hold NaN or infinity, the first "
+            f"at index {bad[0]}. The training has diverged: lower training.learning_rate and train again."
         )
     bad = np.flatnonzero(((probabilities < -_ROUNDING) | (probabilities > 1 + _ROUNDING)).any(axis=1))
     if len(bad):
         worst = max(probabilities[bad[0]].tolist(), key=lambda value: abs(value - 0.5))
         raise InputError(
             f"The model's output is refused: expected probabilities in [0, 1], received {worst:.4g} at "
-            f"index {bad[0]} ({len(bad)} of {len(labels)} rows). End the model with a softmax."
+            f"index {bad[0]} ({len(bad)} of {len(probabilities)} rows). End the model with {ending}."
         )
 
 
-def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Their quotient, and 0 where there is nothing to divide by."""
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
@@ -208,7 +213,8 @@ def _calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[Calibrati
     )
 
 
-def _roc(positive: np.ndarray, score: np.ndarray) -> tuple[float | None, tuple[RocPoint, ...]]:
+def roc_curve(positive: np.ndarray, score: np.ndarray) -> tuple[float | None, tuple[RocPoint, ...]]:
+    """The area under the ROC curve of bool[N] by float[N], and at most 200 of its points; None without both kinds."""
     num_positive = int(positive.sum())
     num_negative = len(positive) - num_positive
     if not num_positive or not num_negative:
@@ -231,8 +237,3 @@ def _roc(positive: np.ndarray, score: np.ndarray) -> tuple[float | None, tuple[R
         RocPoint(*point)
         for point in zip(values[::-1][kept].tolist(), false_rate[kept].tolist(), true_rate[kept].tolist(), strict=True)
     )
-
-
-METRICS_BY_TASK: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str], int], Metrics]] = {
-    CLASSIFICATION: compute_metrics
-}

@@ -7,10 +7,45 @@ from collections.abc import Mapping
 from components.artifacts import SPLITS, TEST
 from components.device import ACCELERATORS, BACKENDS
 from components.errors import InputError, did_you_mean
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 
-HIGHER_IS_BETTER = ("accuracy", "top_k_accuracy", "macro_precision", "macro_recall", "macro_f1", "roc_auc")
-LOWER_IS_BETTER = ("loss", "calibration_error", "bits_per_character")
-METRICS = HIGHER_IS_BETTER + LOWER_IS_BETTER
+# By task, the judged figure first.
+METRICS: Mapping[str, tuple[str, ...]] = {
+    CLASSIFICATION: (
+        "accuracy",
+        "top_k_accuracy",
+        "loss",
+        "macro_precision",
+        "macro_recall",
+        "macro_f1",
+        "calibration_error",
+        "roc_auc",
+    ),
+    MULTI_LABEL: (
+        "micro_f1",
+        "loss",
+        "macro_f1",
+        "macro_precision",
+        "macro_recall",
+        "subset_accuracy",
+        "hamming_loss",
+        "mean_average_precision",
+        "macro_roc_auc",
+    ),
+    REGRESSION: ("r2", "loss", "mean_absolute_error", "root_mean_squared_error", "median_absolute_error"),
+    LANGUAGE_MODEL: ("bits_per_character", "loss", "accuracy"),
+}
+ALL_METRICS = tuple(dict.fromkeys(metric for of_task in METRICS.values() for metric in of_task))
+LOWER_IS_BETTER = (
+    "loss",
+    "calibration_error",
+    "hamming_loss",
+    "mean_absolute_error",
+    "root_mean_squared_error",
+    "median_absolute_error",
+    "bits_per_character",
+)
+HIGHER_IS_BETTER = tuple(metric for metric in ALL_METRICS if metric not in LOWER_IS_BETTER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +59,9 @@ class EvaluateParams:
             none without one.
         minimum: Least value of a metric, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric, such as {"loss": 0.5}.
-        max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted.
+        max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted. In a
+            configuration, the default is the task's own figure: accuracy, micro_f1 of multi-label data, r2 of a
+            regression, bits_per_character of a language model.
         split: The split to score.
         top_k: A prediction counts in top_k_accuracy if the true class is among so many.
         batch_size_per_replica: Images per replica and step; changes speed and memory, and the result by rounding at
@@ -51,10 +88,10 @@ class EvaluateParams:
     def __post_init__(self) -> None:
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
-                if metric not in METRICS:
+                if metric not in ALL_METRICS:
                     raise InputError(
-                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(METRICS)}."
-                        + did_you_mean(metric, METRICS)
+                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(ALL_METRICS)}."
+                        + did_you_mean(metric, ALL_METRICS)
                     )
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")
@@ -70,6 +107,20 @@ class EvaluateParams:
         for name, known in (("split", SPLITS), ("backend", BACKENDS), ("accelerator", ACCELERATORS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
+
+    def check_task(self, task: str) -> None:
+        """Check that every metric that is asked for is one of the task.
+
+        Raises:
+            InputError: If one is another task's.
+        """
+        for name in ("minimum", "maximum", "max_regression"):
+            for metric in getattr(self, name):
+                if metric not in METRICS[task]:
+                    raise InputError(
+                        f"{metric!r} in {name} is no metric of the task {task}: expected one of "
+                        f"{', '.join(METRICS[task])}. Change {name}, or data.task."
+                    )
 
 
 @dataclasses.dataclass(frozen=True)

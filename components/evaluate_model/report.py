@@ -2,10 +2,13 @@
 
 import base64
 import dataclasses
+import functools
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import markupsafe
 import numpy as np
@@ -15,12 +18,17 @@ from PIL import Image
 
 from components import page
 from components.evaluate_model.metrics import ClassMetrics, Metrics
+from components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
+from components.evaluate_model.regression import RegressionMetrics
+from components.interface import TASKS
 
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 30
-_CURVES = ("loss", "accuracy", "bits_per_character")
+_MAX_DOTS = 500
+_MAX_CHARTED_TARGETS = 8
+_CURVES = ("loss", *(task.metric for task in TASKS.values()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +55,40 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
+class LabelPrediction:
+    """One multi-label example to show.
+
+    Attributes:
+        key: The example's name, such as its file's path.
+        image: uint8[height, width, channels], one channel or three.
+        right: Labels predicted that it has, with the probability that the model gives each, in [0, 1].
+        wrong: Labels predicted that it has not.
+        missed: Labels that it has and that were not predicted.
+    """
+
+    key: str
+    image: np.ndarray
+    right: Sequence[tuple[str, float]]
+    wrong: Sequence[tuple[str, float]]
+    missed: Sequence[tuple[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberPrediction:
+    """One example of a regression to show.
+
+    Attributes:
+        key: The example's name, such as its file's path.
+        image: uint8[height, width, channels], one channel or three.
+        numbers: For every target its name, the true number and the predicted one.
+    """
+
+    key: str
+    image: np.ndarray
+    numbers: Sequence[tuple[str, float, float]]
+
+
+@dataclasses.dataclass(frozen=True)
 class ReportContent:
     """What the report says, from top to bottom.
 
@@ -57,23 +99,25 @@ class ReportContent:
         champion: The figures of the model in service, on the same examples, if there is one.
         promote: The gate's decision.
         reasons: The reasons for it, in words.
-        history: One mapping per epoch with `epoch`, `loss`, `accuracy` and, where measured, `validation_loss`,
-            `validation_accuracy`, `learning_rate` and `examples_per_second`; empty if unknown.
-        wrong: Mistakes to show, the most confident first.
+        history: One mapping per epoch with `epoch`, `loss`, the task's metric and, where measured, `validation_loss`,
+            the metric with the same prefix, `learning_rate` and `examples_per_second`; empty if unknown.
+        wrong: Mistakes to show, the worst first; of a regression, predictions by their error.
         num_wrong: How many mistakes there are in all.
         right: Right predictions to show.
+        answers: Of a regression, the true and the predicted numbers, float[examples, targets] each.
     """
 
     title: str
     facts: Mapping[str, str]
-    metrics: Metrics
-    champion: Metrics | None
+    metrics: Any
+    champion: Any
     promote: bool
     reasons: Sequence[str]
     history: Sequence[Mapping[str, float]]
-    wrong: Sequence[Prediction]
+    wrong: Sequence[Prediction] | Sequence[LabelPrediction] | Sequence[NumberPrediction]
     num_wrong: int
-    right: Sequence[Prediction]
+    right: Sequence[Prediction] | Sequence[LabelPrediction]
+    answers: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,21 +147,72 @@ def render_report(content: ReportContent) -> str:
     Names, keys and reasons are shown as they are, whatever characters they hold. Pictures are inlined; larger ones
     are reduced to 192 pixels.
     """
-    metrics = content.metrics
     template = ENVIRONMENT.get_template("report.html.jinja")
     return template.render(
         content=content,
-        metrics=metrics,
-        figures=_headline_figures(metrics, content.champion),
+        metrics=content.metrics,
+        figures=_headline_figures(content.metrics, content.champion),
         curves=training_curves(content.history),
-        classes=sorted(metrics.per_class, key=_weakest_first),
-        matrix=_matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
-        pairs=_confused_pairs(metrics),
-        reliability=page.draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, metrics)),
-        roc=page.draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, metrics))
+        picture_pixels=_PICTURE_PIXELS,
+        **_sections(content.metrics, content),
+    )
+
+
+@functools.singledispatch
+def _sections(metrics: Any, content: ReportContent) -> dict[str, Any]:
+    """What the page shows of a task alone; `body` is the template that does."""
+    raise TypeError(f"No report of {type(metrics)}.")
+
+
+@_sections.register
+def _(metrics: Metrics, content: ReportContent) -> dict[str, Any]:
+    return {
+        "body": None,
+        "classes": sorted(metrics.per_class, key=_weakest_first),
+        "matrix": _matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
+        "pairs": _confused_pairs(metrics),
+        "reliability": page.draw(
+            "reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, metrics)
+        ),
+        "roc": page.draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, metrics))
         if metrics.roc
         else None,
-        picture_pixels=_PICTURE_PIXELS,
+    }
+
+
+@_sections.register
+def _(metrics: MultiLabelMetrics, content: ReportContent) -> dict[str, Any]:
+    return {"body": "multi_label.html.jinja", "classes": sorted(metrics.per_class, key=_weakest_first)}
+
+
+@_sections.register
+def _(metrics: RegressionMetrics, content: ReportContent) -> dict[str, Any]:
+    charts = []
+    if content.answers is not None:
+        # Evenly over the examples: more dots hide each other.
+        shown = np.unique(np.linspace(0, metrics.num_examples - 1, _MAX_DOTS).astype(int))
+        targets, values = (numbers[shown] for numbers in content.answers)
+        for i, target in enumerate(metrics.per_target[:_MAX_CHARTED_TARGETS]):
+            charts.append((target.name, *_draw_target(i, targets[:, i], values[:, i])))
+    return {"body": "regression.html.jinja", "charts": charts, "num_dots": min(metrics.num_examples, _MAX_DOTS)}
+
+
+def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[markupsafe.Markup, markupsafe.Markup]:
+    """Predicted by true numbers, and what is left (predicted - true) by predicted ones."""
+
+    def plot_predicted(axes: Axes) -> None:
+        ends = [float(true.min()), float(true.max())]
+        axes.plot(ends, ends, color=page.INK, linewidth=1, linestyle="--", label="perfect")
+        axes.scatter(true, predicted, s=9, color=page.BLUE, alpha=0.5, linewidths=0, label="model")
+        axes.legend()
+
+    def plot_residuals(axes: Axes) -> None:
+        axes.axhline(0, color=page.INK, linewidth=1, linestyle="--")
+        axes.scatter(predicted, predicted - true, s=9, color=page.BLUE, alpha=0.5, linewidths=0)
+
+    return (
+        page.draw(f"target {number + 1}", "true", "predicted", plot_predicted),
+        page.draw(f"residuals {number + 1}", "predicted", "predicted − true", plot_residuals),
     )
 
 
@@ -132,6 +227,11 @@ def _percent(value: float, digits: int = 1) -> str:
     return text.replace("%", "\N{NO-BREAK SPACE}%")
 
 
+def _number(value: float) -> str:
+    """A number of any size, to four digits."""
+    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
+
+
 def headline_figure(label: str, value: float, before: float | None, sign: int, percent: bool) -> HeadlineFigure:
     """One figure beside the champion's.
 
@@ -143,6 +243,8 @@ def headline_figure(label: str, value: float, before: float | None, sign: int, p
         percent: Whether it is a share.
     """
     digits = 2 if percent else 4
+    if not percent and 0 < abs(value) < 1e-3:  # Errors have any unit.
+        digits = 3 - math.floor(math.log10(abs(value)))
     shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
     if before is None:
         return HeadlineFigure(label, shown)
@@ -158,12 +260,16 @@ def headline_figure(label: str, value: float, before: float | None, sign: int, p
     )
 
 
-def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[HeadlineFigure]:
+def _headline_figures(metrics: Any, champion: Any) -> list[HeadlineFigure]:
     def figure(label: str, name: str, sign: int, percent: bool) -> HeadlineFigure:
         return headline_figure(
             label, getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent
         )
 
+    if not isinstance(metrics, Metrics):
+        wanted = _HEADLINES[type(metrics)]
+        figures = [figure(*one) for one in wanted if getattr(metrics, one[1]) is not None]
+        return [*figures, HeadlineFigure("Examples", f"{metrics.num_examples:,}")]
     figures = [figure("Accuracy", "accuracy", 1, True)]
     if metrics.top_k > 1:
         figures.append(figure(f"Top-{metrics.top_k} accuracy", "top_k_accuracy", 1, True))
@@ -175,7 +281,28 @@ def _headline_figures(metrics: Metrics, champion: Metrics | None) -> list[Headli
     return [*figures, HeadlineFigure("Examples", f"{metrics.num_examples:,}")]
 
 
-def _weakest_first(item: ClassMetrics) -> tuple[bool, float]:
+# Label, name, whether higher (1) or lower (-1) is better, and whether it is a share.
+_HEADLINES: Mapping[type, Sequence[tuple[str, str, int, bool]]] = {
+    MultiLabelMetrics: (
+        ("Micro F1", "micro_f1", 1, False),
+        ("Macro F1", "macro_f1", 1, False),
+        ("All labels right", "subset_accuracy", 1, True),
+        ("Hamming loss", "hamming_loss", -1, True),
+        ("Mean average precision", "mean_average_precision", 1, False),
+        ("Mean ROC AUC", "macro_roc_auc", 1, False),
+        ("Loss", "loss", -1, False),
+    ),
+    RegressionMetrics: (
+        ("R²", "r2", 1, False),
+        ("Mean absolute error", "mean_absolute_error", -1, False),
+        ("Root mean squared error", "root_mean_squared_error", -1, False),
+        ("Median absolute error", "median_absolute_error", -1, False),
+        ("Loss", "loss", -1, False),
+    ),
+}
+
+
+def _weakest_first(item: ClassMetrics | LabelMetrics) -> tuple[bool, float]:
     return item.support == 0, item.f1
 
 
@@ -233,7 +360,7 @@ def training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.M
                     marker = "o" if len(points) <= 30 else ""
                     axes.plot(*zip(*points, strict=True), label=label, color=color, marker=marker, markersize=3)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if metric == "accuracy":
+            if metric.endswith("accuracy"):
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
             axes.legend()
 
@@ -284,4 +411,4 @@ def _unit_square(axes: Axes) -> None:
     axes.legend()
 
 
-ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, cut=_cut)
+ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, number=_number, cut=_cut)

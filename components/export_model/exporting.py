@@ -30,8 +30,9 @@ from components.artifacts import (
 )
 from components.errors import InputError
 from components.export_model import language_model, verification
-from components.export_model.params import ExportParams, ExportResult
-from components.interface import CORPUS, IMAGE, TEXT, CorpusInput, ImageInput, Input, TextInput
+from components.export_model.params import Compared, ExportParams, ExportResult
+from components.interface import CLASSIFICATION, CORPUS, IMAGE, TASKS, TEXT, CorpusInput, ImageInput, Input, TextInput
+from components.models import UNITS_LAYER
 from components.text import copy_vocabulary, load_vocabulary, tokenizer_ops
 
 _STEP = "export_model"
@@ -58,9 +59,10 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     if not info.fits(manifest):
         raise InputError(
             f"The model in {model_dir} does not fit the data set in {records_dir}: expected "
-            f"{info.input} of {len(info.class_names)} classes, received {manifest.input} of "
-            f"{len(manifest.class_names)}."
+            f"{info.input} and {info.task} of {len(info.class_names)} classes or targets, received {manifest.input} "
+            f"and {manifest.task} of {len(manifest.class_names)}."
         )
+    task = manifest.interface.task
     devices.prepare("tensorflow", "cpu", 1, "float32")
     from components.models.loading import load_trained_model
 
@@ -73,13 +75,14 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             else:
                 _write_saved_model(model, info, model_dir, staged / SAVED_MODEL_DIR)
             calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
-            lite = _lite_models(info.input, model_dir, calibration)
+            lite = _lite_models(info.input, task.answer, model_dir, calibration)
             (staged / FLOAT_TFLITE_FILE).write_bytes(lite.floating)
             (staged / INT8_TFLITE_FILE).write_bytes(lite.quantized)
         with tempfile.TemporaryDirectory(prefix="export-") as work:
-            num_examples, trained_accuracy = _write_expectations(params, model, records_dir, manifest, Path(work))
+            compared = _write_expectations(params, model, records_dir, manifest, Path(work))
             formats = _verify_in_fresh_process(staged, Path(work))
-        result = ExportResult(num_examples, trained_accuracy, formats)
+        judged = compared.judged
+        result = ExportResult(compared.num_examples, judged, compared.trained_score, formats)
         _check(params, result)
         storage.write_json(
             staged / EXPORT_FILE,
@@ -93,17 +96,18 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                     "shape": [None, *info.input.shape],
                     **_INPUT_FACTS[info.input.kind],
                 },
+                "output": {"name": task.answer, **_scale(model)},
                 "quantization": lite.quantization,
                 "dataset_fingerprint": manifest.fingerprint,
                 "compared_on": {"split": params.split, "num_examples": result.num_examples},
-                "trained_accuracy": trained_accuracy,
+                f"trained_{judged}": compared.trained_score,
                 "formats": formats,
             },
         )
     for name, facts in formats.items():
         progress.say(
             _STEP,
-            f"{name}: accuracy {facts['accuracy']:.4f}, agreement {facts['agreement']:.4f}, "
+            f"{name}: {judged} {facts[judged]:.4f}, agreement {facts['agreement']:.4f}, "
             f"{facts['bytes'] / 2**20:.2f} MiB, "
             f"{facts['latency_ms']:.2f} ms at batch 1, {facts['examples_per_second']:,.0f} {info.input.plural}/s",
         )
@@ -146,9 +150,11 @@ def _write_saved_model(model: Any, info: ModelInfo, model_dir: Path, path: Path)
     names = tf.constant(info.class_names)
 
     def answer(inputs: Any) -> dict[str, Any]:
-        probabilities = model(inputs, training=False)
-        index = tf.argmax(probabilities, axis=-1)
-        return {"probabilities": probabilities, "class_index": index, "class_name": tf.gather(names, index)}
+        outputs = model(inputs, training=False)
+        if info.task != CLASSIFICATION:
+            return {TASKS[info.task].answer: outputs}
+        index = tf.argmax(outputs, axis=-1)
+        return {"probabilities": outputs, "class_index": index, "class_name": tf.gather(names, index)}
 
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
@@ -206,6 +212,19 @@ def _(given: TextInput, answer: Callable[[Any], Any], model_dir: Path, module: A
     }
 
 
+def _scale(model: Any) -> dict[str, list[float]]:
+    """What turns the standardised numbers of a regression into the targets' units; empty for other models."""
+    units = model.layers[-1]
+    return {"scale": units.scale, "offset": units.offset} if units.name == UNITS_LAYER else {}
+
+
+def _without_units(model: Any) -> Any:
+    """The model up to standardised numbers, of a regression; others as they are."""
+    import keras
+
+    return keras.Model(model.input, model.layers[-1].input) if _scale(model) else model
+
+
 @dataclasses.dataclass(frozen=True)
 class _LiteModels:
     """The contents of the two LiteRT files, and what is quantised in the second."""
@@ -216,33 +235,39 @@ class _LiteModels:
 
 
 @functools.singledispatch
-def _lite_models(given: Any, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
-    """The model for LiteRT."""
+def _lite_models(given: Any, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+    """The model for LiteRT; its output is called `answer`."""
     raise TypeError(f"No LiteRT models of {type(given)}.")
 
 
 @_lite_models.register
-def _(given: ImageInput, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+def _(given: ImageInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
     from components.models.loading import load_trained_model
 
-    model = load_trained_model(model_dir, input_dtype="float32")
+    # In int8, one scale for all outputs would drown a target of small numbers, and a small spread around a large mean:
+    # LiteRT's files give standardised numbers, and export.json says what makes units of them.
+    model = _without_units(load_trained_model(model_dir, input_dtype="float32"))
     return _LiteModels(
-        _convert(model, given, None), _convert(model, given, calibration), "weights and activations, by calibration"
+        _convert(model, given, answer, None),
+        _convert(model, given, answer, calibration),
+        "weights and activations, by calibration",
     )
 
 
 @_lite_models.register
-def _(given: TextInput, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+def _(given: TextInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
     from components.models.loading import load_trained_model
 
     model = load_trained_model(model_dir)
     return _LiteModels(
-        _convert_loops(model, given, quantize=False), _convert_loops(model, given, quantize=True), "weights"
+        _convert_loops(model, given, answer, quantize=False),
+        _convert_loops(model, given, answer, quantize=True),
+        "weights",
     )
 
 
 @_lite_models.register
-def _(given: CorpusInput, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+def _(given: CorpusInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
     from components.models.loading import load_trained_model
 
     model = load_trained_model(model_dir)
@@ -251,14 +276,14 @@ def _(given: CorpusInput, model_dir: Path, calibration: np.ndarray) -> _LiteMode
     )
 
 
-def _convert_loops(model: Any, given: TextInput, quantize: bool) -> bytes:
+def _convert_loops(model: Any, given: TextInput, answer: str, quantize: bool) -> bytes:
     """A model with loops as a LiteRT file: int32 ids of one text in, since LiteRT knows no loop over a changing batch.
 
     Quantised, its weights are int8, and what is computed with them is quantised as it comes: a loop is not calibrated.
     """
     tf = records.tensorflow()
     spec = tf.TensorSpec((1, *given.shape), tf.int32, name="tokens")
-    function = tf.function(lambda tokens: {"probabilities": model(tokens, training=False)}, input_signature=[spec])
+    function = tf.function(lambda tokens: {answer: model(tokens, training=False)}, input_signature=[spec])
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], model)
     converter.experimental_lower_to_saved_model = False  # So that weights become constants.
     if quantize:
@@ -266,11 +291,11 @@ def _convert_loops(model: Any, given: TextInput, quantize: bool) -> bytes:
     return converter.convert()
 
 
-def _convert(model: Any, given: Input, calibration: np.ndarray | None) -> bytes:
+def _convert(model: Any, given: Input, answer: str, calibration: np.ndarray | None) -> bytes:
     """The model as a LiteRT file: float32 pixels in, or uint8 with int8 inside where there are calibration images."""
     tf = records.tensorflow()
     spec = tf.TensorSpec((None, *given.shape), tf.float32, name="image")
-    function = tf.function(lambda image: {"probabilities": model(image, training=False)}, input_signature=[spec])
+    function = tf.function(lambda image: {answer: model(image, training=False)}, input_signature=[spec])
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], model)
     converter.experimental_lower_to_saved_model = False  # So that weights become constants, which int8 needs.
     if calibration is not None:
@@ -283,12 +308,8 @@ def _convert(model: Any, given: Input, calibration: np.ndarray | None) -> bytes:
 
 def _write_expectations(
     params: ExportParams, model: Any, records_dir: Path, manifest: Manifest, work: Path
-) -> tuple[int, float]:
-    """Leave inputs, labels and the trained model's own answers for the fresh process.
-
-    Returns:
-        How many examples that are, and the model's accuracy on them.
-    """
+) -> Compared:
+    """Leave inputs, labels and the trained model's own answers for the fresh process; returns what is compared."""
     if isinstance(manifest.input, CorpusInput):
         return language_model.write_expectations(params.split, model, records_dir, manifest, work)
     from components.models.loading import predict
@@ -312,7 +333,10 @@ def _write_expectations(
         storage.write_json(work / verification.TEXTS_FILE, texts)
     np.save(work / verification.LABELS_FILE, labels)
     np.save(work / verification.EXPECTED_FILE, expected)
-    return num_examples, float(manifest.interface.task.scores(labels, expected).mean())
+    task = manifest.interface.task
+    facts = {"task": task.name, "judged": task.judged, "answer": task.answer, **_scale(model)}
+    storage.write_json(work / verification.TASK_FILE, facts)
+    return Compared(num_examples, task.judged, task.judge(labels, expected))
 
 
 def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str, Any]]:
@@ -334,10 +358,10 @@ def _check(params: ExportParams, result: ExportResult) -> None:
     problems = []
     for name, facts in result.formats.items():
         if name == "int8":
-            drop = result.trained_accuracy - facts["accuracy"]
-            if drop > params.max_int8_accuracy_drop:
+            drop = result.trained_score - facts[result.judged]
+            if not drop <= params.max_int8_accuracy_drop:  # Written so that NaN fails.
                 problems.append(
-                    f"int8 loses {drop:.4f} of accuracy, allowed {params.max_int8_accuracy_drop} (raise "
+                    f"int8 loses {drop:.4f} of {result.judged}, allowed {params.max_int8_accuracy_drop} (raise "
                     "export.calibration_examples)"
                 )
             continue
@@ -345,7 +369,7 @@ def _check(params: ExportParams, result: ExportResult) -> None:
             problems.append(f"{name} differs by {facts['max_difference']:.2e}, allowed {params.tolerance:.2e}")
         if facts["agreement"] < params.min_agreement:
             problems.append(
-                f"{name} predicts the same class for {facts['agreement']:.4%}, required {params.min_agreement:.4%}"
+                f"{name} gives the same answer for {facts['agreement']:.4%}, required {params.min_agreement:.4%}"
             )
     if problems:
         raise InputError(

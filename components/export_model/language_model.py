@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from components import records
+from components import records, storage
 from components.artifacts import LABEL_FEATURE, Manifest, ModelInfo
 from components.export_model import verification
+from components.export_model.params import Compared
 from components.interface import PADDING, UNKNOWN
 from components.models.stepping import StepModel
 
@@ -84,8 +85,8 @@ def convert_step(model: Any, quantize: bool) -> bytes:
     return converter.convert()
 
 
-def write_expectations(split: str, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> tuple[int, float]:
-    """Leave passages and the trained model's own answers for the fresh process; returns their number and accuracy."""
+def write_expectations(split: str, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> Compared:
+    """Leave passages and the trained model's own answers for the fresh process; returns what is compared."""
     from components.models.loading import predict
 
     answer_bytes = 4 * math.prod(manifest.interface.output_shape)
@@ -101,4 +102,8 @@ def write_expectations(split: str, model: Any, records_dir: Path, manifest: Mani
     np.save(work / verification.INPUTS_FILE, passages)
     np.save(work / verification.LABELS_FILE, targets)
     np.save(work / verification.EXPECTED_FILE, expected)
-    return len(passages), float((expected.argmax(-1) == targets)[targets != PADDING].mean())
+    # Of a language model it is the next character's accuracy, which quantisation lowers as it lowers a classifier's.
+    task = {"task": manifest.task, "judged": "accuracy", "answer": manifest.interface.task.answer}
+    storage.write_json(work / verification.TASK_FILE, task)
+    accuracy = float((expected.argmax(-1) == targets)[targets != PADDING].mean())
+    return Compared(len(passages), "accuracy", accuracy)

@@ -13,9 +13,12 @@ class ExportParams:
     """What to export and how close it must be; one field per component input.
 
     Attributes:
-        tolerance: Largest difference of a probability, SavedModel and float LiteRT against the trained model.
-        min_agreement: Least share of examples for which these predict the same class as the trained model.
-        max_int8_accuracy_drop: How much accuracy int8 may lose against the trained model.
+        tolerance: Largest difference of a probability, or of a number in its target's standard deviations, SavedModel
+            and float LiteRT against the trained model.
+        min_agreement: Least share of examples for which these predict the same class or the same labels as the trained
+            model, or numbers within a twentieth of a standard deviation.
+        max_int8_accuracy_drop: How much accuracy int8 may lose against the trained model; of multi-label data micro_f1,
+            of a regression r2.
         calibration_examples: Training images that set the ranges of int8; texts need none.
         split: The split to compare on.
     """
@@ -41,16 +44,27 @@ class ExportParams:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compared:
+    """What every format is compared with: how many examples, by which figure, and that of the trained model."""
+
+    num_examples: int
+    judged: str
+    trained_score: float
+
+
+@dataclasses.dataclass(frozen=True)
 class ExportResult:
     """What was exported.
 
     Attributes:
         num_examples: Examples compared.
-        trained_accuracy: Accuracy of the trained model on them.
-        formats: By format (`saved_model`, `float`, `int8`): file, bytes, accuracy, agreement, max_difference,
+        judged: The figure that is compared: `accuracy` (of a language model the next character's), `micro_f1` or `r2`.
+        trained_score: That of the trained model on them.
+        formats: By format (`saved_model`, `float`, `int8`): file, bytes, the figure, agreement, max_difference,
             latency_ms at batch 1 (median) and examples_per_second at batch 64.
     """
 
     num_examples: int
-    trained_accuracy: float
+    judged: str
+    trained_score: float
     formats: Mapping[str, Mapping[str, Any]]

@@ -1,7 +1,7 @@
 """Judges an export from outside: run as a script in a process of its own, it knows only the exported files.
 
-Usage: python -I verification.py EXPORT_DIR WORK_DIR. WORK_DIR holds inputs, labels and the trained model's
-    probabilities.
+Usage: python -I verification.py EXPORT_DIR WORK_DIR. WORK_DIR holds inputs, labels, the trained model's answers,
+    and the task.
 Prints one JSON line: facts by format. It must not import anything of this project, and sees to it that it cannot.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-INPUTS_FILE, LABELS_FILE, EXPECTED_FILE = "inputs.npy", "labels.npy", "expected.npy"
+INPUTS_FILE, LABELS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "labels.npy", "expected.npy", "task.json"
 TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
@@ -27,17 +27,19 @@ _TIE = 1e-6  # Among 100,000 characters there are some with two that are likely 
 # A model for the CPU must not name another device, nor hold an operation that only exists on one.
 _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
 
+_SAME_NUMBER = 0.05  # In standard deviations of a regression's target.
+
 Predict = Callable[[np.ndarray], np.ndarray]
 
 
-def _saved_model(path: Path) -> tuple[Predict, Any]:
+def _saved_model(path: Path, answer: str) -> tuple[Predict, Any]:
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(path))
     signature = loaded.signatures["serving_default"]
     _refuse_device_ops(signature)
     (name,) = signature.structured_input_signature[1]
-    return lambda inputs: signature(**{name: tf.constant(inputs)})["probabilities"].numpy(), loaded
+    return lambda inputs: signature(**{name: tf.constant(inputs)})[answer].numpy(), loaded
 
 
 def _refuse_device_ops(signature: Any) -> None:
@@ -48,19 +50,26 @@ def _refuse_device_ops(signature: Any) -> None:
             raise SystemExit(f"The SavedModel is not for a CPU: node {node.name!r} is {node.op} on {node.device!r}.")
 
 
-def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict) -> None:
+def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str) -> None:
     """The signature for encoded images must answer like the one for pixels."""
     import tensorflow as tf
 
     some = images[:_ENCODED_CHECKED]
     encoded = tf.stack([tf.io.encode_png(image) for image in some])
-    answer = loaded.signatures["encoded"](encoded=encoded)["probabilities"].numpy()
+    answer = loaded.signatures["encoded"](encoded=encoded)[name].numpy()
     if not np.array_equal(answer, pixels(some)):
         raise SystemExit("The SavedModel answers differently to encoded images and to their pixels.")
 
 
-def lite_predictor(path: Path) -> Predict:
-    """The model of a LiteRT file as a function: pixels or ids of N examples → float32[N, classes], any N."""
+def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
+    """The model of a LiteRT file as a function: pixels or ids of N examples → float32[N, outputs], any N.
+
+    Args:
+        path: The file.
+        scale: What an answer is multiplied by.
+        offset: What is added to it then.
+    """
+    factor, addend = np.float32(scale), np.float32(offset)
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
@@ -75,7 +84,7 @@ def lite_predictor(path: Path) -> Predict:
             current = len(inputs)
         interpreter.set_tensor(given["index"], _as_input(inputs, given))
         interpreter.invoke()
-        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]) * factor + addend
 
     return _one_at_a_time(path) if interpreter.get_input_details()[0]["shape_signature"][0] == 1 else predict
 
@@ -161,7 +170,38 @@ def _batches(inputs: np.ndarray) -> Iterator[np.ndarray]:
         yield np.asarray(inputs[start : start + _BATCH_SIZE])
 
 
-def _measure(predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected: np.ndarray) -> dict[str, float]:
+def _judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
+    """Accuracy, micro F1 or R², by the task."""
+    if task == "classification":
+        return float((answers.argmax(1) == labels).mean())
+    if task == "language_model":
+        # It answers every character of a passage; where it is not asked for one, the label is 0.
+        return float((answers.argmax(-1) == labels)[labels != 0].mean())
+    if task == "multi_label":
+        true, predicted = labels == 1, answers > 0.5
+        hits, mistakes = int((true & predicted).sum()), int((true != predicted).sum())
+        return 2 * hits / max(2 * hits + mistakes, 1)
+    truth = labels.astype(np.float64)
+    # A target that does not vary in this split has no R²: 0 / 0.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.mean(1 - ((answers - truth) ** 2).sum(0) / ((truth - truth.mean(0)) ** 2).sum(0)))
+
+
+def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
+    """bool[examples]: whether an answer means the same; of a language model bool[examples, length]."""
+    if task == "classification":
+        return answers.argmax(1) == expected.argmax(1)
+    if task == "language_model":
+        chosen = np.take_along_axis(expected, answers.argmax(-1)[..., None], -1)[..., 0]
+        return chosen >= expected.max(-1) - _TIE  # Of two that the trained model likes alike, either will do.
+    if task == "multi_label":
+        return ((answers > 0.5) == (expected > 0.5)).all(axis=1)
+    return (np.abs(answers - expected) / scale <= _SAME_NUMBER).all(axis=1)
+
+
+def _measure(
+    predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]
+) -> dict[str, float]:
     predict(np.asarray(inputs[:_BATCH_SIZE]))
     start = time.perf_counter()
     answers = np.concatenate([predict(batch) for batch in _batches(inputs)])
@@ -174,22 +214,14 @@ def _measure(predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected:
         begin = time.perf_counter()
         predict(one)
         times.append(time.perf_counter() - begin)
-    # A language model answers every character of a passage; where it is not asked for one, the label is 0.
-    asked = labels != 0 if labels.ndim == 2 else np.ones(len(labels), bool)
-    chosen = answers.argmax(-1)
+    scale = task.get("scale", 1.0)
     return {
-        "accuracy": float((chosen == labels)[asked].mean()),
-        "agreement": float(_agrees(chosen, expected, _TIE if labels.ndim == 2 else 0.0).mean()),
-        "max_difference": float(np.abs(answers.astype(np.float64) - expected).max()),
+        task["judged"]: _judge(task["task"], labels, answers),
+        "agreement": float(_agree(task["task"], answers, expected, scale).mean()),
+        "max_difference": float((np.abs(answers.astype(np.float64) - expected) / scale).max()),
         "latency_ms": statistics.median(times) * 1e3,
         "examples_per_second": len(inputs) / seconds,
     }
-
-
-def _agrees(chosen: np.ndarray, expected: np.ndarray, tie: float) -> np.ndarray:
-    """Where the trained model has the same answer as the likeliest; of two that it likes alike, either will do."""
-    probability = np.take_along_axis(expected, chosen[..., None], -1)[..., 0]
-    return probability >= expected.max(-1) - tie
 
 
 def main(export_dir: Path, work: Path) -> None:
@@ -198,17 +230,22 @@ def main(export_dir: Path, work: Path) -> None:
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
     images = np.load(work / INPUTS_FILE, mmap_mode="r")
     labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
-    saved_model, loaded = _saved_model(export_dir / "saved_model")
-    is_language_model, strings = expected.ndim == 3, images
+    task = json.loads((work / TASK_FILE).read_text())
+    saved_model, loaded = _saved_model(export_dir / "saved_model", task["answer"])
+    is_language_model, strings = task["task"] == "language_model", images
     if (work / TEXTS_FILE).is_file():
         strings = np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
+    elif is_language_model:
+        _check_steps(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
     else:
-        check = _check_steps if is_language_model else _check_encoded
-        check(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
+        _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model, task["answer"])
+    units = task.get("scale", 1.0), task.get("offset", 0.0)
 
     def lite(file: str) -> tuple[str, Predict, Any]:
         path = export_dir / file
-        return file, step_predictor(path, expected.shape[-1]) if is_language_model else lite_predictor(path), images
+        if is_language_model:
+            return file, step_predictor(path, expected.shape[-1]), images
+        return file, lite_predictor(path, *units), images
 
     formats = {
         "saved_model": ("saved_model", saved_model, strings),
@@ -216,7 +253,7 @@ def main(export_dir: Path, work: Path) -> None:
         "int8": lite("model_int8.tflite"),
     }
     facts = {
-        name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, inputs, labels, expected)}
+        name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, inputs, labels, expected, task)}
         for name, (file, predict, inputs) in formats.items()
     }
     print(json.dumps(facts))

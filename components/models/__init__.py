@@ -2,12 +2,13 @@
 
 A model is built by a function `build_model(**facts, **parameters) -> keras.Model`. The facts are the data's:
 
-- of images `image_shape` and `num_classes`: uint8[batch, height, width, channels] pixels in [0, 255] go in, and the
-  model scales them itself, so that training, evaluation and serving cannot disagree;
-- of texts `vocabulary_size`, `num_tokens` and `num_classes`: int32[batch, num_tokens] ids go in, 0 for padding.
-
-float32[batch, num_classes] probabilities come out; of a language model, whose texts are passages of a corpus,
-float32[batch, num_tokens, num_classes]: for every position those of the next character.
+- of images `image_shape`: uint8[batch, height, width, channels] pixels in [0, 255] go in, and the model scales them
+  itself, so that training, evaluation and serving cannot disagree;
+- of texts `vocabulary_size` and `num_tokens`: int32[batch, num_tokens] ids go in, 0 for padding;
+- and `num_classes`: float32[batch, num_classes] probabilities come out, by a softmax for one class of several, by
+  sigmoids for any number of labels; of a language model, whose texts are passages of a corpus, float32[batch,
+  num_tokens, num_classes]: for every position those of the next character; or, of a regression, `num_targets`:
+  float32[batch, num_targets] numbers come out, not bounded, in standard deviations from the training split's mean.
 """
 
 import ast
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import InputError, did_you_mean
-from components.interface import FACTS, IMAGE, Interface
+from components.interface import FACTS, IMAGE, Interface, Task
 
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
@@ -31,6 +32,10 @@ REGISTRY = {
     "shakespeare_lstm": "components.models.shakespeare_lstm",
 }
 _BUILDER = "build_model"
+UNITS_LAYER = "target_units"  # The last layer of a regression model: standardised numbers to the targets' own units.
+# What a last layer may be found to end in: any of these but the task's own is a mistake. Others may be a user's own.
+_ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "tanh", "relu", "softplus")
+_ENDINGS = {"linear": "without an activation", "softmax": "with softmax", "sigmoid": "with sigmoid"}
 
 
 def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
@@ -138,7 +143,7 @@ def _builder(name: str) -> Callable[..., Any]:
     if not callable(getattr(module, function, None)):
         raise InputError(
             f"Cannot use the model {name!r}: expected a function {function}(image_shape, num_classes) in it, or for "
-            "texts (vocabulary_size, num_tokens, num_classes)."
+            "texts (vocabulary_size, num_tokens, num_classes), and for a regression num_targets instead of num_classes."
         )
     return getattr(module, function)
 
@@ -152,11 +157,12 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
         parameters: Hyper-parameters, passed on by name.
 
     Returns:
-        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape].
+        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]. Of a regression it ends in a
+        layer of ours that puts standardised numbers into the targets' units.
 
     Raises:
         InputError: If the model cannot be imported, holds code that is not Keras's own (a `.keras` file), does not take
-            the parameters, or does not fit the data set.
+            the parameters, or does not fit the data set: in shape, or by an activation that cannot give the answers.
     """
     check_model(name, parameters)
     model = _load_keras_file(name) if name.endswith(".keras") else _run_builder(name, interface, parameters)
@@ -166,7 +172,44 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
             f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
             f"received {model.input_shape} and {model.output_shape}."
         )
-    return model
+    _check_ending(name, model, interface.task)
+    return _in_target_units(model, interface) if interface.mean else model
+
+
+def _check_ending(name: str, model: Any, task: Task) -> None:
+    ending = _ending(model)
+    if ending in _ACTIVATIONS and ending != task.activation:
+        what = {
+            "classification": "one class of several",
+            "multi_label": "any number of labels",
+            "language_model": "the next character",
+        }
+        raise InputError(
+            f"The model {name!r} does not fit the data: their task is {task.name} ("
+            f"{what.get(task.name, 'numbers of any size')}), for which it must end {_ENDINGS[task.activation]}. "
+            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. Change it, or data.task."
+        )
+
+
+def _ending(model: Any) -> str:
+    """Keras's name of the activation that gives a model's output; empty where it is not told."""
+    import keras
+
+    layer = model.outputs[0]._keras_history.operation
+    if isinstance(layer, keras.Model):
+        return _ending(layer)
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    return getattr(getattr(layer, "activation", None), "__name__", "")
+
+
+def _in_target_units(model: Any, interface: Interface) -> Any:
+    import keras
+
+    # In float32 also where the rest is bfloat16, whose 8 bits lose a small spread around a large mean.
+    units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
+    # A Sequential model has no `input` before it is called.
+    return keras.Model(model.inputs[0], units(model.outputs[0]), name=model.name)
 
 
 def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
@@ -178,6 +221,11 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
             f"The model {name!r} takes {'images' if IMAGE in kinds else 'text'}, the data are "
             f"{interface.input.plural}: it is built from {', '.join(wanted)}, and the data have {', '.join(facts)}. "
             "Choose a model for them."
+        )
+    if wanted:
+        raise InputError(
+            f"The model {name!r} is built from {', '.join(wanted)}, which the data's task, {interface.task.name}, does "
+            f"not have. Expected {interface.task.size_fact}, the size of its output. Change the model, or data.task."
         )
     try:
         signature.bind(**facts, **parameters)
@@ -192,8 +240,8 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     except (ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise InputError(
-            f"The model {name!r} could not be built for {interface.input} and {interface.num_classes} classes with "
-            f"{dict(parameters)}: {reason}. Correct the parameters or the model."
+            f"The model {name!r} could not be built for {interface.input} and {interface.task.size_fact}="
+            f"{interface.num_classes} with {dict(parameters)}: {reason}. Correct the parameters or the model."
         ) from error
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from components import feeding, records, storage
-from components.artifacts import LABEL_FEATURE, TRAIN, Manifest, Split
+from components.artifacts import LABEL_FEATURE, TRAIN, Manifest
 from components.interface import Interface
 
 _MEASURED_SECONDS = 1.0
@@ -136,7 +136,7 @@ def _first_shards(manifest: Manifest) -> Manifest:
     share = min(1.0, _MEASURED_BYTES / max(records.decoded_bytes(manifest, TRAIN), 1))
     count = max(1, int(len(split.shards) * share))
     shards = split.shards[:count]
-    part = Split(sum(shard.num_examples for shard in shards), split.class_counts, shards)
+    part = dataclasses.replace(split, num_examples=sum(shard.num_examples for shard in shards), shards=shards)
     return dataclasses.replace(manifest, splits={TRAIN: part})
 
 

@@ -96,8 +96,8 @@ class Application:
             self._params.max_image_pixels,
         )
         request.state.instances = len(asked.inputs)
-        probabilities = await self._batcher.predict(asked.inputs)
-        content = await loop.run_in_executor(self._threads, render_predictions, model, probabilities, asked.top)
+        outputs = await self._batcher.predict(asked.inputs)
+        content = await loop.run_in_executor(self._threads, render_predictions, model, outputs, asked.top)
         return Response(content, media_type="application/json")
 
     async def _read_body(self, request: Request) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from components.errors import InputError, did_you_mean
 from components.images import ImageRule, UnreadableImageError, decode_pixels
-from components.interface import ImageInput
+from components.interface import MULTI_LABEL, REGRESSION, ImageInput
 from components.prediction import ExportedModel, PromptReader
 from components.text import Tokenizer
 
@@ -34,7 +34,7 @@ class PredictRequest:
 
     Attributes:
         inputs: As the model takes them, of images uint8[N, height, width, channels]; N from 1.
-        top: How many classes to name; None is all of them.
+        top: How many probabilities to give; None is all of them.
     """
 
     inputs: np.ndarray
@@ -76,19 +76,34 @@ def parse_request(
     return PredictRequest(inputs, top)
 
 
-def render_predictions(model: ExportedModel, probabilities: np.ndarray, top: int | None) -> bytes:
+def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | None) -> bytes:
     """`{"predictions": [{"class": …, "confidence": …, "probabilities": {class: probability, best first}}, …]}`.
 
+    Of multi-label data a prediction is `{"labels": [those above 0.5, best first], "probabilities": {…}}`, of a
+    regression `{"values": {target: number}}`.
+
     Args:
-        model: Names the classes.
-        probabilities: float32[N, classes].
-        top: How many classes to name; None is all of them.
+        model: Names the classes or targets.
+        outputs: float32[N, classes or targets].
+        top: How many probabilities to give; None is all of them.
+
+    Raises:
+        InputError: If `top` is given and the answers are no probabilities.
     """
-    predictions = []
-    for of_image in probabilities:
-        classes = model.rank(of_image, top)
-        name, confidence = classes[0]
-        predictions.append({"class": name, "confidence": confidence, "probabilities": dict(classes)})
+    if top is not None and model.task == REGRESSION:
+        raise InputError(f'"top" chooses among classes. Received: {top}, for a model that gives numbers. Leave it out.')
+    predictions: list[dict[str, Any]] = []
+    for output in outputs:
+        answer = model.answer(output)
+        if model.task == REGRESSION:
+            predictions.append({"values": dict(answer)})
+            continue
+        probabilities = dict(model.rank(output, top))
+        if model.task == MULTI_LABEL:
+            predictions.append({"labels": [name for name, _ in answer], "probabilities": probabilities})
+        else:
+            name, confidence = answer[0]
+            predictions.append({"class": name, "confidence": confidence, "probabilities": probabilities})
     return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
 
 

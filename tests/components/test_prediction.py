@@ -63,7 +63,7 @@ def _damage(export_dir, how):
         file = export_dir / "model.tflite"
         file.write_bytes(file.read_bytes()[:1000])
     elif how == "shape":
-        facts["input"]["shape"] = [None, 9, 7, 1]
+        facts["input"]["image_shape"] = [9, 7, 1]
         (export_dir / "export.json").write_text(json.dumps(facts))
     else:
         (export_dir / "model.tflite").unlink()

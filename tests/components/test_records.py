@@ -265,3 +265,14 @@ def test_ids_of_a_text_come_back_as_int32_in_batches(tmp_path, vocabulary_size, 
     assert examples.inputs.dtype == np.int32
     np.testing.assert_array_equal(examples.inputs, ids)
     np.testing.assert_array_equal(examples.labels, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("label", "dtype"), [([0, 1, 1], np.int64), ([1.5, -2.25, 2000.0625], np.float32), ([0.0], np.float32)]
+)
+def test_lists_of_numbers_come_back_from_tensorflows_parser(label, dtype):
+    import tensorflow as tf
+
+    spec = {"label": tf.io.FixedLenFeature((len(label),), dtype)}
+    parsed = tf.io.parse_single_example(encode_example({"label": label, "key": b"k"}), spec)
+    assert parsed["label"].numpy().tolist() == label

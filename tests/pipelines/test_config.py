@@ -176,3 +176,28 @@ def test_keys_given_twice_are_refused(tmp_path):
 def test_settings_that_only_look_right_are_refused(override, message):
     with pytest.raises(InputError, match=message):
         load_config("digits", [override])
+
+
+@pytest.mark.parametrize(
+    ("task", "judged"), [("classification", "accuracy"), ("multi_label", "micro_f1"), ("regression", "r2")]
+)
+def test_a_champion_is_compared_by_the_tasks_own_figure_unless_another_is_named(task, judged):
+    raw = {"name": "x", "data": {"source": "npz:data.npz", "task": task}, "model": "digits_cnn"}
+    assert parse_config(raw).gate.max_regression == {judged: 0.0}
+    assert parse_config({**raw, "gate": {"max_regression": {"loss": 0.1}}}).gate.max_regression == {"loss": 0.1}
+    assert parse_config(parse_config(raw).as_dict()) == parse_config(raw)
+
+
+def test_a_corpus_asks_for_a_language_model_and_is_compared_by_its_bits():
+    raw = {"name": "x", "data": {"source": "corpus:text.txt"}, "model": "shakespeare_lstm"}
+    assert parse_config(raw).gate.max_regression == {"bits_per_character": 0.0}
+    with pytest.raises(InputError, match=r"'roc_auc' in minimum is no metric of the task language_model"):
+        parse_config({**raw, "gate": {"minimum": {"roc_auc": 0.9}}})
+
+
+def test_a_metric_of_another_task_is_refused_with_those_of_the_task():
+    raw = {"name": "x", "data": {"source": "npz:data.npz", "task": "regression"}, "model": "digits_cnn"}
+    with pytest.raises(
+        InputError, match=r"Section gate: 'accuracy' in minimum is no metric of the task regression.* r2,"
+    ):
+        parse_config({**raw, "gate": {"minimum": {"accuracy": 0.9}}})

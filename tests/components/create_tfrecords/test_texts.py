@@ -8,7 +8,7 @@ import pytest
 
 from components import records
 from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, write_records
+from components.create_tfrecords import WriteParams, plan_dataset, write_records
 from components.create_tfrecords.sources import _from_word_ids
 from components.errors import InputError
 from components.text import load_vocabulary
@@ -128,6 +128,16 @@ def test_csv_with_texts(tmp_path):
     ids = _ids(tmp_path / "out", manifest, "train")
     assert ids["row/00000000"] == [5, 3, 3, 4]
     assert manifest.splits["test"].num_examples == 3
+
+
+@pytest.mark.parametrize("task", ["multi_label", "regression"])
+def test_texts_of_another_task_than_classification_are_refused(tmp_path, task):
+    (tmp_path / "reviews.csv").write_text("text,label\nfine,1\ndull,2\n")
+    with pytest.raises(InputError, match=f"task='{task}' needs images. Received: texts in .*reviews.csv"):
+        plan_dataset(WriteParams(f"csv:{tmp_path}/reviews.csv", task=task))
+    (tmp_path / "text.txt").write_text("words and words")
+    with pytest.raises(InputError, match=f"task='{task}' needs a csv: or npz: source"):
+        plan_dataset(WriteParams(f"corpus:{tmp_path}/text.txt", task=task))
 
 
 def test_keras_reviews_are_put_back_into_words():

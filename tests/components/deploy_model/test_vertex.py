@@ -116,6 +116,7 @@ class Sure:
     """A health check: who is asked has to be as sure of "a" as this."""
 
     class_names = ("a", "b")
+    answer = "probabilities"
 
     def __init__(self, sure):
         self.sure = sure
@@ -168,6 +169,13 @@ def test_the_first_version_is_registered_served_and_made_the_champion(world):
     }
     (deployed,) = next(iter(world.fake.endpoints.values())).deployed_models
     assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-2"
+
+
+def test_an_endpoint_of_a_regression_answers_with_values(world, monkeypatch):
+    monkeypatch.setattr(Sure, "answer", "values")
+    world.spoiled = [{"values": {"a": 0.9, "b": 4.0}}] * 99
+    assert world.release(0.9, NOBODY) == "1"
+    assert world.endpoints == {"digits": {"1": 100}}
 
 
 def test_run_again_it_gives_the_same_and_creates_nothing(world):

@@ -158,7 +158,9 @@ def other_records(tmp_path_factory):
 
 
 def test_model_of_another_data_set_is_refused(other_records, trained_digits, tmp_path):
-    with pytest.raises(InputError, match=r"The model in .*does not fit.*expected classes \['0', '1'\].*\(8, 8, 1\)"):
+    with pytest.raises(
+        InputError, match=r"The model in .*does not fit.*expected classification with \['0', '1'\].*\(8, 8, 1\)"
+    ):
         evaluate_model(_CPU, other_records, trained_digits, tmp_path / "evaluation")
     assert not (tmp_path / "evaluation").exists()
 
@@ -168,7 +170,9 @@ def test_champion_of_another_data_set_is_refused(digits_records, trained_digits,
     champion.mkdir()
     dataclasses.replace(ModelInfo.load(trained_digits), class_names=("cat", "dog")).save(champion)
     params = dataclasses.replace(_CPU, champion=str(champion))
-    with pytest.raises(InputError, match=r"The champion in .*received \['cat', 'dog'\].*gate\.champion left empty"):
+    with pytest.raises(
+        InputError, match=r"The champion in .*received classification with \['cat', 'dog'\].*gate\.champion left empty"
+    ):
         evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
 
 

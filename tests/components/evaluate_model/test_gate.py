@@ -125,3 +125,46 @@ def test_every_check_gives_its_reason_in_words():
 def test_params_refuse_a_value_by_name(changes, message):
     with pytest.raises(InputError, match=message):
         EvaluateParams(**changes)
+
+
+def test_an_error_is_better_when_it_is_smaller_and_is_shown_in_its_own_unit():
+    params = EvaluateParams(
+        minimum={"r2": 0.5}, maximum={"mean_absolute_error": 2e-5}, max_regression={"mean_absolute_error": 1e-6}
+    )
+    decision = decide(params, {"r2": 0.9, "mean_absolute_error": 1.25e-5}, {"r2": 0.8, "mean_absolute_error": 1e-5})
+    assert not decision.promote
+    assert decision.reasons == (
+        "passed: r2 0.9000, required at least 0.5000",
+        "passed: mean_absolute_error 1.25e-05, required at most 2e-05",
+        "failed: mean_absolute_error 1.25e-05 is worse than the champion's 1e-05; it may be worse by 1e-06",
+    )
+
+
+def test_a_figure_that_is_not_defined_fails_the_gate_that_asks_for_it():
+    params = EvaluateParams(minimum={"r2": 0.5}, max_regression={"r2": 0.0})
+    decision = decide(params, {"loss": 0.1}, {"loss": 0.1})
+    assert decision.reasons == (
+        "failed: r2 was not measured: it needs targets that differ within the split",
+        "failed: r2 cannot be compared: it needs targets that differ within the split",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "task", "message"),
+    [
+        (
+            {},
+            "multi_label",
+            "'accuracy' in max_regression is no metric of the task multi_label: expected one of micro_f1",
+        ),
+        ({"minimum": {"r2": 0.5}}, "classification", "'r2' in minimum is no metric of the task classification"),
+        (
+            {"maximum": {"hamming_loss": 0.5}, "max_regression": {"r2": 0.0}},
+            "regression",
+            "'hamming_loss' in maximum is no metric of the task regression: expected one of r2",
+        ),
+    ],
+)
+def test_a_metric_of_another_task_is_refused(changes, task, message):
+    with pytest.raises(InputError, match=message):
+        EvaluateParams(**changes).check_task(task)

@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 
 from components.evaluate_model.metrics import compute_metrics
-from components.evaluate_model.report import Prediction, ReportContent, render_report
+from components.evaluate_model.multi_label import compute_multi_label_metrics
+from components.evaluate_model.regression import compute_regression_metrics
+from components.evaluate_model.report import (
+    LabelPrediction,
+    NumberPrediction,
+    Prediction,
+    ReportContent,
+    render_report,
+)
+from components.interface import Regression
 from tests.browser import find, needs_browser, photograph
 from tests.html_page import Page
 
@@ -207,6 +216,67 @@ def test_training_curves_accept_a_single_epoch_and_missing_values(row):
 def test_report_of_100_small_pictures_is_below_2_mb():
     pictures = [_prediction(f"{i}.png", shape=(32, 32, 3)) for i in range(100)]
     assert len(render_report(_content(wrong=pictures, num_wrong=100)).encode()) < 2_000_000
+
+
+def _labels_content(names=("sky", "sea", "sun"), **changes):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (50, len(names)))
+    probabilities = (0.2 + 0.5 * labels + 0.3 * rng.random(labels.shape)).clip(0, 1)
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    prediction = LabelPrediction("wrong.png", pixels, [(names[0], 0.91)], [(names[1], 0.73)], [(names[2], 0.18)])
+    metrics = compute_multi_label_metrics(labels, probabilities, names)
+    history = [{"epoch": i, "loss": 1 / i, "binary_accuracy": 1 - 0.5 / i} for i in (1, 2)]
+    return _content(metrics=metrics, champion=metrics, history=history, wrong=[prediction], right=[], **changes)
+
+
+def _numbers_content(names=("mass", "width"), num_examples=700):
+    rng = np.random.default_rng(0)
+    targets = rng.normal(size=(num_examples, len(names)))
+    values = targets + 0.1 * rng.normal(size=targets.shape)
+    task = Regression((0.0,) * len(names), (1.0,) * len(names))
+    metrics = compute_regression_metrics(targets, values, names, task)
+    numbers = tuple((name, 2.0, -1.25) for name in names)
+    prediction = NumberPrediction("far.png", np.zeros((8, 8, 1), np.uint8), numbers)
+    history = [{"epoch": i, "loss": 1 / i, "mean_absolute_error": 1 / i} for i in (1, 2)]
+    changes = {"history": history, "wrong": [prediction], "num_wrong": num_examples, "right": []}
+    return _content(metrics=metrics, champion=metrics, answers=(targets, values), **changes)
+
+
+def test_report_of_several_labels_shows_which_are_wrong_in_red():
+    page = Page(render_report(_labels_content()))
+    words = [" ".join(word.split()) for word in page.words]
+    red = [attributes.get("class", "") for _, attributes in page.tags if "bad" in attributes.get("class", "").split()]
+    assert "answer bad" in red
+    assert "truth bad" in red
+    text = " ".join(filter(None, words))
+    assert "sea 73 % sky 91 % missed sun 18 % true: sky , sun" in text
+    assert "Average precision" in text
+    assert "Confusion matrix" not in text
+    assert "no difference" in text
+
+
+def test_report_of_numbers_shows_true_predicted_error_and_two_drawings_for_every_target():
+    content = _numbers_content()
+    page = Page(render_report(content))
+    text = " ".join(" ".join(page.words).split())
+    assert "mass true 2 predicted \N{MINUS SIGN}1.25 error \N{MINUS SIGN}3.25" in text
+    assert "500 of 700 examples, spread evenly" in text
+    assert sum(tag == "svg" for tag, _ in page.tags) == 2 + 2 * 2
+    for target in content.metrics.per_target:
+        assert f"{target.mean_absolute_error:.4g}" in text
+
+
+@pytest.mark.parametrize("make", [_labels_content, _numbers_content])
+def test_report_of_any_task_shows_hostile_names_as_text_and_loads_nothing(make):
+    text = render_report(make(names=(_HOSTILE + "1", _HOSTILE + "2", _HOSTILE + "3")))
+    page = Page(text)
+    assert "<script" not in text.lower()
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert not re.search(r"https?://|@import|<link|<iframe", text)
+    assert any(_HOSTILE in word for word in page.words)
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert {value[1:] for value in page.values("href")} <= set(ids)
 
 
 @needs_browser

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from components.export_model import verification
+from components.interface import MultiLabel, Regression
 
 _SOURCE = Path(verification.__file__)
 
@@ -47,9 +48,11 @@ def test_verification_cannot_import_this_project_even_if_it_wanted_to(tmp_path):
 
 def _work(folder, expected):
     rng = np.random.default_rng(0)
-    np.save(folder / verification.IMAGES_FILE, rng.integers(0, 256, (len(expected), 8, 8, 1), np.uint8))
+    np.save(folder / verification.INPUTS_FILE, rng.integers(0, 256, (len(expected), 8, 8, 1), np.uint8))
     np.save(folder / verification.LABELS_FILE, expected.argmax(1).astype(np.int32))
     np.save(folder / verification.EXPECTED_FILE, expected)
+    task = {"task": "classification", "judged": "accuracy", "answer": "probabilities"}
+    (folder / verification.TASK_FILE).write_text(json.dumps(task))
     return folder
 
 
@@ -83,3 +86,23 @@ def test_lite_predictor_follows_the_batch(exported_digits):
     assert whole.shape == (6, 10)
     for one, expected in zip(images, whole, strict=True):
         np.testing.assert_allclose(predict(one[None])[0], expected, atol=1e-6)
+
+
+def test_the_judges_own_figures_agree_with_the_tasks():
+    rng = np.random.default_rng(0)
+    labels, probabilities = rng.integers(0, 2, (50, 3)), rng.random((50, 3))
+    assert verification._judge("multi_label", labels, probabilities) == MultiLabel().judge(labels, probabilities)
+    targets = rng.normal(2000, 0.1, (50, 2)).astype(np.float32)
+    values = targets + rng.normal(0, 0.02, (50, 2))
+    task = Regression((0.0, 0.0), (1.0, 1.0))
+    assert verification._judge("regression", targets, values) == pytest.approx(task.judge(targets, values))
+
+
+def test_answers_agree_where_they_mean_the_same():
+    expected = np.array([[0.9, 0.1], [0.6, 0.4]])
+    assert verification._agree("multi_label", np.array([[0.51, 0.5], [0.4, 0.4]]), expected, 1.0).tolist() == [
+        True,
+        False,
+    ]
+    moved = expected + np.array([[0.0, 0.9], [0.0, 1.1]])  # A twentieth of a standard deviation of 20 is 1.
+    assert verification._agree("regression", moved, expected, [1.0, 20.0]).tolist() == [True, False]

@@ -1,4 +1,6 @@
 import importlib
+import pathlib
+import re
 import sys
 
 import numpy as np
@@ -239,3 +241,106 @@ def test_damaged_keras_file_is_refused(tmp_path):
     path.write_bytes(b"no zip file")
     with pytest.raises(InputError, match=r"Refused the model file .*a\.keras"):
         build_model(str(path), _DIGITS, {})
+
+
+_LABELS = Interface(ImageInput(_SHAPE, "raw"), 3, "multi_label")
+_NUMBERS = Interface(ImageInput(_SHAPE, "raw"), 2, "regression", (3.5, 2000.0), (1.5, 0.25))
+
+
+def _ending_in(tmp_path, last, fact="num_classes"):
+    path = tmp_path / "my_model.py"
+    path.write_text(
+        "import keras\nfrom keras import layers\n\n"
+        f"def build_model(image_shape, {fact}):\n"
+        '    inputs = keras.Input(image_shape, dtype="uint8")\n'
+        f"    body = layers.Flatten()(inputs)\n"
+        f"    return keras.Model(inputs, {last})\n"
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("interface", "last", "message"),
+    [
+        (
+            _LABELS,
+            'layers.Dense(num_classes, activation="softmax")(body)',
+            "multi_label .*end with sigmoid.*with softmax",
+        ),
+        (_LABELS, "layers.Dense(num_classes)(body)", "end with sigmoid. Received: a last layer without an activation"),
+        (
+            _NUMBERS,
+            'layers.Dense(num_targets, activation="sigmoid")(body)',
+            "regression .*without an activation.*sigmoid",
+        ),
+        (
+            _NUMBERS,
+            'layers.Dense(num_targets, activation="relu")(body)',
+            "without an activation. Received: .* with relu",
+        ),
+        (_NUMBERS, "layers.Softmax()(layers.Dense(num_targets)(body))", "Received: a last layer with softmax"),
+        (
+            _DIGITS,
+            'layers.Dense(num_classes, activation="sigmoid")(body)',
+            "classification .*end with softmax.*sigmoid",
+        ),
+        (_DIGITS, "layers.Dense(num_classes)(body)", "classification .*Received: a last layer without an activation"),
+        (_NUMBERS, "layers.Dense(num_targets + 1)(body)", r"expected input .* and output \(None, 2\).*\(None, 3\)"),
+    ],
+)
+def test_model_that_cannot_give_the_tasks_answers_is_refused(tmp_path, interface, last, message):
+    fact = "num_targets" if interface is _NUMBERS else "num_classes"
+    with pytest.raises(InputError, match=message):
+        build_model(_ending_in(tmp_path, last, fact), interface, {})
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        'layers.Activation("softmax", dtype="float32")(layers.Dense(num_classes)(body))',
+        'keras.Sequential([layers.Dense(num_classes, activation="softmax")])(body)',
+        'layers.Reshape((num_classes,))(layers.Dense(num_classes, activation="softmax")(body))',
+    ],
+)
+def test_an_ending_may_be_a_layer_a_model_or_something_that_is_not_told(tmp_path, last):
+    assert build_model(_ending_in(tmp_path, last), _DIGITS, {}).output_shape == (None, 10)
+
+
+def test_regression_gives_numbers_in_the_targets_units_whatever_the_precision(tmp_path):
+    import keras
+
+    device.prepare("tensorflow", "cpu", 1, "mixed_bfloat16")
+    model = build_model(_ending_in(tmp_path, "layers.Dense(num_targets)(body)", "num_targets"), _NUMBERS, {})
+    images = np.random.default_rng(0).integers(0, 256, (20, *_SHAPE), np.uint8)
+    standardised = np.asarray(keras.Model(model.input, model.layers[-1].input)(images)).astype(np.float32)
+    answer = np.asarray(model(images))
+    assert answer.dtype == np.float32
+    np.testing.assert_allclose(answer, standardised * [1.5, 0.25] + [3.5, 2000.0], rtol=1e-6)
+
+
+def test_regression_is_rebuilt_without_its_code_to_the_same_numbers(tmp_path):
+    from components.models.loading import load_trained_model, save_architecture
+
+    model = build_model(_ending_in(tmp_path, "layers.Dense(num_targets)(body)", "num_targets"), _NUMBERS, {})
+    save_architecture(model, tmp_path)
+    model.save_weights(tmp_path / "best.weights.h5")
+    images = np.random.default_rng(0).integers(0, 256, (20, *_SHAPE), np.uint8)
+    again = load_trained_model(tmp_path)
+    np.testing.assert_array_equal(np.asarray(again(images)), np.asarray(model(images)))
+
+
+def test_model_of_classes_is_refused_for_numbers_by_what_it_is_built_from():
+    with pytest.raises(
+        InputError, match=r"'digits_cnn' is built from num_classes, which .*regression.*Expected num_targets"
+    ):
+        build_model("digits_cnn", _NUMBERS, {})
+
+
+@pytest.mark.parametrize(
+    ("file", "interface"), [("my_classifier.py", _DIGITS), ("my_labels.py", _LABELS), ("my_numbers.py", _NUMBERS)]
+)
+def test_the_readmes_model_files_fit_their_tasks(tmp_path, file, interface):
+    text = (pathlib.Path(__file__).parents[3] / "README.md").read_text()
+    blocks = {name: block for block, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", text, re.DOTALL)}
+    (tmp_path / file).write_text(blocks[file])
+    assert build_model(str(tmp_path / file), interface, {"filters": 2}).output_shape == (None, interface.num_classes)

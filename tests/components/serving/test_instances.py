@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import io
 import json
 
@@ -174,3 +175,21 @@ def test_predictions_name_the_class_and_the_likeliest_first(top, names):
     (prediction,) = json.loads(content)["predictions"]
     assert (prediction["class"], prediction["confidence"]) == ("dog", 0.75)
     assert list(prediction["probabilities"]) == names
+
+
+def test_predictions_of_several_labels_name_those_above_a_half():
+    model = dataclasses.replace(MODEL, task="multi_label")
+    content = render_predictions(model, np.array([[0.75, 0.5, 0.875], [0.25, 0, 0]], np.float32), None)
+    first, second = json.loads(content)["predictions"]
+    assert first["labels"] == ["rötel", "cat"]
+    assert list(first["probabilities"].values()) == [0.875, 0.75, 0.5]
+    assert second["labels"] == []
+
+
+def test_predictions_of_a_regression_are_numbers_with_names_and_top_is_refused():
+    model = dataclasses.replace(MODEL, task="regression")
+    outputs = np.array([[-1.5, 2000.25, 0]], np.float32)
+    (prediction,) = json.loads(render_predictions(model, outputs, None))["predictions"]
+    assert prediction == {"values": dict(zip(MODEL.class_names, (-1.5, 2000.25, 0.0), strict=True))}
+    with pytest.raises(InputError, match=r'"top" chooses among classes. Received: 2, for a model that gives numbers'):
+        render_predictions(model, outputs, 2)

@@ -1,0 +1,153 @@
+"""Targets as a source writes them, turned into the numbers that are stored, and what the manifest says of them.
+
+`labels` are int32[num_examples] class indices, uint8[num_examples, num_classes] of 0 and 1 for multi-label data, or
+float32[num_examples, num_targets] for regression.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from components.artifacts import TargetStatistics
+from components.errors import InputError
+
+SEPARATOR = "|"  # Of the labels in a CSV cell.
+_SHOWN = 5
+
+
+def index_labels(
+    names: Sequence[str], class_names: Sequence[str], where: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """int32[num_examples] indices of the given names, and the class names: those given, or those found, sorted.
+
+    Args:
+        names: The class of every example.
+        class_names: The classes in order; empty for those found.
+        where: What an example is called in messages.
+
+    Raises:
+        InputError: If a name is not among the classes.
+    """
+    classes = _classes(set(names), class_names, lambda unknown: where[_first(name in unknown for name in names)])
+    index = {name: i for i, name in enumerate(classes)}
+    return np.array([index[name] for name in names], np.int32), classes
+
+
+def split_labels(
+    cells: Sequence[str], class_names: Sequence[str], where: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """uint8[num_examples, num_classes] of cells such as `cat|dog`, an empty one having no label; and the class names.
+
+    Args:
+        cells: The labels of every example.
+        class_names: See `index_labels`.
+        where: See `index_labels`.
+
+    Raises:
+        InputError: If a label is not among the classes, or there is none at all.
+    """
+    labels = [{name for part in cell.split(SEPARATOR) if (name := part.strip())} for cell in cells]
+    found = set().union(*labels)
+    classes = _classes(found, class_names, lambda unknown: where[_first(bool(of & unknown) for of in labels)])
+    index = {name: i for i, name in enumerate(classes)}
+    hot = np.zeros((len(cells), len(classes)), np.uint8)
+    for row, of_one in zip(hot, labels, strict=True):
+        row[[index[name] for name in of_one]] = 1
+    return hot, classes
+
+
+def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
+    """uint8[num_examples, num_classes] of an array of truth values or of 0 and 1.
+
+    Raises:
+        InputError: If it is anything else.
+    """
+    fits = array.ndim == 2 and len(array) == num_examples and array.shape[1] and array.dtype.kind in "biu"
+    if not fits or array.min(initial=0) < 0 or array.max(initial=0) > 1:
+        raise InputError(
+            f"Labels do not fit in {source}: expected uint8 or bool [{num_examples}, classes] of 0 and 1, one column "
+            f"per class, received {array.dtype}{list(array.shape)}"
+            + (f" between {array.min()} and {array.max()}." if fits else ".")
+        )
+    return array.astype(np.uint8)
+
+
+def parse_numbers(cells: Sequence[Sequence[str]], columns: Sequence[str], where: Sequence[str]) -> np.ndarray:
+    """float32[num_examples, num_targets] of cells with numbers.
+
+    Raises:
+        InputError: If a cell holds something else, or a number that is not finite as float32.
+    """
+    values = np.empty((len(cells), len(columns)))
+    for row, of_one, place in zip(values, cells, where, strict=True):
+        for i, cell in enumerate(of_one):
+            try:
+                row[i] = float(cell)
+            except ValueError as error:
+                raise InputError(
+                    f"Cannot use {place}: expected a number in {columns[i]!r}, received {cell!r}. Correct it."
+                ) from error
+    return check_finite(values, columns, where)
+
+
+def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str]) -> np.ndarray:
+    """`values`, float32[num_examples, num_targets].
+
+    Raises:
+        InputError: If one is not finite as float32.
+    """
+    with np.errstate(over="ignore"):
+        stored = values.astype(np.float32)
+    bad = np.argwhere(~np.isfinite(stored))
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise InputError(
+            f"Targets must be finite numbers. Received: {values[row, column]} in {names[column]!r} at {where[row]}, "
+            f"one of {len(bad)}. Correct or remove these examples."
+        )
+    return stored
+
+
+def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
+    """Check that there is something to learn.
+
+    Raises:
+        InputError: If a target is the same in every row of float32[num_examples, num_targets].
+    """
+    for name, column in zip(names, values.T, strict=True):
+        if not np.ptp(column):
+            raise InputError(
+                f"The target {name!r} is {column[0]:g} in all {len(column)} training examples: there is nothing to "
+                "learn. Expected numbers that differ. Remove it from data.target_columns, or add data."
+            )
+
+
+def describe_targets(values: np.ndarray) -> tuple[TargetStatistics, ...]:
+    """Statistics of every column of float32[num_examples, num_targets]."""
+    values = values.astype(np.float64)
+    columns = (values.mean(0), values.std(0), values.min(0), values.max(0))
+    return tuple(TargetStatistics(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
+
+
+def shown(items: Sequence[str]) -> str:
+    """The first few of them, quoted."""
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(repr(item) for item in items[:_SHOWN]) + more
+
+
+def _first(flags: Iterable[bool]) -> int:
+    return next(i for i, flag in enumerate(flags) if flag)
+
+
+def _classes(found: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
+    """The classes: those given, which must hold those found, or those found, sorted."""
+    if class_names:
+        if unknown := found - set(class_names):
+            raise InputError(
+                f"Labels outside the class list: {shown(sorted(unknown))} (first at {example(unknown)}). Expected one "
+                f"of {list(class_names)}. Correct the labels, or add them to data.class_names."
+            )
+        return tuple(class_names)
+    # Python refuses to parse thousands of digits; 18 fit an int64.
+    numeric = all(name.isdecimal() and len(name) <= 18 for name in found)
+    return tuple(sorted(found, key=(lambda name: (int(name), name)) if numeric else None))

@@ -1,0 +1,123 @@
+"""How good the probabilities of several labels are: every figure of a multi-label evaluation, in plain numpy."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from components.errors import InputError
+from components.evaluate_model.metrics import check_probabilities, roc_curve, share
+from components.interface import THRESHOLD, MultiLabel
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelMetrics:
+    """One label, told from its absence.
+
+    Attributes:
+        name: Its name.
+        support: Examples that have it.
+        precision: Share of its predictions that are right; 0 without any.
+        recall: Share of its examples that are found; 0 without any.
+        f1: Harmonic mean of both; 0 where it has neither predictions nor examples.
+        average_precision: Precision at every threshold, weighted by the recall gained there; None without examples.
+        roc_auc: Area under its ROC curve; None where all examples have it, or none.
+    """
+
+    name: str
+    support: int
+    precision: float
+    recall: float
+    f1: float
+    average_precision: float | None
+    roc_auc: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabelMetrics:
+    """Every figure of one evaluation, as plain Python numbers. A label is predicted above a probability of 0.5.
+
+    Attributes:
+        num_examples: Examples that were scored.
+        micro_f1: F1 of all labels of all examples together.
+        macro_f1: Mean over all labels, one with neither predictions nor examples counting 0.
+        macro_precision: Mean over all labels, one without predictions counting 0.
+        macro_recall: Mean over all labels, one without examples counting 0.
+        subset_accuracy: Share of the examples whose labels are all right.
+        hamming_loss: Share of all labels of all examples that are wrong.
+        mean_average_precision: Mean over the labels that have it; None if none has.
+        macro_roc_auc: Mean over the labels that have it; None if none has.
+        loss: Mean binary cross-entropy in nats; probabilities are clipped at 1e-7.
+        per_class: One entry per label, in the order of the class names.
+    """
+
+    num_examples: int
+    micro_f1: float
+    macro_f1: float
+    macro_precision: float
+    macro_recall: float
+    subset_accuracy: float
+    hamming_loss: float
+    mean_average_precision: float | None
+    macro_roc_auc: float | None
+    loss: float
+    per_class: tuple[LabelMetrics, ...]
+
+
+def compute_multi_label_metrics(
+    labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]
+) -> MultiLabelMetrics:
+    """Compare predicted probabilities with the truth.
+
+    Args:
+        labels: [num_examples, num_classes] of 0 and 1.
+        probabilities: float[num_examples, num_classes] in [0, 1].
+        class_names: One name per class.
+
+    Raises:
+        InputError: If there are no examples, the shapes disagree, or a number is no probability.
+    """
+    if not len(labels):
+        raise InputError("There is nothing to evaluate: received 0 examples. Choose a split that has some.")
+    if not labels.shape == probabilities.shape == (len(labels), len(class_names)):
+        raise InputError(
+            "Labels and probabilities must be of shape [num_examples, num_classes]. Received: "
+            f"{list(labels.shape)} and {list(probabilities.shape)}, with {len(class_names)} class names. Give the "
+            "model one output per class."
+        )
+    check_probabilities(probabilities, "one sigmoid per label")
+    true, predicted = labels > 0, probabilities > THRESHOLD
+    hits, support, claimed = (true & predicted).sum(0), true.sum(0), predicted.sum(0)
+    precision, recall, f1 = share(hits, claimed), share(hits, support), share(2 * hits, support + claimed)
+    average_precision = [_average_precision(*columns) for columns in zip(true.T, probabilities.T, strict=True)]
+    roc_auc = [roc_curve(*columns)[0] for columns in zip(true.T, probabilities.T, strict=True)]
+    task = MultiLabel()
+    columns = (support.tolist(), precision.tolist(), recall.tolist(), f1.tolist(), average_precision, roc_auc)
+    return MultiLabelMetrics(
+        num_examples=len(labels),
+        micro_f1=task.judge(labels, probabilities),
+        macro_f1=float(f1.mean()),
+        macro_precision=float(precision.mean()),
+        macro_recall=float(recall.mean()),
+        subset_accuracy=float((true == predicted).all(axis=1).mean()),
+        hamming_loss=float((true != predicted).mean()),
+        mean_average_precision=_mean(average_precision),
+        macro_roc_auc=_mean(roc_auc),
+        loss=float(task.losses(labels, probabilities).mean()),
+        per_class=tuple(LabelMetrics(*row) for row in zip(class_names, *columns, strict=True)),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _average_precision(positive: np.ndarray, score: np.ndarray) -> float | None:
+    if not positive.any():
+        return None
+    order = np.argsort(-score, kind="stable")
+    # Examples of equal score come under one threshold: the last of them counts.
+    last = np.append(np.flatnonzero(np.diff(score[order])), len(score) - 1)
+    hits = np.cumsum(positive[order])[last]
+    return float(np.sum(np.diff(hits, prepend=0) / hits[-1] * (hits / (last + 1))))
