@@ -1,5 +1,6 @@
 """Registers an export, lets it answer, and only then moves the alias."""
 
+import base64
 import contextlib
 import dataclasses
 import json
@@ -19,6 +20,8 @@ from components.artifacts import DEPLOYMENT_FILE, EVALUATION_FILE, PREDICTIONS_F
 from components.deploy_model.params import DeployParams, DeployResult
 from components.deploy_model.vertex import Answer, VertexTarget
 from components.errors import InputError
+from components.images import encode_png
+from components.interface import CorpusInput, ImageInput, TextInput
 from components.outages import PlatformError
 from components.registry import (
     EXPORT_DIR,
@@ -71,6 +74,12 @@ def deploy_model(
     registry = registry or open_registry(params.registry, params.model_name)
     target = VertexTarget(params, registry) if isinstance(registry, VertexRegistry) else _Folder(registry)
     manifest = Manifest.load(records_dir)
+    if params.endpoint and isinstance(manifest.input, CorpusInput):
+        raise InputError(
+            f"Cannot deploy a language model to the endpoint {params.endpoint!r}: expected a model of images or texts, "
+            "which the endpoint is checked with before it serves. Leave deploy.endpoint out; it is registered all the "
+            "same."
+        )
     evaluation = _Evaluation.load(evaluation_dir)
     evaluation.check(model_dir, manifest)
     version = target.register(
@@ -198,6 +207,7 @@ class _HealthCheck:
         places, self._inputs = records.spread_inputs(
             records_dir, manifest, evaluation.split, params.health_check_examples
         )
+        self.instances = _instances(records_dir, manifest, evaluation.split, places, self._inputs)
         self._expected = evaluation.answers(manifest)[places]
         self._scale = manifest.interface.std or 1.0
         self._kind = "number, in standard deviations," if manifest.interface.std else "probability"
@@ -231,6 +241,18 @@ class _HealthCheck:
                 "export_model and deploy_model again."
             )
         return {"num_examples": len(answers), "max_difference": difference}
+
+
+def _instances(
+    records_dir: Path, manifest: Manifest, split: str, places: Sequence[int], inputs: np.ndarray
+) -> list[dict[str, str]]:
+    """The same examples as the serving image takes them, in JSON; none of a corpus, whose passages are no requests."""
+    if isinstance(manifest.input, ImageInput):
+        return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in inputs]
+    if isinstance(manifest.input, TextInput):
+        texts = records.pick_texts(records_dir, manifest, split, places)
+        return [{"text": texts[place]} for place in places]
+    return []
 
 
 def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:

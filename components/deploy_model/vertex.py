@@ -5,7 +5,6 @@ there, and what is sent has a name that follows from the content: the model's an
 deployment, the label of a version.
 """
 
-import base64
 import contextlib
 import dataclasses
 import hashlib
@@ -23,7 +22,6 @@ from components import storage
 from components.container import SERVING_IMAGE
 from components.deploy_model.params import DeployParams
 from components.errors import InputError
-from components.images import encode_png
 from components.outages import ExistsError, MissingError, OutageError
 from components.registry import EXPORT_DIR, RegisteredVersion, fill_version, model_digest, version_digest
 from components.serving.params import ServeParams
@@ -44,7 +42,11 @@ Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 
 
 class HealthCheck(Protocol):
-    """Judges whoever answers images."""
+    """Judges whoever answers examples."""
+
+    @property
+    def instances(self) -> Sequence[Any]:
+        """The examples as JSON, as the serving image takes them."""
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -205,7 +207,7 @@ class VertexTarget:
         after = give_share(before, deployed, self._params.endpoint_traffic)
         try:
             self._route(endpoint, lambda split: give_share(split, deployed, self._params.endpoint_traffic))
-            check(lambda images: self._predict(endpoint, deployed, images, check))
+            check(lambda _: self._predict(endpoint, deployed, check))
             yield endpoint
         except Exception:
             self._withdraw(endpoint, deployed, before, after)
@@ -219,7 +221,7 @@ class VertexTarget:
             try:
                 deployed = self._deploy(endpoint, version)
                 self._route(endpoint, lambda _: {deployed: 100})  # noqa: B023 (called before the next round)
-                check(lambda images: self._predict(endpoint, "", images, check))  # noqa: B023
+                check(lambda _: self._predict(endpoint, "", check))  # noqa: B023
                 return
             except MissingError:  # Another run of the same model was done with it, and has taken it down.
                 if is_last:
@@ -348,18 +350,17 @@ class VertexTarget:
 
         registry.backoff(update)
 
-    def _predict(self, endpoint: str, deployed: str, images: np.ndarray, check: HealthCheck) -> dict[int, np.ndarray]:
-        """What a deployment answers, or any if none is named: float64[outputs] by the image's position.
+    def _predict(self, endpoint: str, deployed: str, check: HealthCheck) -> dict[int, np.ndarray]:
+        """What a deployment answers, or any if none is named: float64[outputs] by the example's position.
 
-        Images that another deployment answered are left out.
+        Examples that another deployment answered are left out.
         """
         service = self._registry.service
         # A server that only ever fails is no outage to wait out.
         patience = min(_PREDICTION_SECONDS, self._registry.backoff.patience_seconds)
         backoff = dataclasses.replace(self._registry.backoff, patience_seconds=patience)
         answers = {}
-        for position, image in enumerate(images):
-            instance = {"b64": base64.b64encode(encode_png(image)).decode()}
+        for position, instance in enumerate(check.instances):
             request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
             try:
                 response = backoff(partial(service.call, "PredictionService", "predict", request))

@@ -117,6 +117,7 @@ class Sure:
 
     class_names = ("a", "b")
     answer = "probabilities"
+    instances = ({"b64": "AAAA"},) * 3
 
     def __init__(self, sure):
         self.sure = sure
