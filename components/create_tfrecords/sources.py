@@ -123,7 +123,7 @@ def list_examples(params: WriteParams) -> Listing:
     if params.task != CLASSIFICATION and kind not in _WITH_ANY_TARGET:
         raise InputError(
             f"task={params.task!r} needs a {' or '.join(f'{name}:' for name in _WITH_ANY_TARGET)} source. Received: "
-            f"{params.source!r}, which has no such targets. List the images with their labels in a CSV file."
+            f"{params.source!r}, which has one class per example. List the files with their labels in a CSV file."
         )
     if params.context_tokens and kind != "corpus":
         raise InputError(
@@ -251,7 +251,8 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     if missing := [name for name in wanted if name not in columns]:
         raise InputError(
             f"Missing columns in {location}: {shown(missing)}. Received: {columns}. The first line must name the "
-            f"columns path (or text), {', '.join(targets)} and optionally split."
+            f"columns path{' (or text)' if params.task == CLASSIFICATION else ''}, {', '.join(targets)} and optionally "
+            "split."
         )
     if len(set(columns)) < len(columns):
         raise InputError(
