@@ -47,7 +47,8 @@ def decide(
     for names, sign, word in ((params.minimum, 1, "at least"), (params.maximum, -1, "at most")):
         for metric, bound in names.items():
             if metric not in challenger:
-                checks.append((False, f"{metric} was not measured: it needs {_NEEDS[metric]}"))
+                why = f"it needs {_NEEDS[metric]}" if metric in _NEEDS else "it is of another task"
+                checks.append((False, f"{metric} was not measured: {why}"))
                 continue
             value = challenger[metric]
             checks.append(
