@@ -101,6 +101,11 @@ class StreamingReader:
         return counted.prefetch(2).with_options(static_options())
 
 
+def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
+    """Whether a split of this size is read once, and not again every epoch."""
+    return decoded_bytes <= in_memory_mib << 20
+
+
 def open_training_split(
     directory: Path, manifest: Manifest, batch_size: int, seed: int, in_memory_mib: int, shuffle_buffer: int
 ) -> EpochReader:
@@ -109,6 +114,6 @@ def open_training_split(
     Raises:
         InputError: If there is no training split.
     """
-    if records.decoded_bytes(manifest, TRAIN) <= in_memory_mib << 20:
+    if is_held_in_memory(records.decoded_bytes(manifest, TRAIN), in_memory_mib):
         return InMemoryReader(records.load_split(directory, manifest, TRAIN), batch_size, seed)
     return StreamingReader(directory, manifest, batch_size, seed, shuffle_buffer)

@@ -7,7 +7,7 @@ metrics in `evaluate_model`, answers in `prediction`. Importing this module impo
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -86,8 +86,39 @@ class ImageInput:
         return f"images {self.image_shape}"
 
 
+class _Tokens:
+    """What inputs of ids have in common: int32[num_tokens], ids below `vocabulary_size`."""
+
+    num_tokens: int
+    vocabulary_size: int
+
+    feature = "tokens"
+    dtype = "int32"
+    _stored_dtypes: tuple[str, ...] = ("uint16", "int32")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(num_tokens,)."""
+        return (self.num_tokens,)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """See `Input`."""
+        return {"vocabulary_size": self.vocabulary_size, "num_tokens": self.num_tokens}
+
+    @property
+    def stored_tokens(self) -> int:
+        """Ids in a record."""
+        return self.num_tokens
+
+    @property
+    def stored_dtype(self) -> str:
+        """Of an id in a record, little-endian: the smallest that holds all of them."""
+        return next(dtype for dtype in self._stored_dtypes if self.vocabulary_size <= int(np.iinfo(dtype).max) + 1)
+
+
 @dataclasses.dataclass(frozen=True)
-class TextInput:
+class TextInput(_Tokens):
     """Texts as tokens of a vocabulary, cut or padded to one length: int32 ids; 0 is padding, 1 an unknown token.
 
     Attributes:
@@ -106,23 +137,6 @@ class TextInput:
     kind: str = dataclasses.field(default=TEXT, init=False)
 
     noun, plural = "text", "texts"
-    feature = "tokens"
-    dtype = "int32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(num_tokens,)."""
-        return (self.num_tokens,)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """See `Input`."""
-        return {"vocabulary_size": self.vocabulary_size, "num_tokens": self.num_tokens}
-
-    @property
-    def stored_dtype(self) -> str:
-        """Of an id in a record, little-endian."""
-        return "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
 
     def __str__(self) -> str:
         return (
@@ -132,7 +146,7 @@ class TextInput:
 
 
 @dataclasses.dataclass(frozen=True)
-class CorpusInput:
+class CorpusInput(_Tokens):
     """Passages of one long text as ids of its characters, int32; 0 is what stands before its start, 1 is unknown.
 
     A record holds one id more than a model gets: the last is only predicted.
@@ -147,23 +161,12 @@ class CorpusInput:
     kind: str = dataclasses.field(default=CORPUS, init=False)
 
     noun, plural = "passage", "passages"
-    feature = "tokens"
-    dtype = "int32"
+    _stored_dtypes = ("uint8", "uint16", "int32")
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(num_tokens,)."""
-        return (self.num_tokens,)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """See `Input`."""
-        return {"vocabulary_size": self.vocabulary_size, "num_tokens": self.num_tokens}
-
-    @property
-    def stored_dtype(self) -> str:
-        """Of an id in a record, little-endian."""
-        return "uint8" if self.vocabulary_size <= 1 << 8 else "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
+    def stored_tokens(self) -> int:
+        """Ids in a record: one more than a model gets."""
+        return self.num_tokens + 1
 
     def __str__(self) -> str:
         return f"passages of {self.num_tokens} characters, {self.vocabulary_size:,} of them known"
@@ -409,6 +412,12 @@ class LanguageModel:
 
 _TASKS: tuple[Task, ...] = (Classification(), MultiLabel(), Regression(), LanguageModel())
 TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
+
+
+def judged_figure(known: Container[str]) -> str:
+    """The figure that tells most of a run, of those that are known; empty if none is."""
+    # The other tasks' first: a language model has an accuracy too.
+    return next((task.judged for task in reversed(_TASKS) if task.judged in known), "")
 
 
 @dataclasses.dataclass(frozen=True)

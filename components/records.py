@@ -230,26 +230,13 @@ def _(given: ImageInput) -> Callable[[Any], Any]:
 
 
 @_parser.register
-def _(given: TextInput) -> Callable[[Any], Any]:
+def _(given: TextInput | CorpusInput) -> Callable[[Any], Any]:
     tf = tensorflow()
-    num_bytes = given.num_tokens * np.dtype(given.stored_dtype).itemsize
+    num_bytes = given.stored_tokens * np.dtype(given.stored_dtype).itemsize
 
     def parse(stored: Any) -> Any:
         ids = tf.io.decode_raw(stored, given.stored_dtype, little_endian=True, fixed_length=num_bytes)
-        return tf.cast(tf.reshape(ids, (-1, given.num_tokens)), given.dtype)
-
-    return parse
-
-
-@_parser.register
-def _(given: CorpusInput) -> Callable[[Any], Any]:
-    tf = tensorflow()
-    width = given.num_tokens + 1
-    num_bytes = width * np.dtype(given.stored_dtype).itemsize
-
-    def parse(stored: Any) -> Any:
-        ids = tf.io.decode_raw(stored, given.stored_dtype, little_endian=True, fixed_length=num_bytes)
-        return tf.cast(tf.reshape(ids, (-1, width)), given.dtype)
+        return tf.cast(tf.reshape(ids, (-1, given.stored_tokens)), given.dtype)
 
     return parse
 
@@ -338,7 +325,7 @@ def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int
     wanted = sorted(set(indices))
     found: dict[int, Any] = {}
     start = 0
-    for batch in read_batches(directory, manifest, split, with_keys=True).as_numpy_iterator():
+    for batch in read_batches(directory, manifest, split, with_keys=field == TEXT_FEATURE).as_numpy_iterator():
         end = start + len(batch[LABEL_FEATURE])
         found |= {index: batch[field][index - start] for index in wanted if start <= index < end}
         start = end

@@ -10,7 +10,7 @@ from components import storage
 from components.artifacts import HISTORY_FILE, MODEL_FILE
 from components.errors import InputError
 from components.evaluate_model.params import HIGHER_IS_BETTER, LOWER_IS_BETTER
-from components.interface import TASKS
+from components.interface import TASKS, judged_figure
 from components.table import lay_out
 from pipelines.run_local import SUMMARY_FILE
 
@@ -21,7 +21,6 @@ _COUNTS = ("num_examples", "top_k")
 _NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
 _CURVES = ("loss", *(task.metric for task in TASKS.values()))
 _JUDGED = tuple(task.judged for task in TASKS.values())
-_HEADLINES = ("bits_per_character", *_JUDGED)  # A language model has an accuracy too.
 _FORMATS = ("saved_model", "float", "int8")
 
 
@@ -266,7 +265,7 @@ def as_markdown(comparison: Comparison) -> str:
         return " / ".join(rows[name][place] for name in names if name in rows)
 
     def judged(place: int) -> str:
-        name = next((name for name in _HEADLINES if name in rows and rows[name][place] != _NOTHING), "")
+        name = judged_figure(comparison.runs[place].summary["metrics"])
         return f"{name.replace('_', ' ')} {rows[name][place]}" if name else _NOTHING
 
     columns = {

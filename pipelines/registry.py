@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from components.errors import InputError
-from components.interface import TASKS
+from components.interface import judged_figure
 from components.prediction import load_model
 from components.registry import CHAMPION, ModelRegistry, Move, list_models
 from components.table import lay_out
@@ -24,9 +24,6 @@ _COLUMNS = {
     "parent": ">",
     "MiB": ">",
 }
-
-# The other tasks' figures first: a language model has an accuracy too.
-_JUDGED = tuple(reversed([task.judged for task in TASKS.values()]))
 
 
 def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
@@ -58,7 +55,8 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
         metrics = row["metrics"]
-        score = next((f"{name} {metrics[name]:.4f}" for name in _JUDGED if name in metrics), "-")
+        judged = judged_figure(metrics)
+        score = f"{judged} {metrics[judged]:.4f}" if judged else "-"
         loss = f"{metrics.get('loss', math.nan):.4f}"
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))

@@ -3,13 +3,13 @@
 import base64
 import contextlib
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from components.deploy_model.params import DeployParams, DeployResult
 from components.deploy_model.vertex import Answer, VertexTarget
 from components.errors import InputError
 from components.images import encode_png
-from components.interface import CorpusInput, ImageInput, TextInput
+from components.interface import CorpusInput, TextInput
 from components.outages import PlatformError
 from components.registry import (
     EXPORT_DIR,
@@ -96,7 +96,7 @@ def deploy_model(
     )
     check = _HealthCheck(params, version, records_dir, manifest, evaluation)
     with tempfile.TemporaryDirectory(prefix="registered-") as scratch:
-        health = check(partial(_answer_in_fresh_process, version, Path(scratch)))
+        health = check(functools.partial(_answer_in_fresh_process, version, Path(scratch)))
     with target.serving(version, check, evaluation.against) as endpoint:
         move = registry.promote(version.number, params.alias, "; ".join(evaluation.reasons), evaluation.against)
     result = DeployResult(
@@ -204,11 +204,9 @@ class _HealthCheck:
         manifest: Manifest,
         evaluation: _Evaluation,
     ) -> None:
-        places, self._inputs = records.spread_inputs(
-            records_dir, manifest, evaluation.split, params.health_check_examples
-        )
-        self.instances = _instances(records_dir, manifest, evaluation.split, places, self._inputs)
-        self._expected = evaluation.answers(manifest)[places]
+        self._records = records_dir, manifest, evaluation.split
+        self._places, self._inputs = records.spread_inputs(*self._records, params.health_check_examples)
+        self._expected = evaluation.answers(manifest)[self._places]
         self._scale = manifest.interface.std or 1.0
         self._kind = "number, in standard deviations," if manifest.interface.std else "probability"
         self.class_names, self._plural = manifest.class_names, manifest.input.plural
@@ -217,6 +215,15 @@ class _HealthCheck:
         self._failed = (
             f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
         )
+
+    @functools.cached_property
+    def instances(self) -> list[dict[str, str]]:
+        """The same examples as the serving image takes them, in JSON. Only an endpoint asks for them."""
+        records_dir, manifest, split = self._records
+        if isinstance(manifest.input, TextInput):
+            texts = records.pick_texts(records_dir, manifest, split, self._places)
+            return [{"text": texts[place]} for place in self._places]
+        return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in self._inputs]
 
     def __call__(self, answer: Answer) -> dict[str, float]:
         """How many examples were answered, and the largest difference of a probability or standardised number.
@@ -241,18 +248,6 @@ class _HealthCheck:
                 "export_model and deploy_model again."
             )
         return {"num_examples": len(answers), "max_difference": difference}
-
-
-def _instances(
-    records_dir: Path, manifest: Manifest, split: str, places: Sequence[int], inputs: np.ndarray
-) -> list[dict[str, str]]:
-    """The same examples as the serving image takes them, in JSON; none of a corpus, whose passages are no requests."""
-    if isinstance(manifest.input, ImageInput):
-        return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in inputs]
-    if isinstance(manifest.input, TextInput):
-        texts = records.pick_texts(records_dir, manifest, split, places)
-        return [{"text": texts[place]} for place in places]
-    return []
 
 
 def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:

@@ -4,9 +4,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
-from components.evaluate_model.report import ENVIRONMENT, HeadlineFigure, headline_figure, training_curves
+from components.evaluate_model.report import ENVIRONMENT, HeadlineFigure, headline_figures, training_curves
 
 _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
+_HEADLINES = (
+    ("Bits per character", "bits_per_character", -1, False),
+    ("Loss", "loss", -1, False),
+    ("Next character right", "accuracy", 1, True),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +46,12 @@ def render_language_report(content: LanguageReportContent) -> str:
     """The report as one HTML document; the same content gives the same text, whatever characters it holds."""
     return ENVIRONMENT.get_template("language_report.html.jinja").render(
         content=content,
-        figures=_figures(content.metrics, content.champion),
+        figures=[
+            *headline_figures(content.metrics, content.champion, _HEADLINES),
+            HeadlineFigure("Characters", f"{content.metrics.num_characters:,}"),
+            HeadlineFigure("Of them unknown", f"{content.metrics.num_unknown:,}"),
+        ],
         curves=training_curves(content.history),
         full_colour=_BITS_OF_FULL_COLOUR,
         picture_pixels=0,
     )
-
-
-def _figures(metrics: LanguageMetrics, champion: LanguageMetrics | None) -> list[HeadlineFigure]:
-    rows = (
-        ("Bits per character", "bits_per_character", -1, False),
-        ("Loss", "loss", -1, False),
-        ("Next character right", "accuracy", 1, True),
-    )
-    return [
-        *(
-            headline_figure(label, getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent)
-            for label, name, sign, percent in rows
-        ),
-        HeadlineFigure("Characters", f"{metrics.num_characters:,}"),
-        HeadlineFigure("Of them unknown", f"{metrics.num_unknown:,}"),
-    ]

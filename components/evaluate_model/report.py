@@ -151,7 +151,10 @@ def render_report(content: ReportContent) -> str:
     return template.render(
         content=content,
         metrics=content.metrics,
-        figures=_headline_figures(content.metrics, content.champion),
+        figures=[
+            *headline_figures(content.metrics, content.champion, _headlines(content.metrics)),
+            HeadlineFigure("Examples", f"{content.metrics.num_examples:,}"),
+        ],
         curves=training_curves(content.history),
         picture_pixels=_PICTURE_PIXELS,
         **_sections(content.metrics, content),
@@ -232,7 +235,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def headline_figure(label: str, value: float, before: float | None, sign: int, percent: bool) -> HeadlineFigure:
+def _headline_figure(label: str, value: float, before: float | None, sign: int, percent: bool) -> HeadlineFigure:
     """One figure beside the champion's.
 
     Args:
@@ -260,29 +263,36 @@ def headline_figure(label: str, value: float, before: float | None, sign: int, p
     )
 
 
-def _headline_figures(metrics: Any, champion: Any) -> list[HeadlineFigure]:
-    def figure(label: str, name: str, sign: int, percent: bool) -> HeadlineFigure:
-        return headline_figure(
-            label, getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent
+Headline = tuple[str, str, int, bool]
+"""Label, name, whether higher (1) or lower (-1) is better, and whether it is a share."""
+
+
+def headline_figures(metrics: Any, champion: Any, headlines: Sequence[Headline]) -> list[HeadlineFigure]:
+    """Those figures of an evaluation that are defined, each beside the champion's; a label may name another figure."""
+    return [
+        _headline_figure(
+            label.format(metrics), getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent
         )
-
-    if not isinstance(metrics, Metrics):
-        wanted = _HEADLINES[type(metrics)]
-        figures = [figure(*one) for one in wanted if getattr(metrics, one[1]) is not None]
-        return [*figures, HeadlineFigure("Examples", f"{metrics.num_examples:,}")]
-    figures = [figure("Accuracy", "accuracy", 1, True)]
-    if metrics.top_k > 1:
-        figures.append(figure(f"Top-{metrics.top_k} accuracy", "top_k_accuracy", 1, True))
-    figures.append(figure("Loss", "loss", -1, False))
-    figures.append(figure("Macro F1", "macro_f1", 1, False))
-    figures.append(figure("Calibration error", "calibration_error", -1, True))
-    if metrics.roc_auc is not None:
-        figures.append(figure("ROC AUC", "roc_auc", 1, False))
-    return [*figures, HeadlineFigure("Examples", f"{metrics.num_examples:,}")]
+        for label, name, sign, percent in headlines
+        if getattr(metrics, name) is not None
+    ]
 
 
-# Label, name, whether higher (1) or lower (-1) is better, and whether it is a share.
-_HEADLINES: Mapping[type, Sequence[tuple[str, str, int, bool]]] = {
+def _headlines(metrics: Any) -> Sequence[Headline]:
+    found = _HEADLINES[type(metrics)]
+    says_no_more = isinstance(metrics, Metrics) and metrics.top_k == 1
+    return [one for one in found if one[1] != "top_k_accuracy"] if says_no_more else found
+
+
+_HEADLINES: Mapping[type, Sequence[Headline]] = {
+    Metrics: (
+        ("Accuracy", "accuracy", 1, True),
+        ("Top-{0.top_k} accuracy", "top_k_accuracy", 1, True),
+        ("Loss", "loss", -1, False),
+        ("Macro F1", "macro_f1", 1, False),
+        ("Calibration error", "calibration_error", -1, True),
+        ("ROC AUC", "roc_auc", 1, False),
+    ),
     MultiLabelMetrics: (
         ("Micro F1", "micro_f1", 1, False),
         ("Macro F1", "macro_f1", 1, False),

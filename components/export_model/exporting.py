@@ -74,8 +74,11 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                 language_model.write_saved_model(model, info, staged / SAVED_MODEL_DIR)
             else:
                 _write_saved_model(model, info, model_dir, staged / SAVED_MODEL_DIR)
-            calibration = records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
-            lite = _lite_models(info.input, task.answer, model_dir, calibration)
+
+            def calibrate() -> np.ndarray:
+                return records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
+
+            lite = _lite_models(info.input, task.answer, model, model_dir, calibrate)
             (staged / FLOAT_TFLITE_FILE).write_bytes(lite.floating)
             (staged / INT8_TFLITE_FILE).write_bytes(lite.quantized)
         with tempfile.TemporaryDirectory(prefix="export-") as work:
@@ -235,30 +238,29 @@ class _LiteModels:
 
 
 @functools.singledispatch
-def _lite_models(given: Any, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
-    """The model for LiteRT; its output is called `answer`."""
+def _lite_models(
+    given: Any, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]
+) -> _LiteModels:
+    """The model for LiteRT; its output is called `answer`. Inputs to calibrate with are read where they are needed."""
     raise TypeError(f"No LiteRT models of {type(given)}.")
 
 
 @_lite_models.register
-def _(given: ImageInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
+def _(given: ImageInput, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]) -> _LiteModels:
     from components.models.loading import load_trained_model
 
     # In int8, one scale for all outputs would drown a target of small numbers, and a small spread around a large mean:
     # LiteRT's files give standardised numbers, and export.json says what makes units of them.
-    model = _without_units(load_trained_model(model_dir, input_dtype="float32"))
+    of_pixels = _without_units(load_trained_model(model_dir, input_dtype="float32"))
     return _LiteModels(
-        _convert(model, given, answer, None),
-        _convert(model, given, answer, calibration),
+        _convert(of_pixels, given, answer, None),
+        _convert(of_pixels, given, answer, calibrate()),
         "weights and activations, by calibration",
     )
 
 
 @_lite_models.register
-def _(given: TextInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
-    from components.models.loading import load_trained_model
-
-    model = load_trained_model(model_dir)
+def _(given: TextInput, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]) -> _LiteModels:
     return _LiteModels(
         _convert_loops(model, given, answer, quantize=False),
         _convert_loops(model, given, answer, quantize=True),
@@ -267,10 +269,7 @@ def _(given: TextInput, answer: str, model_dir: Path, calibration: np.ndarray) -
 
 
 @_lite_models.register
-def _(given: CorpusInput, answer: str, model_dir: Path, calibration: np.ndarray) -> _LiteModels:
-    from components.models.loading import load_trained_model
-
-    model = load_trained_model(model_dir)
+def _(given: CorpusInput, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]) -> _LiteModels:
     return _LiteModels(
         language_model.convert_step(model, quantize=False), language_model.convert_step(model, quantize=True), "weights"
     )

@@ -40,6 +40,12 @@ class Optimization(Augmentation, Protocol):
     def epochs(self) -> int: ...  # noqa: D102
 
 
+# The names of all that it says.
+OPTIMIZATION = tuple(
+    name for kind in (Augmentation, Optimization) for name, value in vars(kind).items() if isinstance(value, property)
+)
+
+
 def check_optimization(settings: Any) -> None:
     """Check what both steps' parameters share: an `Optimization` with a `batch_size_per_replica`.
 

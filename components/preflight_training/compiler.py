@@ -14,12 +14,14 @@ import os
 import re
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components import storage
 from components.errors import InputError
+from components.feeding import steps_per_epoch
 from components.interface import Interface
 from components.models import build_model, source_files
 from components.models.compiling import compile_model
@@ -119,19 +121,12 @@ def versions() -> dict[str, str]:
         return {}
 
 
-class _Settings:
-    """A task's `Optimization`, as attributes."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update(values)
-
-
 def _build(task: Task, compilation: Compilation) -> Any:
     """The compiled Keras model, all its variables made."""
     model = build_model(task.model, task.interface, task.model_parameters)
     batch_size = compilation.batch_size_per_replica * compilation.devices
-    steps = -(-task.num_examples // batch_size)
-    settings: Any = _Settings(task.optimization)
+    steps = steps_per_epoch(task.num_examples, batch_size)
+    settings: Any = types.SimpleNamespace(**task.optimization)
     compile_model(model, task.interface, settings, compilation.devices, steps, jit_compile=True)
     return model
 

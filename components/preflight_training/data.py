@@ -112,7 +112,7 @@ def measure(
         shuffle_buffer: As train_model takes it.
     """
     decoded_bytes = num_examples * records.input_bytes(manifest.input)
-    in_memory = decoded_bytes <= in_memory_mib << 20
+    in_memory = feeding.is_held_in_memory(decoded_bytes, in_memory_mib)
     part = _first_shards(manifest)
     records.tensorflow()  # Takes seconds to import, which are no part of any rate.
     batch_size = min(batch_size, part.split(TRAIN).num_examples)

@@ -7,6 +7,7 @@ computation: an upper bound.
 
 import dataclasses
 
+from components.feeding import steps_per_epoch
 from components.machine_spec import Generation, Slice
 from components.preflight_training.hlo import SUBLANES, LayerCost, ProgramCost
 
@@ -171,7 +172,7 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float | None) -> EpochTime:
     """An epoch on the device, fed by a host that reads `host_rate` examples per second; None is a host fast enough."""
-    steps = -(-num_examples // global_batch)
+    steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
     seconds = max(device, steps * global_batch / host_rate) if host_rate else device
     return EpochTime(

@@ -8,6 +8,7 @@ from components import progress, storage
 from components.artifacts import PREFLIGHT_FILE
 from components.device import choose_precision
 from components.machine_spec import Slice, load_catalogue
+from components.models.compiling import OPTIMIZATION
 from components.preflight_training import sandbox
 from components.preflight_training.advice import advise, compare
 from components.preflight_training.compiler import DOES_NOT_FIT, FITS, Compilation, Outcome, Task, versions
@@ -29,20 +30,6 @@ from components.preflight_training.report import write_report
 from components.preflight_training.wording import dollars, time
 
 _STEP = "preflight_training"
-_OPTIMIZATION = (
-    "optimizer",
-    "learning_rate",
-    "learning_rate_scaling",
-    "learning_rate_schedule",
-    "warmup_epochs",
-    "weight_decay",
-    "random_flip",
-    "random_crop_pixels",
-    "mixup_alpha",
-    "label_smoothing",
-    "ema_decay",
-    "epochs",
-)
 FEED_BATCH = 1024  # The rate of the host hardly depends on it.
 
 
@@ -114,7 +101,7 @@ class _Session:
             model_parameters=params.model_parameters,
             interface=data.interface,
             num_examples=data.num_examples,
-            optimization={name: getattr(params, name) for name in _OPTIMIZATION},
+            optimization={name: getattr(params, name) for name in OPTIMIZATION},
             backend=backend,
             precision=choose_precision("tpu", backend, ()) if params.precision == "auto" else params.precision,
         )
