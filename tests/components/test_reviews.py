@@ -17,6 +17,7 @@ from components.prediction import load_model, predict_inputs
 from components.serving.instances import parse_request, render_predictions
 from components.text import load_vocabulary
 from components.train_model import train_model
+from tests.cli import assert_user_error, tpu_pipelines
 from tests.components.conftest import QUICK
 
 _SERVE = """
@@ -102,6 +103,17 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
         answers(table)
     with pytest.raises(InputError, match=r"Cannot read .*nowhere\.txt"):
         answers(tmp_path / "nowhere.txt")
+
+
+def test_predict_on_the_command_line_takes_texts(exported_reviews, tmp_path):
+    (tmp_path / "lines.txt").write_text("\n".join(TEXTS[:2]))
+    lines = tpu_pipelines("predict", str(exported_reviews), str(tmp_path / "lines.txt"), "--lines", "--json")
+    classes = [json.loads(line)["classes"] for line in lines.stdout.splitlines()]
+    assert [next(iter(one)) for one in classes] == ["pos", "neg"]
+    assert [sum(one.values()) for one in classes] == pytest.approx([1, 1])
+    table = tpu_pipelines("predict", str(exported_reviews), *TEXTS[:2], "--int8", "--top", "1").stdout
+    assert [line.split()[-2] for line in table.splitlines()] == ["pos", "neg"]
+    assert_user_error(tpu_pipelines("predict", str(exported_reviews), "nowhere.txt"), "Cannot read", "nowhere.txt")
 
 
 @pytest.mark.parametrize("instance", [TEXTS[1], {"text": TEXTS[1]}])

@@ -1,6 +1,7 @@
 """Several labels and numbers, from the source to a server's answer, with the very model files of the README."""
 
 import csv
+import itertools
 import json
 import re
 
@@ -58,20 +59,24 @@ def run(folder, *arguments):
     return done, json.loads(done.stdout) if done.stdout else None
 
 
-@pytest.fixture(scope="module", params=["multi_label", "regression"])
+_EACH = itertools.product(["multi_label", "regression"], ["tensorflow", "jax"])
+
+
+@pytest.fixture(scope="module", params=_EACH, ids="-".join)
 def finished(request, tmp_path_factory):
     """Two runs of one configuration, the second of them trained for longer."""
-    folder = tmp_path_factory.mktemp(request.param)
+    task, backend = request.param
+    folder = tmp_path_factory.mktemp(task)
     write, file = {
         "multi_label": (write_multi_label, "my_labels.py"),
         "regression": (write_regression, "my_numbers.py"),
-    }[request.param]
+    }[task]
     (folder / file).write_text(readme_model(file))
     config = {
         "name": "run",
         "data": write(folder),
         "model": {"name": str(folder / file), "parameters": {"filters": 16}},
-        "training": _TRAINING,
+        "training": {**_TRAINING, "backend": backend},
         "export": {"calibration_examples": 100, "max_int8_accuracy_drop": 0.03},
         "preflight": False,
     }
@@ -79,10 +84,10 @@ def finished(request, tmp_path_factory):
     first, second = run(folder), run(folder, "--set", "training.epochs=12")
     for done, _ in (first, second):
         assert done.returncode == 0, done.stderr
-    return request.param, folder, first[1], second[1]
+    return task, folder, first[1], second[1]
 
 
-@pytest.mark.slow  # Two runs of each: 2 minutes on 2 cores.
+@pytest.mark.slow  # Two runs of each on each backend: 4 minutes on 2 cores.
 def test_the_second_run_beats_the_first_by_its_tasks_own_figure(finished):
     task, _, first, second = finished
     judged, least = {"multi_label": ("micro_f1", 0.93), "regression": ("r2", 0.8)}[task]
