@@ -258,7 +258,7 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """A table with a line for each run: what it reaches, how fast it trains, and its exports on CPU."""
+    """A table with a line for each run: what it reaches, how fast it trains, and its exports on CPU; and where that was."""
     rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
 
     def join(place: int, *names: str) -> str:
@@ -277,10 +277,16 @@ def as_markdown(comparison: Comparison) -> str:
             if any(f"{form}, {fact}" in rows for form in _FORMATS)
         },
     }
+    hosts = rows.get("host", ())
+    one_host = len(set(hosts)) == 1
+    if hosts and not one_host:
+        columns["host"] = ["host"]
     lines = ["| run | on the test split | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
     for place, run in enumerate(comparison.runs):
         cells = (join(place, *names) for names in columns.values())
         lines.append(f"| `{run.label}` | {judged(place)} | " + " | ".join(cells) + " |")
+    if one_host:
+        lines += ["", f"Host: {hosts[0]}."]
     return "\n".join(lines)
 
 

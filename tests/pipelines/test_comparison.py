@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 
+from components.device import describe_host
 from pipelines import cli
 from pipelines.comparison import HIGHER, LOWER, Row, as_markdown, as_text, compare, write_page
 from tests.html_page import Page
@@ -80,9 +81,17 @@ def test_a_failed_run_is_compared_by_what_it_has(two_runs):
 
 
 def test_markdown_has_a_line_for_each_run(two_runs):
-    header, rule, first, second = as_markdown(compare(two_runs)).splitlines()
+    header, rule, first, second, _, host = as_markdown(compare(two_runs)).splitlines()
     assert header.count("|") == rule.count("|") == first.count("|") == second.count("|")
     assert second.startswith("| `second/digits` | accuracy 0.2500 | ")
+    assert host == f"Host: {describe_host()}."
+
+
+def test_markdown_names_each_runs_host_where_they_differ(two_runs):
+    _edit(two_runs[0] / "summary.json", host="4 × abacus")
+    header, _, first, second = as_markdown(compare(two_runs)).splitlines()
+    assert header.endswith("| host |")
+    assert [line.split(" | ")[-1] for line in (first, second)] == ["4 × abacus |", f"{describe_host()} |"]
 
 
 def test_the_page_shows_every_run_with_its_curves_and_needs_nothing_else(two_runs, tmp_path):
