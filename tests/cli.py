@@ -1,5 +1,6 @@
 """Runs the command line as a user does, in a process of its own."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,3 +27,9 @@ def assert_user_error(done: subprocess.CompletedProcess[str], *words: str) -> No
     assert last.startswith("error: "), done.stderr
     for word in words:
         assert word in last
+
+
+def readme_model(name):
+    """The README's model file of that name."""
+    blocks = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    return {file: block for block, file in blocks}[name]

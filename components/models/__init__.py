@@ -15,6 +15,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,9 @@ def _builder(name: str) -> Callable[..., Any]:
     function = _BUILDER
     try:
         if name.endswith(".py"):
+            folder = str(Path(name).resolve().parent)
+            if folder not in sys.path:
+                sys.path.append(folder)  # It may import its neighbours, now or when it builds.
             spec = importlib.util.spec_from_file_location("user_model", name)
             assert spec is not None
             assert spec.loader is not None
@@ -138,14 +142,19 @@ def _builder(name: str) -> Callable[..., Any]:
             module = importlib.import_module(module_name)
         else:
             module = importlib.import_module(REGISTRY[name])
-    except (ImportError, SyntaxError) as error:
-        raise InputError(f"Cannot import the model {name!r}: {error}. Correct the path or the file.") from error
+    except Exception as error:  # The file is the user's: it may raise anything.
+        raise InputError(f"Cannot import the model {name!r}: {_said(error)}. Correct the path or the file.") from error
     if not callable(getattr(module, function, None)):
         raise InputError(
             f"Cannot use the model {name!r}: expected a function {function}(image_shape, num_classes) in it, or for "
             "texts (vocabulary_size, num_tokens, num_classes), and for a regression num_targets instead of num_classes."
         )
     return getattr(module, function)
+
+
+def _said(error: Exception) -> str:
+    """An error's kind and first line."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
@@ -165,7 +174,14 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
             the parameters, or does not fit the data set: in shape, or by an activation that cannot give the answers.
     """
     check_model(name, parameters)
+    import keras
+
     model = _load_keras_file(name) if name.endswith(".keras") else _run_builder(name, interface, parameters)
+    if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
+        raise InputError(
+            f"The model {name!r} is none whose shapes are known: expected a keras.Model that begins with keras.Input, "
+            f"received {type(model).__name__}. Return one from {_BUILDER}."
+        )
     expected = (None, *interface.input.shape), (None, *interface.output_shape)
     if (model.input_shape, model.output_shape) != expected:
         raise InputError(
@@ -237,11 +253,12 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
         ) from error
     try:
         return builder(**facts, **parameters)
-    except (ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
+    except InputError:
+        raise
+    except Exception as error:  # See `_builder`.
         raise InputError(
             f"The model {name!r} could not be built for {interface.input} and {interface.task.size_fact}="
-            f"{interface.num_classes} with {dict(parameters)}: {reason}. Correct the parameters or the model."
+            f"{interface.num_classes} with {dict(parameters)}: {_said(error)}. Correct the parameters or the model."
         ) from error
 
 
@@ -251,8 +268,7 @@ def _load_keras_file(path: str) -> Any:
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)
     except (ValueError, TypeError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise InputError(
-            f"Refused the model file {path!r}: it holds code of its own or is damaged ({reason}). Expected layers "
-            "of Keras only. Give the model as a .py file that builds it."
+            f"Refused the model file {path!r}: it holds code of its own or is damaged ({_said(error)}). Expected "
+            "layers of Keras only. Give the model as a .py file that builds it."
         ) from error

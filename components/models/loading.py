@@ -8,6 +8,8 @@ import numpy as np
 
 from components.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE
 from components.errors import InputError
+from components.interface import LANGUAGE_MODEL
+from components.models.stepping import StepModel
 
 
 def save_architecture(model: Any, directory: Path) -> None:
@@ -69,6 +71,37 @@ def load_trained_model(
             "layers of Keras only. Train it again with train_model."
         ) from error
     return model
+
+
+def check_rebuilds(model: Any, name: str, task: str) -> None:
+    """Check, before anyone pays for its training, that a model can be rebuilt as evaluation and export will do it.
+
+    Args:
+        model: A keras.Model.
+        name: What the user calls it.
+        task: What it is asked.
+
+    Raises:
+        InputError: If it holds code that is not Keras's own, or is a language model that cannot answer one character at
+            a time.
+    """
+    import keras
+
+    registered = keras.saving.get_custom_objects()
+    own = dict(registered)
+    registered.clear()
+    try:
+        keras.models.model_from_json(model.to_json())
+    except Exception as error:  # Keras raises what it happens upon.
+        reason = str(error).rpartition("Exception encountered: ")[2].split("\n")[0]
+        raise InputError(
+            f"The model {name!r} cannot be rebuilt without its code ({reason}), as evaluation and export have to. "
+            "Expected layers, operations and functions of Keras only. Replace the others by these."
+        ) from error
+    finally:
+        registered.update(own)
+    if task == LANGUAGE_MODEL:
+        StepModel(model)
 
 
 def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:

@@ -25,6 +25,7 @@ from components.feeding import steps_per_epoch
 from components.interface import Interface
 from components.models import build_model, source_files
 from components.models.compiling import compile_model
+from components.models.loading import check_rebuilds
 from components.preflight_training import hlo
 from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 from components.step_record import end_with
@@ -100,6 +101,7 @@ class Outcome:
         cost: Where it fits.
         parameters: Trainable values of the model.
         needed_bytes: Of a device's memory, where it does not fit and the compiler says how much it takes.
+        objection: Why train_model would refuse the model all the same, if it would.
     """
 
     verdict: str
@@ -111,6 +113,7 @@ class Outcome:
     cost: ProgramCost | None = None
     parameters: int = 0
     needed_bytes: int = 0
+    objection: str = ""
 
 
 def versions() -> dict[str, str]:
@@ -131,29 +134,39 @@ def _build(task: Task, compilation: Compilation) -> Any:
     return model
 
 
-def _build_abstract(task: Task, compilation: Compilation) -> Any:
-    """The same with variables that have shapes but no values: takes no memory for weights, and no time to draw them."""
+def _without_values(make: Callable[[], Any]) -> Any:
+    """What a function makes, of variables that have shapes but no values: they take no memory, and no time to draw."""
     import jax
 
-    built: list[Any] = []
+    made: list[Any] = []
 
-    def build() -> tuple[()]:
-        built[:] = [_build(task, compilation)]
+    def run() -> tuple[()]:
+        made[:] = [make()]
         return ()
 
     try:
-        jax.eval_shape(build)
+        jax.eval_shape(run)
     except Exception:  # A model may want values while it is built; then it gets them.
-        return _build(task, compilation)
-    return built[0]
+        return make()
+    return made[0]
+
+
+def _objection(task: Task, model: Any) -> str:
+    """Why train_model would refuse the model, however well it compiles; empty if it would not."""
+    try:
+        _without_values(lambda: check_rebuilds(model, task.model, task.interface.task.name))
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """A lowered step: its text, and how to compile it to (scheduled HLO, memory statistics)."""
+    """A lowered step: its text, its model's size, an `_objection`, and how to compile it (HLO, memory statistics)."""
 
     text: str
     parameters: int
+    objection: str
     compile: Callable[[], tuple[str, Any]]
 
 
@@ -178,7 +191,7 @@ def _num_parameters(model: Any) -> int:
 
 
 def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Program:
-    model = _build_abstract(task, compilation)
+    model = _without_values(lambda: _build(task, compilation))
     layers += _layer_names(model)
     traced = trace_step(model, _shapes(task, compilation), _topology(compilation).devices)
     lowered = traced.lower(lowering_platforms=("tpu",))
@@ -187,7 +200,7 @@ def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Prog
         compiled = lowered.compile()
         return compiled.as_text() or "", compiled.memory_analysis()
 
-    return _Program(lowered.as_text(), _num_parameters(model), compile_program)
+    return _Program(lowered.as_text(), _num_parameters(model), _objection(task, model), compile_program)
 
 
 def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], devices: Sequence[Any]) -> Any:
@@ -251,7 +264,7 @@ def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -
             executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
         return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
 
-    return _Program(str(module), _num_parameters(model), compile_program)
+    return _Program(str(module), _num_parameters(model), _objection(task, model), compile_program)
 
 
 def _drop_copies(module: Any, ir: Any) -> None:
@@ -297,6 +310,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         memory=Memory(stats.peak_memory_in_bytes, stats.argument_size_in_bytes, stats.temp_size_in_bytes),
         cost=read_cost(text, layers, compilation.bytes_per_cycle),
         parameters=program.parameters,
+        objection=program.objection,
     )
     storage.write_json(path, dataclasses.asdict(outcome))
     return outcome
@@ -304,7 +318,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
 
 def _program_key(program: _Program, layers: Sequence[str], compilation: Compilation) -> str:
     reader = Path(hlo.__file__).read_text()
-    facts = (program.text, layers, dataclasses.asdict(compilation), versions(), reader)
+    facts = (program.text, program.objection, layers, dataclasses.asdict(compilation), versions(), reader)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -159,7 +159,7 @@ class _Session:
             layers=layers,
             host_calls=outcome.cost.host_calls if outcome.cost else (),
             unknown_loops=outcome.cost.unknown_loops if outcome.cost else 0,
-            broken=(*self._unfit(machine, batch_size), *self._broken_budgets(machine, step, epoch, cost)),
+            broken=(*self._unfit(machine, batch_size, outcome), *self._broken_budgets(machine, step, epoch, cost)),
         )
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)
@@ -179,9 +179,9 @@ class _Session:
             date=price.date,
         )
 
-    def _unfit(self, machine: Slice, global_batch: int) -> tuple[str, ...]:
+    def _unfit(self, machine: Slice, global_batch: int, outcome: Outcome) -> tuple[str, ...]:
         """What the training itself would refuse, or hang on, once the machine is paid for."""
-        unfit = []
+        unfit = [outcome.objection] if outcome.objection else []
         if machine.hosts > 1:
             unfit.append(
                 f"{machine.name} has {machine.hosts} hosts, and train_model trains on one: take a slice of one host"

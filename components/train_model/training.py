@@ -29,6 +29,7 @@ from components.errors import InputError
 from components.feeding import EpochReader, open_training_split, steps_per_epoch
 from components.models import build_model
 from components.models.compiling import compile_model
+from components.models.loading import check_rebuilds, predict, save_architecture
 from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
@@ -103,6 +104,7 @@ class _Session:
         keras.utils.set_random_seed(params.seed)
         with device.scope():
             self.model = build_model(params.model, manifest.interface, params.model_parameters)
+            check_rebuilds(self.model, params.model, manifest.task)
             judged = compile_model(
                 self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile
             )
@@ -269,8 +271,6 @@ class _Session:
             checkpoints.restore(self._weights(), {name: arrays[name] for name in self._judged})
 
     def _validate(self, examples: records.Examples) -> dict[str, float]:
-        from components.models.loading import predict
-
         interface, losses, scores = self.manifest.interface, [], []
         # A language model answers every character with a probability of each: gigabytes for a long text.
         chunk = -(-_CHUNK_BYTES // (4 * math.prod(interface.output_shape) * self.batch_size)) * self.batch_size
@@ -295,8 +295,6 @@ class _Session:
 
     def save(self, output: Path) -> TrainResult:
         """Write the model's folder."""
-        from components.models.loading import save_architecture
-
         now, last = self.progress, self.progress.history[-1]
         result = TrainResult(
             epochs=now.epoch,

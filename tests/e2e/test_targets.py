@@ -3,7 +3,6 @@
 import csv
 import itertools
 import json
-import re
 
 import numpy as np
 import pytest
@@ -14,16 +13,10 @@ from sklearn.datasets import load_digits
 from components.artifacts import Manifest
 from components.prediction import load_model
 from components.serving.instances import render_predictions
-from tests.cli import REPOSITORY, assert_user_error, tpu_pipelines
+from tests.cli import assert_user_error, readme_model, tpu_pipelines
 
 _LABELS = ("above 4", "even", "prime")
 _TRAINING = {"epochs": 1, "batch_size_per_replica": 32, "learning_rate": 0.002}
-
-
-def readme_model(name):
-    """The README's model file of that name."""
-    blocks = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
-    return {file: block for block, file in blocks}[name]
 
 
 def labels_of(digit):

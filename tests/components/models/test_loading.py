@@ -5,9 +5,9 @@ import pytest
 
 from components import device
 from components.errors import InputError
-from components.interface import ImageInput, Interface
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, ImageInput, Interface
 from components.models import build_model
-from components.models.loading import load_trained_model, predict, save_architecture
+from components.models.loading import check_rebuilds, load_trained_model, predict, save_architecture
 
 _SHAPE = (6, 6, 1)
 
@@ -63,6 +63,31 @@ def test_architecture_with_code_of_its_own_is_refused(folder):
     save_architecture(keras.Sequential(layers), folder)
     with pytest.raises(InputError, match=r"it holds code of its own or is damaged.*[Ll]ambda"):
         load_trained_model(folder)
+
+
+def test_a_model_with_code_of_its_own_is_found_before_it_is_trained(folder):
+    import keras
+
+    class Doubling(keras.layers.Layer):
+        def call(self, inputs):
+            return 2 * inputs
+
+    def build(*layers):
+        return keras.Sequential([keras.Input(_SHAPE), *layers, keras.layers.Flatten(), keras.layers.Dense(3)])
+
+    check_rebuilds(build(keras.layers.Conv2D(2, 3)), "mine", CLASSIFICATION)
+    check_rebuilds(
+        keras.Model(pixels := keras.Input(_SHAPE), keras.ops.mean(pixels, (1, 2)) + 1), "mine", CLASSIFICATION
+    )
+    # A class that is registered is known in this process, and in no other.
+    keras.saving.register_keras_serializable()(Doubling)
+    before = dict(keras.saving.get_custom_objects())
+    for layer, word in ((Doubling(), "Doubling"), (keras.layers.Lambda(lambda x: x), "lambda")):
+        with pytest.raises(InputError, match=rf"'mine' cannot be rebuilt without its code \(.*{word}.*\).* Replace"):
+            check_rebuilds(build(layer), "mine", CLASSIFICATION)
+    assert keras.saving.get_custom_objects() == before
+    with pytest.raises(InputError, match="cannot answer one character at a time"):
+        check_rebuilds(build(), "mine", LANGUAGE_MODEL)
 
 
 def test_weights_of_another_model_are_refused(folder):

@@ -8,12 +8,16 @@ import pytest
 
 from components import device
 from components.errors import InputError
-from components.interface import ImageInput, Interface, TextInput
+from components.interface import LANGUAGE_MODEL, CorpusInput, ImageInput, Interface, TextInput
 from components.models import REGISTRY, build_model, check_model
+from components.models.loading import check_rebuilds
+from tests.cli import readme_model
 
 _SHAPE, _CLASSES = (8, 8, 1), 10
 _DIGITS = Interface(ImageInput(_SHAPE, "raw"), _CLASSES)
 _IMDB = Interface(TextInput(250, 15_000, "f" * 64, "words", "start"), 2)
+_LABELS = Interface(ImageInput(_SHAPE, "raw"), 3, "multi_label")
+_NUMBERS = Interface(ImageInput(_SHAPE, "raw"), 2, "regression", (3.5, 2000.0), (1.5, 0.25))
 _PICTURES = Interface(ImageInput((32, 32, 3), "raw"), 10)
 _MNIST = Interface(ImageInput((28, 28, 1), "raw"), 10)
 _SOURCE = """
@@ -207,6 +211,60 @@ def test_file_that_is_no_python_is_named(tmp_path):
         build_model(str(path), _DIGITS, {})
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "import no_such_package",
+            r"Cannot import .*mine\.py': ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        ("layers = keras.layers", r"Cannot import the model .*mine\.py': NameError: name 'keras' is not defined"),
+        ("def build_model(image_shape, num_classes):\n    kears", r"could not be built .*NameError: name 'kears'"),
+        ("def build_model(image_shape, num_classes):\n    pass", r"shapes are known: .*received NoneType. Return one"),
+        (
+            "import keras\n"
+            "def build_model(image_shape, num_classes):\n"
+            "    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(num_classes)])",
+            r"expected a keras.Model that begins with keras.Input, received Sequential",
+        ),
+    ],
+)
+def test_mistakes_in_a_models_file_are_told_in_a_sentence(tmp_path, code, message):
+    path = tmp_path / "mine.py"
+    path.write_text(code)
+    with pytest.raises(InputError, match=message):
+        build_model(str(path), _DIGITS, {})
+
+
+def test_a_models_file_may_import_its_neighbours(tmp_path):
+    (tmp_path / "my_blocks.py").write_text(
+        "from keras import layers\ndef head(n): return layers.Dense(n, activation='softmax')\n"
+    )
+    (tmp_path / "mine.py").write_text(
+        "import keras\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    from my_blocks import head\n"
+        "    return keras.Sequential(\n"
+        "        [keras.Input(image_shape, dtype='uint8'), keras.layers.Flatten(), head(num_classes)])\n"
+    )
+    assert build_model(str(tmp_path / "mine.py"), _DIGITS, {}).count_params() == 65 * 10
+
+
+@pytest.mark.parametrize(
+    ("file", "interface"),
+    [
+        ("my_classifier.py", _DIGITS),
+        ("my_labels.py", _LABELS),
+        ("my_numbers.py", _NUMBERS),
+        ("my_texts.py", _IMDB),
+        ("my_characters.py", Interface(CorpusInput(8, 50), 50, LANGUAGE_MODEL)),
+    ],
+)
+def test_the_readmes_models_fit_what_they_are_for(tmp_path, file, interface):
+    (tmp_path / file).write_text(readme_model(file))
+    check_rebuilds(build_model(str(tmp_path / file), interface, {}), file, interface.task_name)
+
+
 def _keras_file(path, *layers):
     import keras
 
@@ -241,10 +299,6 @@ def test_damaged_keras_file_is_refused(tmp_path):
     path.write_bytes(b"no zip file")
     with pytest.raises(InputError, match=r"Refused the model file .*a\.keras"):
         build_model(str(path), _DIGITS, {})
-
-
-_LABELS = Interface(ImageInput(_SHAPE, "raw"), 3, "multi_label")
-_NUMBERS = Interface(ImageInput(_SHAPE, "raw"), 2, "regression", (3.5, 2000.0), (1.5, 0.25))
 
 
 def _ending_in(tmp_path, last, fact="num_classes"):

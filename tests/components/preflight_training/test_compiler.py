@@ -8,10 +8,11 @@ import subprocess
 
 import pytest
 
+from components.device import choose_precision
 from components.machine_spec import load_catalogue
-from components.models import REGISTRY
 from components.preflight_training import sandbox
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
+from pipelines.config import load_config, ready_examples
 from tests.components.conftest import EVERYTHING
 from tests.components.preflight_training.conftest import (
     LIMITS,
@@ -102,6 +103,7 @@ def test_calls_of_the_host_compile_and_are_listed(special_model, cache_dir):
     (call,) = outcome.cost.host_calls
     assert "special" in call
     assert "callback" in call
+    assert "cannot be rebuilt without its code" in outcome.objection
 
 
 def test_tensorflow_operation_that_xla_lacks_is_named_with_its_layer_and_line(special_model, cache_dir):
@@ -132,7 +134,7 @@ def test_what_fits_has_memory_and_every_layers_cost(cache_dir):
     outcome = compile_one(make_task(), cache_dir)
     # (3·3·1·4 + 4) + (3·3·4·8 + 8) + (4·4·8·8 + 8) + (8·10 + 10)
     assert outcome.parameters == 40 + 296 + 1032 + 90
-    assert outcome.verdict == FITS
+    assert (outcome.verdict, outcome.objection) == (FITS, "")
     assert 0 < outcome.memory.argument_bytes <= outcome.memory.peak_bytes
     assert {"conv2d", "conv2d_1", "dense", "dense_1"} <= outcome.cost.layers.keys()
     assert outcome.cost.host_calls == ()
@@ -237,16 +239,19 @@ def test_the_step_compiled_is_the_very_step_that_training_runs(
 _MACHINES = ["v2-8", "v3-8", "v5e-4", "v5e-8", "v6e-8", "7x-4"]
 
 
-@pytest.mark.slow  # 15 s for the digits, two to six minutes for CIFAR-10, a third of them for v6e.
-@pytest.mark.parametrize("model", REGISTRY)
-def test_every_model_fits_every_chip(model, tmp_path):
-    interface, num_examples = READY_DATA[model]
+@pytest.mark.slow  # 15 s for the digits, two to six minutes for CIFAR-10, a third of them for v6e; ten for Shakespeare.
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("example", ready_examples())
+def test_every_example_fits_every_chip(example, tmp_path):
+    training = load_config(example).training
+    interface, num_examples = READY_DATA[training.model]
     optimization = {**OPTIMIZATION, **everything_for(interface)}
-    task = Task(model, {}, interface, num_examples, optimization, "jax", "mixed_bfloat16")
-    compilations = [make_compilation(machine, 128) for machine in _MACHINES]
+    precision = choose_precision("tpu", "jax", ()) if training.precision == "auto" else training.precision
+    task = Task(training.model, training.model_parameters, interface, num_examples, optimization, "jax", precision)
+    compilations = [make_compilation(machine, training.batch_size_per_replica) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
     for machine, (outcome, _) in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):
-        assert outcome.verdict == FITS, (machine, outcome.reason)
+        assert (outcome.verdict, outcome.objection) == (FITS, ""), (machine, outcome.reason)
         assert outcome.cost.unknown_loops == 0
         assert outcome.memory.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes
         assert sum(one.num_bytes for one in outcome.cost.collectives) >= 2 * outcome.parameters

@@ -118,6 +118,23 @@ def test_failure_tells_reason_layer_and_line(digits_records, cache_dir, tmp_path
     assert (tmp_path / "out" / "preflight.html").stat().st_size > 1000
 
 
+def test_a_model_that_cannot_be_rebuilt_is_refused_though_it_fits(cache_dir, tmp_path):
+    model = tmp_path / "mine.py"
+    model.write_text(
+        "import keras\n"
+        "class Special(keras.layers.Layer):\n"
+        "    def call(self, x):\n"
+        "        return 2 * x\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    return keras.Sequential([keras.Input(image_shape, dtype='uint8'), Special(), keras.layers.Flatten(),\n"
+        "        keras.layers.Dense(num_classes)])\n"
+    )
+    report = _examine(cache_dir, model=str(model), model_parameters={})
+    assert (report.verdict, report.passed) == ("fits", False)
+    (reason,) = report.reasons
+    assert "cannot be rebuilt without its code" in reason
+
+
 def test_a_second_run_replaces_its_own_output_and_compiles_nothing(digits_records, preflighted, cache_dir, tmp_path):
     first, _ = preflighted
     for _ in range(2):
