@@ -193,9 +193,11 @@ def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> P
             inputs = np.clip(np.round(inputs / scale) + zero_point, 0, 255)
         interpreter.set_tensor(given["index"], inputs.astype(given["dtype"]))
         interpreter.invoke()
-        return interpreter.get_tensor(answer["index"]) * factor + addend
+        return interpreter.get_tensor(answer["index"])
 
-    return _one_at_a_time(path, num_threads or os.cpu_count() or 1) if given["shape_signature"][0] == 1 else predict
+    holds_one = given["shape_signature"][0] == 1
+    answers: Predict = _one_at_a_time(path, num_threads or os.cpu_count() or 1) if holds_one else predict
+    return lambda inputs: answers(inputs) * factor + addend
 
 
 def _one_at_a_time(path: Path, num_threads: int) -> Predict:
@@ -339,11 +341,12 @@ def predict_inputs(
     Args:
         export_dir: What export_model wrote.
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
-            channels)] arrays; images of another size are resized. For one of texts: .txt files, folders of them, .csv
-            files, or texts themselves.
+            channels)] arrays, whose labels (`y_test` beside `x_test`) are left out; images of another size are
+            resized. For one of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts
+            themselves.
         top: Classes to name; labels and numbers are named all.
         use_int8: Use the int8 model.
-        lines: A .txt file holds a text a line.
+        lines: A file holds a text a line.
         column: Of a .csv file.
 
     Raises:
@@ -387,27 +390,47 @@ def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str) -> _N
 @_read_inputs.register
 def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str) -> _Named:
     for given in inputs:
-        if not storage.is_remote(given) and not given.endswith(_TEXT_SUFFIXES) and _is_folder(given):
+        if not _names_a_file(given):
+            yield [given], reader.encode_all([given])
+        elif not storage.is_remote(given) and Path(given).is_dir():
             for file in storage.list_files(given):
                 path = f"{given}/{file.name}"
                 yield [path], reader.encode_all([_read_text(path)])
-        elif given.endswith(".csv"):
-            texts = _read_column(given, column)
-            yield [f"{given}[{i}]" for i in range(len(texts))], reader.encode_all(texts)
-        elif given.endswith(".txt") and lines:
-            texts = _read_text(given).splitlines()
-            yield [f"{given}[{i}]" for i in range(len(texts))], reader.encode_all(texts)
-        elif given.endswith(".txt"):
-            yield [given], reader.encode_all([_read_text(given)])
         else:
-            yield [given], reader.encode_all([given])
+            texts = _read_texts(given, lines, column)
+            yield list(texts), reader.encode_all(list(texts.values()))
 
 
-def _is_folder(given: str) -> bool:
+def _names_a_file(given: str) -> bool:
+    """Whether it is a path and no text: it exists, or looks like one that should."""
+    if storage.is_remote(given) or given.endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
+        return True
+    if "/" in given and not any(map(str.isspace, given)):
+        return True
     try:
-        return Path(given).is_dir()
+        return bool(given) and Path(given).exists()
     except (OSError, ValueError):  # A text may be too long for a path, or hold what no path can.
         return False
+
+
+def _read_texts(path: str, lines: bool, column: str) -> dict[str, str]:
+    """The texts of a file, by name."""
+    if path.endswith(".csv"):
+        texts = _read_column(path, column)
+    elif path.endswith(_ARRAY_SUFFIXES):
+        texts = [text for key, array in _read_arrays(path).items() for text in _check_texts(f"{path}{key}", array)]
+    elif lines:
+        # Not splitlines, which also divides at characters that stand within a text.
+        texts = [line.removesuffix("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
+    else:
+        return {path: _read_text(path)}
+    return {f"{path}[{i}]": text for i, text in enumerate(texts)}
+
+
+def _check_texts(name: str, array: np.ndarray) -> list[str]:
+    if array.dtype.kind != "U" or array.ndim != 1:
+        raise InputError(f"Cannot use {name}: expected str[N], received {array.dtype}{list(array.shape)}.")
+    return array.tolist()
 
 
 def _read_text(path: str) -> str:
@@ -444,12 +467,20 @@ def _read_image(path: str, shape: tuple[int, ...]) -> np.ndarray:
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     try:
         loaded: Any = np.load(path, allow_pickle=False)
-        arrays = {f":{name}": loaded[name] for name in loaded.files} if hasattr(loaded, "files") else {"": loaded}
+        arrays = {"": loaded}
+        if hasattr(loaded, "files"):
+            arrays = {f":{name}": loaded[name] for name in loaded.files if not _are_labels(name, loaded.files)}
         if not arrays:
             raise ValueError("it is empty")
         return arrays
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"Cannot read {path}: {error}. Expected an array file without pickled objects.") from error
+
+
+def _are_labels(name: str, names: Sequence[str]) -> bool:
+    """Whether an array holds the labels of images beside it, as create_tfrecords reads both."""
+    images = {"y": "x", "labels": "images"}.get(name, f"x_{name[2:]}" if name.startswith("y_") else "")
+    return images in names
 
 
 def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

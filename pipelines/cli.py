@@ -153,10 +153,10 @@ def _add_predict(commands: Any) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="image files, folders of them, or .npy/.npz arrays; for a model of texts .txt files, folders of them, "
-        ".csv files, or texts themselves",
+        help="image files, folders of them, or .npy/.npz arrays; for a model of texts files, folders of them, "
+        ".csv files, .npy/.npz arrays of strings, or texts themselves",
     )
-    predict.add_argument("--lines", action="store_true", help="a .txt file holds a text a line")
+    predict.add_argument("--lines", action="store_true", help="a file holds a text a line")
     predict.add_argument("--column", default="text", metavar="NAME", help="of a .csv file (default: text)")
     predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per input (default: 3)")
     predict.add_argument("--json", action="store_true", help="one JSON line per input")

@@ -17,8 +17,8 @@ class WriteParams:
         source: `images:DIR`, `text:DIR`, `csv:FILE`, `corpus:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or
             `keras:NAME`; paths may be gs://.
         task: What a model is asked: `classification` (one class of several), `multi_label` (any number of several) or
-            `regression` (one number or several). The last two need images of a csv: or npz: source. A corpus: has a
-            task of its own, `language_model`.
+            `regression` (one number or several). The last two need a csv: or npz: source. A corpus: has a task of its
+            own, `language_model`.
         target_columns: Of a regression, the CSV columns with the numbers; empty means `label`. Of an npz: source, the
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
@@ -36,8 +36,8 @@ class WriteParams:
         truncate: Of texts: the side on which they are cut and padded, `start` or `end`; `start` keeps the last words.
         context_tokens: Of a corpus: how many of these a passage outside the training split only reads, which another
             has predicted; without them, half of what is predicted has little before it.
-        class_names: The classes, in order; empty means those found, sorted. A multi-label npz: source has none to
-            find: empty means their numbers.
+        class_names: The classes, in order; empty means those found, sorted. Of folders, those to use; of arrays' whole
+            numbers, their names. A multi-label npz: source has none to find: empty means their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per core.

@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import mimetypes
 import os
 import struct
 import zipfile
@@ -12,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -34,6 +36,7 @@ from components.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION,
 _REMOTE_THREADS = 16
 _MAX_CSV_FIELD_CHARACTERS = 1 << 20  # A quote that nobody closes ends here.
 _IGNORED_FILES = {"Thumbs.db", "desktop.ini"}
+_SPLIT_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid", "val"), TEST: ("test", "testing")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Listing:
         kind: What an example is: `image`, `text` or `corpus`.
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         version: What identifies an array source's content, or a CSV's own.
+        notes: What was left out, for people.
     """
 
     source: str
@@ -69,6 +73,7 @@ class Listing:
     kind: str = IMAGE
     corpus: Corpus | None = None
     version: str = ""
+    notes: tuple[str, ...] = ()
 
     def stat_digest(self) -> str:
         """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
@@ -170,58 +175,106 @@ def _is_utf8(name: str) -> bool:
     return True
 
 
-def _from_folders(kind: str) -> Callable[[str, WriteParams], Listing]:
-    return lambda location, params: dataclasses.replace(_from_images(location, params), kind=kind)
+def _split_named(name: str) -> str | None:
+    """The split that a folder or a cell means; None where it means none."""
+    return next((split for split, names in _SPLIT_NAMES.items() if name.lower() in names), None)
 
 
-def _from_images(location: str, params: WriteParams) -> Listing:
-    """A folder per class, optionally below train/, validation/ and test/."""
+def _from_folders(kind: str, location: str, params: WriteParams) -> Listing:
+    """A folder per class, optionally below folders of the splits. What stands above the classes is left out, and said.
+
+    So `class_names` may choose among the folders: aclImdb has one of reviews without a class.
+    """
     location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
     files = [file for file in storage.list_files(location) if PurePosixPath(file.name).name not in _IGNORED_FILES]
     if garbled := [file.name for file in files if not _is_utf8(file.name)]:
         raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
-    top = {file.name.split("/")[0] for file in files if "/" in file.name}
-    has_splits = bool(top & set(SPLITS))
-    if has_splits and (strange := sorted(top - set(SPLITS))):
+    top = sorted({file.name.split("/")[0] for file in files if "/" in file.name})
+    split_of = {name: split for name in top if (split := _split_named(name))}
+    has_splits = not {TRAIN, TEST}.isdisjoint(split_of.values())
+    if has_splits and (strange := [name for name in top if name not in split_of]):
         raise InputError(
             f"Folders {shown(strange)} stand beside split folders in {location}. Expected only {', '.join(SPLITS)}. "
             "Move them into one of these, or out of the source."
         )
-    depth = 3 if has_splits else 2
-    misplaced = [file.name for file in files if len(file.name.split("/")) < depth]
-    if misplaced:
-        expected = "SPLIT/CLASS/FILE" if has_splits else "CLASS/FILE"
+    if has_splits and len(set(split_of.values())) < len(split_of):
         raise InputError(
-            f"Files without a class in {location}: {shown(misplaced)}. Expected {expected}. Move them into the folder "
-            "of their class, or out of the source."
+            f"Several folders in {location} are for one split: {split_of}. Expected one for each. Join or rename them."
         )
-    keys = tuple(file.name for file in files)
-    names = [key.split("/")[depth - 2] for key in keys]
-    splits = np.array([key.split("/")[0] for key in keys]) if has_splits else None
-    if splits is not None and not params.class_names:
-        known = {name for name, split in zip(names, splits, strict=True) if split == TRAIN}
-        if known and (unknown := sorted(set(names) - known)):
+    depth = 3 if has_splits else 2
+    placed = [file for file in files if file.name.count("/") >= depth - 1]
+    keys = {file.name for file in placed}
+    _check_misplaced([file.name for file in files if file.name not in keys], bool(placed), kind, location, has_splits)
+    notes = (
+        [f"left out {len(files) - len(placed)} files that are in no class's folder"] if len(placed) < len(files) else []
+    )
+
+    def class_of(file: storage.StoredFile) -> str:
+        return file.name.split("/")[depth - 2]
+
+    found = Counter(map(class_of, placed))
+    if params.class_names:
+        if absent := [name for name in params.class_names if name not in found]:
             raise InputError(
-                f"Classes without training examples in {location}: {shown(unknown)}. Expected every class of the "
-                f"other splits under {TRAIN}/ too. Add them there, or remove them."
+                f"No folder in {location} for the classes {shown(absent)}. Received: {shown(sorted(found))}. Correct "
+                "data.class_names, or add the folders."
             )
-    labels, classes = index_labels(names, params.class_names, keys)
+        placed = [file for file in placed if class_of(file) in params.class_names]
+        notes += [
+            f"left out {count:,} files in {name!r}, which data.class_names lacks"
+            for name, count in sorted(found.items())
+            if name not in params.class_names
+        ]
+    names = list(map(class_of, placed))
+    splits = np.array([split_of[file.name.split("/")[0]] for file in placed]) if has_splits else None
+    if splits is not None and not params.class_names:
+        _check_classes_of_splits(names, splits.tolist(), location)
+    labels, classes = index_labels(names, params.class_names, [file.name for file in placed])
     return Listing(
         source=params.source,
-        keys=keys,
+        keys=tuple(file.name for file in placed),
         labels=labels,
         class_names=classes,
         splits=splits,
         root=location,
-        files={file.name: file for file in files},
+        files={file.name: file for file in placed},
+        kind=kind,
+        notes=tuple(notes),
     )
+
+
+def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:
+    """Check that no example stands above the classes' folders; a README may, or a list of the files."""
+    examples = [name for name in names if kind == IMAGE and (mimetypes.guess_type(name)[0] or "").startswith("image/")]
+    if not examples and has_others:
+        return
+    advice = "Move them into the folder of their class, or out of the source."
+    if table := next((name for name in names if name.endswith(".csv")), ""):
+        advice = f"Move them into the folder of their class, or give the list of them: csv:{location}/{table}."
+    raise InputError(
+        f"Files without a class in {location}: {shown(examples or list(names))}. Expected "
+        f"{'SPLIT/CLASS/FILE' if has_splits else 'CLASS/FILE'}. {advice}"
+    )
+
+
+def _check_classes_of_splits(names: Sequence[str], splits: Sequence[str], location: str) -> None:
+    trained = {name for name, split in zip(names, splits, strict=True) if split == TRAIN}
+    judged = {name for name, split in zip(names, splits, strict=True) if split != TRAIN}
+    if not trained or not judged:
+        return
+    for lacking, where, others in ((judged - trained, "training", trained), (trained - judged, "test", judged)):
+        if lacking and others:
+            raise InputError(
+                f"Classes without {where} examples in {location}: {shown(sorted(lacking))}. Expected every class in "
+                "every split. Add them there, or name the classes to use in data.class_names."
+            )
 
 
 def _from_csv(location: str, params: WriteParams) -> Listing:
     """A CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
     Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
-    several separated by `|` or none; of a regression `target_columns`, numbers. Texts have one class.
+    several separated by `|` or none; of a regression `target_columns`, numbers.
     """
     content = storage.read_bytes(location)
     csv.field_size_limit(_MAX_CSV_FIELD_CHARACTERS)
@@ -241,26 +294,20 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         )
     columns = list(reader.fieldnames or ())
     kind = TEXT if "text" in columns and "path" not in columns else IMAGE
-    if kind == TEXT and params.task != CLASSIFICATION:
-        raise InputError(
-            f"task={params.task!r} needs images. Received: texts in {location}, of which only classification is "
-            "supported. Set data.task=classification, with one class per text."
-        )
     targets = params.target_columns or ("label",)
     wanted = ["text" if kind == TEXT else "path", *targets] + ([params.group_column] if params.group_column else [])
     if missing := [name for name in wanted if name not in columns]:
         raise InputError(
             f"Missing columns in {location}: {shown(missing)}. Received: {columns}. The first line must name the "
-            f"columns path{' (or text)' if params.task == CLASSIFICATION else ''}, {', '.join(targets)} and optionally "
-            "split."
+            f"columns path (or text), {', '.join(targets)} and optionally split."
         )
     if len(set(columns)) < len(columns):
         raise InputError(
             f"Repeated columns in {location}: {columns}. Expected every column once. Rename or remove one."
         )
     rows = [row for _, row in lines]
-    may_be_empty = "label" if params.task == MULTI_LABEL else "text"
-    filled = [name for name in wanted if name != may_be_empty]
+    may_be_empty = {"text", "label"} if params.task == MULTI_LABEL else {"text"}
+    filled = [name for name in wanted if name not in may_be_empty]
     paths: list[str] = []
     for number, row in lines:
         # A line too short has None as a value, one too long has it as a key.
@@ -285,9 +332,9 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         )
     splits = None
     if "split" in columns:
-        splits = np.array([row["split"] for row in rows])
-        if strange := sorted(set(splits.tolist()) - set(SPLITS)):
+        if strange := sorted({row["split"] for row in rows if not _split_named(row["split"])}):
             raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
+        splits = np.array([_split_named(row["split"]) for row in rows])
         if params.group_column:
             _check_groups([row[params.group_column] for row in rows], splits.tolist(), location)
     if params.task == REGRESSION:
@@ -384,7 +431,20 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> t
         names = values.astype(str).tolist()
     except UnicodeDecodeError as error:
         raise InputError(f"Cannot use the labels of {params.source}: expected ASCII, received {error}.") from error
+    if values.dtype.kind in "iu" and params.class_names and not set(names) <= set(params.class_names):
+        return _named(values, params.class_names, keys), params.class_names
     return index_labels(names, params.class_names, keys)
+
+
+def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> np.ndarray:
+    """int32[num_examples] of numbers that stand for the names, in their order."""
+    outside = np.flatnonzero((values < 0) | (values >= len(class_names)))
+    if len(outside):
+        raise InputError(
+            f"Labels outside the class list: {values[outside[0]]} (first at {keys[outside[0]]}). Expected numbers "
+            f"below {len(class_names)}, for {list(class_names)} in order. Correct the labels, or data.class_names."
+        )
+    return values.astype(np.int32)
 
 
 def _hot_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -423,7 +483,6 @@ _ARRAY_TARGETS: Mapping[str, Callable[[Arrays, Sequence[str], WriteParams], tupl
     MULTI_LABEL: _hot_arrays,
     REGRESSION: _number_arrays,
 }
-_NPZ_SPLITS = {TRAIN: ("train",), VALIDATION: ("validation", "val"), TEST: ("test",)}
 
 
 def _from_npz(location: str, params: WriteParams) -> Listing:
@@ -438,7 +497,7 @@ def _from_npz(location: str, params: WriteParams) -> Listing:
             "numpy.savez_compressed."
         ) from error
     arrays: Arrays = {}
-    for split, aliases in _NPZ_SPLITS.items():
+    for split, aliases in _SPLIT_NAMES.items():
         for alias in aliases:
             if f"x_{alias}" in data and f"y_{alias}" in data:
                 arrays[split] = data[f"x_{alias}"], data[f"y_{alias}"]
@@ -502,7 +561,16 @@ def _from_sklearn(location: str, params: WriteParams) -> Listing:
     return _from_arrays({"": (images, digits.target)}, hashlib.sha256(images.tobytes()).hexdigest(), params)
 
 
-_KERAS_DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb")
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# What the labels' numbers stand for; empty where the number is the name.
+_KERAS_DATASETS: Mapping[str, tuple[str, ...]] = {
+    "mnist": (),
+    "fashion_mnist": _FASHION,
+    "cifar10": _CIFAR10,
+    "cifar100": (),
+    "imdb": (),
+}
 
 
 def _from_keras(location: str, params: WriteParams) -> Listing:
@@ -517,12 +585,13 @@ def _from_keras(location: str, params: WriteParams) -> Listing:
         word_index = module.get_word_index() if location == "imdb" else {}
     except Exception as error:  # The downloader raises a plain Exception.
         raise InputError(
-            f"Could not download {params.source!r}: {error}. Put the file into ~/.keras/datasets, or use another "
-            "source."
+            f"Could not download {params.source!r}: {error}. Keras takes only the very file that it knows, from "
+            "~/.keras/datasets; give another copy by its place: npz:FILE, idx:DIR, images:DIR or text:DIR."
         ) from error
     if location == "imdb":
         return _from_word_ids({TRAIN: train, TEST: test}, word_index, params)
     digest = hashlib.sha256(train[0].tobytes() + test[0].tobytes()).hexdigest()
+    params = dataclasses.replace(params, class_names=params.class_names or _KERAS_DATASETS[location])
     return _from_arrays({TRAIN: train, TEST: test}, digest, params)
 
 
@@ -573,12 +642,12 @@ def _from_corpus(location: str, params: WriteParams) -> Listing:
 
 
 _SOURCES: dict[str, Callable[[str, WriteParams], Listing]] = {
-    "images": _from_folders(IMAGE),
+    "images": partial(_from_folders, IMAGE),
     "csv": _from_csv,
     "corpus": _from_corpus,
     "npz": _from_npz,
     "idx": _from_idx,
     "sklearn": _from_sklearn,
     "keras": _from_keras,
-    "text": _from_folders(TEXT),
+    "text": partial(_from_folders, TEXT),
 }

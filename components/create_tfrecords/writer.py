@@ -582,6 +582,8 @@ def _say_statistics(rule: _TextRule, manifest: Manifest) -> None:
 
 def _check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
     bad, total = manifest.quarantined, len(plan.listing.keys)
+    for note in plan.listing.notes:
+        progress.say(_STEP, note)
     for item in bad[:_SHOWN]:
         progress.say(_STEP, f"set aside {item.key!r}: {item.reason}")
     if len(bad) > params.max_bad_fraction * total:

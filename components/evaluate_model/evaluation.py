@@ -303,8 +303,7 @@ def _choose_classes(manifest: Manifest, scored: _Scores, probabilities: np.ndarr
     def describe(index: int, given: np.ndarray | str) -> Prediction:
         return Prediction(
             key=scored.keys[index],
-            image=None if isinstance(given, str) else given,
-            text=given if isinstance(given, str) else "",
+            given=given,
             true_class=manifest.class_names[scored.labels[index]],
             predicted_class=manifest.class_names[predicted[index]],
             confidence=float(confidence[index]),
@@ -320,12 +319,12 @@ def _choose_labels(manifest: Manifest, scored: _Scores, probabilities: np.ndarra
     right = (true == predicted).all(axis=1)
     losses = manifest.interface.task.losses(scored.labels, probabilities)
 
-    def describe(index: int, image: np.ndarray) -> LabelPrediction:
+    def describe(index: int, given: np.ndarray | str) -> LabelPrediction:
         def those(mask: np.ndarray) -> tuple[tuple[str, float], ...]:
             return tuple((manifest.class_names[i], float(probabilities[index, i])) for i in np.flatnonzero(mask[index]))
 
         return LabelPrediction(
-            scored.keys[index], image, those(predicted & true), those(predicted & ~true), those(true & ~predicted)
+            scored.keys[index], given, those(predicted & true), those(predicted & ~true), those(true & ~predicted)
         )
 
     wrong = np.flatnonzero(~right)
@@ -335,10 +334,10 @@ def _choose_labels(manifest: Manifest, scored: _Scores, probabilities: np.ndarra
 def _choose_numbers(manifest: Manifest, scored: _Scores, values: np.ndarray) -> _Chosen:
     losses = manifest.interface.task.losses(scored.labels, values)
 
-    def describe(index: int, image: np.ndarray) -> NumberPrediction:
+    def describe(index: int, given: np.ndarray | str) -> NumberPrediction:
         pairs = zip(scored.labels[index].tolist(), values[index].tolist(), strict=True)
         numbers = tuple((name, *pair) for name, pair in zip(manifest.class_names, pairs, strict=True))
-        return NumberPrediction(scored.keys[index], image, numbers)
+        return NumberPrediction(scored.keys[index], given, numbers)
 
     worst_first = np.argsort(-losses, kind="stable")
     return _Chosen(worst_first, worst_first[:0], describe)

@@ -37,21 +37,19 @@ class Prediction:
 
     Attributes:
         key: The example's name, such as its file's path.
-        image: uint8[height, width, channels], one channel or three; None for a text.
+        given: An image, uint8[height, width, channels] of one channel or three; or a text.
         true_class: Its label.
         predicted_class: The model's answer.
         confidence: The probability that the model gives its answer, in [0, 1].
         true_confidence: The probability that it gives the true class, in [0, 1].
-        text: The text, where it is one.
     """
 
     key: str
-    image: np.ndarray | None
+    given: np.ndarray | str
     true_class: str
     predicted_class: str
     confidence: float
     true_confidence: float
-    text: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +58,14 @@ class LabelPrediction:
 
     Attributes:
         key: The example's name, such as its file's path.
-        image: uint8[height, width, channels], one channel or three.
+        given: See `Prediction`.
         right: Labels predicted that it has, with the probability that the model gives each, in [0, 1].
         wrong: Labels predicted that it has not.
         missed: Labels that it has and that were not predicted.
     """
 
     key: str
-    image: np.ndarray
+    given: np.ndarray | str
     right: Sequence[tuple[str, float]]
     wrong: Sequence[tuple[str, float]]
     missed: Sequence[tuple[str, float]]
@@ -79,12 +77,12 @@ class NumberPrediction:
 
     Attributes:
         key: The example's name, such as its file's path.
-        image: uint8[height, width, channels], one channel or three.
+        given: See `Prediction`.
         numbers: For every target its name, the true number and the predicted one.
     """
 
     key: str
-    image: np.ndarray
+    given: np.ndarray | str
     numbers: Sequence[tuple[str, float, float]]
 
 

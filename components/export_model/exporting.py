@@ -225,6 +225,8 @@ def _without_units(model: Any) -> Any:
     """The model up to standardised numbers, of a regression; others as they are."""
     import keras
 
+    # In int8, one scale for all outputs would drown a target of small numbers, and a small spread around a large mean:
+    # LiteRT's files give standardised numbers, and export.json says what makes units of them.
     return keras.Model(model.input, model.layers[-1].input) if _scale(model) else model
 
 
@@ -249,8 +251,6 @@ def _lite_models(
 def _(given: ImageInput, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]) -> _LiteModels:
     from components.models.loading import load_trained_model
 
-    # In int8, one scale for all outputs would drown a target of small numbers, and a small spread around a large mean:
-    # LiteRT's files give standardised numbers, and export.json says what makes units of them.
     of_pixels = _without_units(load_trained_model(model_dir, input_dtype="float32"))
     return _LiteModels(
         _convert(of_pixels, given, answer, None),
@@ -261,9 +261,10 @@ def _(given: ImageInput, answer: str, model: Any, model_dir: Path, calibrate: Ca
 
 @_lite_models.register
 def _(given: TextInput, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]) -> _LiteModels:
+    of_ids = _without_units(model)
     return _LiteModels(
-        _convert_loops(model, given, answer, quantize=False),
-        _convert_loops(model, given, answer, quantize=True),
+        _convert_loops(of_ids, given, answer, quantize=False),
+        _convert_loops(of_ids, given, answer, quantize=True),
         "weights",
     )
 

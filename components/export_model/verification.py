@@ -84,9 +84,11 @@ def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
             current = len(inputs)
         interpreter.set_tensor(given["index"], _as_input(inputs, given))
         interpreter.invoke()
-        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]) * factor + addend
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
-    return _one_at_a_time(path) if interpreter.get_input_details()[0]["shape_signature"][0] == 1 else predict
+    holds_one = interpreter.get_input_details()[0]["shape_signature"][0] == 1
+    answers: Predict = _one_at_a_time(path) if holds_one else predict
+    return lambda inputs: answers(inputs) * factor + addend
 
 
 def _one_at_a_time(path: Path) -> Predict:

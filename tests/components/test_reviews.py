@@ -17,6 +17,7 @@ from components.prediction import load_model, predict_inputs
 from components.serving.instances import parse_request, render_predictions
 from components.text import load_vocabulary
 from components.train_model import train_model
+from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines
 from tests.components.conftest import QUICK
 
@@ -99,6 +100,19 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
     assert list(answers(lines)) == [str(lines)]
     table = tmp_path / "table.csv"
     assert answers(table, column="review") == {f"{table}[0]": "pos", f"{table}[1]": "neg"}
+    # Not every end of a line is one; and a name that looks like a path is no text.
+    lines.write_text("a lovely, superb \x85 film\r\ndull plot; awful \u2028 script\n")
+    assert list(answers(lines, lines=True).values()) == ["pos", "neg"]
+    (tmp_path / "0_9").write_text(TEXTS[0])
+    assert answers(tmp_path / "0_9") == {f"{tmp_path}/0_9": "pos"}
+    np.save(tmp_path / "texts.npy", np.array(TEXTS[:2]))
+    assert list(answers(tmp_path / "texts.npy").values()) == ["pos", "neg"]
+    assert list(answers("either/or is superb")) == ["either/or is superb"]
+    np.save(tmp_path / "numbers.npy", np.arange(3))
+    with pytest.raises(InputError, match=r"numbers\.npy: expected str\[N\], received int64\[3\]"):
+        answers(tmp_path / "numbers.npy")
+    with pytest.raises(InputError, match=r"Cannot read .*pos/0_9\.TXT"):
+        answers("pos/0_9.TXT")
     with pytest.raises(InputError, match=r"expected the column 'text' in every line, received \['id', 'review'\]"):
         answers(table)
     with pytest.raises(InputError, match=r"Cannot read .*nowhere\.txt"):
@@ -131,9 +145,21 @@ def test_server_refuses_what_is_no_text(exported_reviews, instance):
         parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4, max_image_pixels=1)
 
 
-def test_report_shows_the_texts(review_records, trained_reviews, tmp_path, manifest):
-    evaluate_model(EvaluateParams(num_pictures=5), review_records, trained_reviews, tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text()
+@pytest.fixture(scope="module")
+def report(review_records, trained_reviews, tmp_path_factory):
+    """The page of the trained model's evaluation."""
+    output = tmp_path_factory.mktemp("evaluated") / "evaluation"
+    evaluate_model(EvaluateParams(num_pictures=5), review_records, trained_reviews, output)
+    return output / "report.html"
+
+
+@needs_browser
+def test_report_opens_in_a_browser_without_a_complaint(report, tmp_path):
+    assert_opens(report, tmp_path)
+
+
+def test_report_shows_the_texts(report, review_records, manifest):
+    page = report.read_text()
     assert page.count("<blockquote>") >= 20  # Right predictions at least.
     assert "<img" not in page
     assert "the last 8 tokens of each" in page

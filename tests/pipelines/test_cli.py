@@ -67,6 +67,16 @@ def test_predict_names_classes_for_files_folders_and_arrays(finished_run, pictur
     assert arrays[1]["input"].endswith("all.npy[1]")
 
 
+def test_predict_leaves_out_the_labels_of_the_arrays_that_were_trained_on(finished_run, pictures, tmp_path):
+    images, labels = np.load(pictures[0] / "all.npy"), np.array(pictures[1])
+    np.savez(tmp_path / "data.npz", x_test=images, y_test=labels)
+    found = answers(
+        tpu_pipelines("predict", str(finished_run[0] / "digits/export"), str(tmp_path / "data.npz"), "--json")
+    )
+    assert [one["input"] for one in found] == [f"{tmp_path}/data.npz:x_test[{i}]" for i in range(3)]
+    assert [int(next(iter(one["classes"]))) for one in found] == labels.tolist()
+
+
 def test_predict_imports_no_tensorflow(finished_run, pictures):
     code = (
         "import sys, pipelines.cli as cli\n"

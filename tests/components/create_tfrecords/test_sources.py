@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, plan_dataset, write_records
 from components.create_tfrecords.sources import list_examples, read_idx
 from components.errors import InputError
@@ -135,9 +136,52 @@ def test_images_refuses_a_class_without_training_examples(image_folder):
         _plan(f"images:{folder}")
 
 
-def test_images_refuses_labels_outside_class_names(image_folder):
-    with pytest.raises(InputError, match=r"outside the class list: 'dog' \(first at dog/0000.png\).*\['cat', 'cow'\]"):
+def test_images_refuses_a_class_that_is_only_trained(image_folder):
+    folder = image_folder(name="data/train", classes=("cat", "dog", "unsorted")).parent
+    image_folder(2, name="data/test")
+    with pytest.raises(InputError, match=r"Classes without test examples in .*: 'unsorted'.*in data\.class_names"):
+        _plan(f"images:{folder}")
+
+
+def test_images_takes_the_classes_that_are_named_and_says_what_is_left_out(image_folder, tmp_path, capsys):
+    folder = image_folder(classes=("cat", "dog", "unsorted"))
+    (folder / "README").write_text("By hand.")
+    write_records(WriteParams(f"images:{folder}", class_names=("dog", "cat")), tmp_path / "out")
+    assert sum(split.num_examples for split in Manifest.load(tmp_path / "out").splits.values()) == 20
+    said = capsys.readouterr().err
+    assert "left out 10 files in 'unsorted', which data.class_names lacks" in said
+    assert "left out 1 files that are in no class's folder" in said
+
+
+def test_images_refuses_a_class_without_a_folder(image_folder):
+    with pytest.raises(InputError, match=r"No folder in .* for the classes 'cow'. Received: 'cat', 'dog'. Correct"):
         _plan(f"images:{image_folder()}", class_names=("cat", "cow"))
+
+
+@pytest.mark.parametrize(
+    "names", [("training", "testing", "valid"), ("Train", "Test", "Val"), ("train", "test", "validation")]
+)
+def test_images_knows_the_usual_names_of_splits(image_folder, names):
+    for count, name in zip((4, 2, 1), names, strict=True):
+        image_folder(count, name=f"data/{name}")
+    plan = _plan(f"images:{image_folder(1, name='other').parent / 'data'}")
+    assert plan.split_examples == {"train": 8, "test": 4, "validation": 2}
+    assert plan.listing.class_names == ("cat", "dog")
+
+
+def test_images_refuses_two_folders_for_one_split(image_folder):
+    folder = image_folder(name="data/train").parent
+    image_folder(name="data/training")
+    with pytest.raises(InputError, match=r"Several folders in .* are for one split: {'train': 'train', 'training'"):
+        _plan(f"images:{folder}")
+
+
+def test_images_without_classes_is_told_of_the_list_beside_them(image_folder):
+    folder = image_folder()
+    (folder / "cat" / "0000.png").rename(folder / "0.png")
+    (folder / "labels.csv").write_text("path,label\n")
+    with pytest.raises(InputError, match=rf"Files without a class.*'0.png'.*the list of them: csv:{folder}/labels.csv"):
+        _plan(f"images:{folder}")
 
 
 def test_images_refuses_a_source_without_training_examples(image_folder):
@@ -162,6 +206,11 @@ def test_csv_takes_paths_labels_and_splits(tmp_path):
     assert plan.split_examples == {"train": 12, "validation": 1, "test": 1}
     assert plan.listing.class_names == ("cat", "dog")
     assert plan.listing.root == str(tmp_path)
+
+
+def test_csv_knows_the_usual_names_of_splits(tmp_path):
+    plan = _plan(_csv(tmp_path, "path,label,split\n" + _rows(12, ",Training") + "a.png,cat,testing\nb.png,dog,val\n"))
+    assert plan.split_examples == {"train": 12, "validation": 1, "test": 1}
 
 
 def test_csv_does_not_depend_on_the_order_of_its_lines(tmp_path):
@@ -266,7 +315,7 @@ def test_csv_refuses_a_line_without_a_split(tmp_path):
         _plan(_csv(tmp_path, f"path,label,split\n{_rows(extra=',train')}x.png,cat\n"))
 
 
-@pytest.mark.parametrize("split", ["dev", "Train", ""])
+@pytest.mark.parametrize("split", ["dev", "trian", ""])
 def test_csv_refuses_an_unknown_split(tmp_path, split):
     with pytest.raises(InputError, match=rf"Unknown splits in .*: '{split}'. Expected train, validation, test"):
         _plan(_csv(tmp_path, f"path,label,split\n{_rows(extra=',train')}x.png,cat,{split}\n"))
@@ -318,6 +367,17 @@ def _images(count: int, seed: int = 0, shape: tuple[int, ...] = (4, 4)) -> np.nd
 def _npz(folder: Path, **arrays) -> str:
     np.savez(folder / "data.npz", **arrays)
     return f"npz:{folder}/data.npz"
+
+
+def test_numbers_of_classes_get_the_names_in_order(tmp_path):
+    source = _npz(tmp_path, x=_images(20), y=np.arange(20) % 2)
+    listing = _plan(source, class_names=("dog", "cat")).listing
+    assert (listing.class_names, listing.labels.tolist()) == (("dog", "cat"), [0, 1] * 10)
+    assert _plan(source, class_names=("1", "0")).listing.labels.tolist() == [1, 0] * 10
+    with pytest.raises(
+        InputError, match=r"class list: 1 \(first at all/00000001\). Expected numbers below 1, for \['a'\]"
+    ):
+        _plan(source, class_names=("a",))
 
 
 @pytest.mark.parametrize(("images", "labels"), [("x", "y"), ("images", "labels")])
@@ -470,6 +530,28 @@ def test_idx_refuses_numbers_that_are_no_bytes():
 
 
 # sklearn:, keras: and unknown ones
+
+
+def test_keras_knows_what_the_numbers_of_its_classes_stand_for(monkeypatch):
+    import keras
+
+    pair = _images(20, shape=(28, 28)), np.arange(20, dtype=np.uint8) % 10
+    monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", lambda: (pair, pair))
+    listing = _plan("keras:fashion_mnist").listing
+    assert [listing.class_names[i] for i in listing.labels[[0, 9]]] == ["T-shirt/top", "Ankle boot"]
+    named = _plan("keras:fashion_mnist", class_names=tuple("abcdefghij")).listing
+    assert (named.class_names, named.labels.tolist()) == (tuple("abcdefghij"), listing.labels.tolist())
+
+
+def test_what_keras_cannot_load_may_come_from_elsewhere(monkeypatch):
+    import keras
+
+    def refuse():
+        raise Exception("Incomplete or corrupted file detected")
+
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", refuse)
+    with pytest.raises(InputError, match=r"'keras:mnist': Incomplete or corrupted .* only the very file .* idx:DIR"):
+        _plan("keras:mnist")
 
 
 def test_sklearn_digits_are_scaled_to_bytes():

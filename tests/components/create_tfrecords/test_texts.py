@@ -53,6 +53,20 @@ def test_folder_of_texts_becomes_ids_of_the_training_splits_words(folder, tmp_pa
     assert _ids(tmp_path / "out", manifest, "test")["test/good/0.txt"] == [3, 1, 1, 1]
 
 
+def test_the_film_reviews_are_taken_as_their_archive_holds_them(folder, tmp_path, capsys):
+    for name in ("README", "imdb.vocab", "train/urls_good.txt", "train/labeledBow.feat", "test/urls_poor.txt"):
+        (folder / name).write_text("no review")
+    (folder / "train" / "unsup").mkdir()
+    (folder / "train" / "unsup" / "0_0.txt").write_text("nobody knows")
+    with pytest.raises(InputError, match=r"Classes without test examples in .*: 'unsup'.*name the classes"):
+        _write(f"text:{folder}", tmp_path / "out")
+    manifest = _write(f"text:{folder}", tmp_path / "out", class_names=("good", "poor"))
+    assert {name: split.num_examples for name, split in manifest.splits.items()} == {"train": 4, "test": 2}
+    said = capsys.readouterr().err
+    assert "left out 5 files that are in no class's folder" in said
+    assert "left out 1 files in 'unsup'" in said
+
+
 def test_records_hold_the_text_itself(folder, tmp_path):
     manifest = _write(f"text:{folder}", tmp_path / "out")
     texts = records.pick_texts(tmp_path / "out", manifest, "test", [0, 1])
@@ -131,10 +145,7 @@ def test_csv_with_texts(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["multi_label", "regression"])
-def test_texts_of_another_task_than_classification_are_refused(tmp_path, task):
-    (tmp_path / "reviews.csv").write_text("text,label\nfine,1\ndull,2\n")
-    with pytest.raises(InputError, match=f"task='{task}' needs images. Received: texts in .*reviews.csv"):
-        plan_dataset(WriteParams(f"csv:{tmp_path}/reviews.csv", task=task))
+def test_a_corpus_has_a_task_of_its_own(tmp_path, task):
     (tmp_path / "text.txt").write_text("words and words")
     with pytest.raises(InputError, match=f"task='{task}' needs a csv: or npz: source"):
         plan_dataset(WriteParams(f"corpus:{tmp_path}/text.txt", task=task))

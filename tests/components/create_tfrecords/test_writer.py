@@ -247,9 +247,10 @@ def test_a_source_without_any_readable_image_is_refused(tmp_path):
 
 def test_a_split_left_without_readable_images_is_refused(image_folder, tmp_path):
     folder = image_folder(name="data/train").parent
-    (folder / "test" / "cat").mkdir(parents=True)
-    (folder / "test" / "cat" / "x.png").write_bytes(b"text")
-    with pytest.raises(InputError, match=r"The 'test' split has no readable examples left after 1 were set aside"):
+    for name in ("cat", "dog"):
+        (folder / "test" / name).mkdir(parents=True)
+        (folder / "test" / name / "x.png").write_bytes(b"text")
+    with pytest.raises(InputError, match=r"The 'test' split has no readable examples left after 2 were set aside"):
         write_records(WriteParams(f"images:{folder}", max_bad_fraction=0.5), tmp_path / "out")
 
 

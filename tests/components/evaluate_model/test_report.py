@@ -15,7 +15,7 @@ from components.evaluate_model.report import (
     render_report,
 )
 from components.interface import Regression
-from tests.browser import find, needs_browser, photograph
+from tests.browser import assert_opens, find, needs_browser, photograph
 from tests.html_page import Page
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
@@ -284,7 +284,7 @@ def test_browser_shows_wrong_predictions_first_with_picture_and_red_answer(tmp_p
     magenta, cyan = (255, 0, 255), (0, 255, 255)
     wrong, right = (np.full((8, 8, 3), color, np.uint8) for color in (magenta, cyan))
     content = _content(
-        wrong=[dataclasses.replace(_prediction(), image=wrong)], right=[dataclasses.replace(_prediction(), image=right)]
+        wrong=[dataclasses.replace(_prediction(), given=wrong)], right=[dataclasses.replace(_prediction(), given=right)]
     )
     (tmp_path / "report.html").write_text(render_report(content))
     screen, console = photograph(tmp_path / "report.html", tmp_path)
@@ -296,6 +296,13 @@ def test_browser_shows_wrong_predictions_first_with_picture_and_red_answer(tmp_p
     below = screen[wrong_rows.max() : wrong_rows.max() + 40, wrong_columns.min() - 12 : wrong_columns.max() + 12]
     assert len(find(below, (220, 38, 38), 40)[0]) > 20
     assert len(find(below, (21, 128, 61), 40)[0]) == 0
+
+
+@needs_browser
+@pytest.mark.parametrize("make", [_labels_content, _numbers_content])
+def test_reports_of_other_tasks_open_in_a_browser_without_a_complaint(make, tmp_path):
+    (tmp_path / "report.html").write_text(render_report(make()))
+    assert_opens(tmp_path / "report.html", tmp_path)
 
 
 @needs_browser
