@@ -258,7 +258,7 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """A table with a line for each run: what it reaches, how fast it trains, and its exports on CPU; and where that was."""
+    """A table with a line for each run: what it reaches, how fast it trains, its exports on CPU; and on which host."""
     rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
 
     def join(place: int, *names: str) -> str:

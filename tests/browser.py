@@ -40,3 +40,10 @@ def photograph(page, tmp_path, width=1000, height=4000):
 def find(screen, color, tolerance=12):
     """Rows and columns of the pixels of a colour, (int[N], int[N]); those that are nearly of it count."""
     return np.nonzero((np.abs(screen.astype(int) - color) <= tolerance).all(axis=-1))
+
+
+def assert_opens(page, tmp_path):
+    """That a browser has nothing to complain of, and that curves or bars are drawn in the first of their colours."""
+    screen, console = photograph(page, tmp_path)
+    assert console == []
+    assert len(find(screen, (37, 99, 235))[0]) > 500

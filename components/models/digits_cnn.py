@@ -8,7 +8,8 @@ def build_model(
 ) -> Any:
     """Two convolutions, one pooling, one dense layer: 151,306 parameters for 8×8×1 images and 10 classes.
 
-    `tpu-pipelines run digits`: 0.98 of the test digits in 10 s on 2 CPU cores.
+    The scheme of https://doi.org/10.1109/5.726791. `tpu-pipelines run digits`: 0.99 of the test digits in 50 s, 11 s of
+    them training, on 2 cores of an AMD EPYC.
 
     Args:
         image_shape: (height, width, channels); uint8[batch, *image_shape] goes in.

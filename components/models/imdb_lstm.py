@@ -18,6 +18,7 @@ def build_model(
     The maximum lets a strong word count wherever it stands, so the answer does not have to survive 250 steps; padding
     can be left unmasked, and a loop without masks is what every backend, LiteRT and the TPU run best.
 
+    The maximum over time is that of https://arxiv.org/abs/1705.02364.
     `tpu-pipelines run imdb_lstm`; pipelines/configs/imdb_lstm.yaml says the time and the accuracy.
 
     Args:

@@ -21,6 +21,7 @@ from components.export_model import ExportParams, export_model
 from components.prediction import continue_texts, load_model
 from components.serving.instances import parse_request, render_predictions
 from components.train_model import train_model
+from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
 
@@ -134,6 +135,11 @@ def test_the_report_shows_bits_samples_and_the_hardest_passages(folder):
     with np.load(folder / "evaluation" / "predictions.npz") as stored:
         bits = stored["bits"].sum(1) / (stored["bits"] > 0).sum(1)
     assert hardest[0] == pytest.approx(bits.max(), abs=0.006)
+
+
+@needs_browser
+def test_the_report_opens_in_a_browser_without_a_complaint(folder, tmp_path):
+    assert_opens(folder / "evaluation" / "report.html", tmp_path)
 
 
 def test_characters_of_the_text_cannot_break_the_report(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from components.device import describe_host
 from pipelines import cli
 from pipelines.comparison import HIGHER, LOWER, Row, as_markdown, as_text, compare, write_page
+from tests.browser import assert_opens, needs_browser
 from tests.html_page import Page
 
 
@@ -104,6 +105,12 @@ def test_the_page_shows_every_run_with_its_curves_and_needs_nothing_else(two_run
     assert [tag for tag, _ in page.tags].count("svg") == 4
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe"})
     assert page.values("src") == []
+
+
+@needs_browser
+def test_the_page_opens_in_a_browser_without_a_complaint(two_runs, tmp_path):
+    write_page(compare(two_runs), tmp_path / "page.html")
+    assert_opens(tmp_path / "page.html", tmp_path)
 
 
 def test_the_command_prints_and_writes_beside_the_first_run(two_runs, capsys):

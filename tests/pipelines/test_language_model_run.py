@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from tests.cli import DATA, tpu_pipelines
+from tests.cli import tpu_pipelines
 from tests.components.corpora import corpus_params
 
-SHAKESPEARE = DATA / "tinyshakespeare.txt"
 SMALL = (
     "data.num_tokens=16",
     "data.context_tokens=8",
@@ -45,15 +44,3 @@ def test_a_text_becomes_a_champion_that_the_next_run_has_to_match_by_bits_per_ch
     worse = run(tmp_path, source, *SMALL, "training.epochs=1")
     assert worse.returncode == 3, worse.stderr
     assert f"is worse than the champion's {bits:.4f}" in worse.stdout
-
-
-@pytest.mark.slow  # Twenty epochs: 25 minutes on 2 CPU cores that do other work too.
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(not SHAKESPEARE.exists(), reason="needs tinyshakespeare.txt in ../shared/data")
-def test_shakespeare_is_foreseen_as_well_as_the_configuration_says(tmp_path):
-    done = run(tmp_path, f"corpus:{SHAKESPEARE}", "preflight=false")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "shakespeare_lstm" / "summary.json").read_text())
-    assert summary["metrics"]["num_characters"] == 111_539
-    assert summary["metrics"]["bits_per_character"] < 2.42
-    assert summary["export"]["formats"]["float"]["agreement"] == 1.0
