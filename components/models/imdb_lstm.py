@@ -15,7 +15,7 @@ def build_model(
 ) -> Any:
     """Embedding, a bidirectional LSTM, its maximum over time, sigmoid: 496,705 parameters for 15,000 words, 2 classes.
 
-    The maximum lets a strong word count wherever it stands, so the answer does not have to survive 250 steps; padding
+    The maximum lets a strong word count wherever it stands, so the answer does not have to survive 320 steps; padding
     can be left unmasked, and a loop without masks is what every backend, LiteRT and the TPU run best.
 
     The maximum over time is that of https://arxiv.org/abs/1705.02364.

@@ -12,7 +12,7 @@ READY_DATA = {
     "cifar10_cnn": (_CIFAR10, 50_000),
     "cifar10_resnet": (_CIFAR10, 50_000),
     "shakespeare_lstm": (Interface(CorpusInput(128, 67), 67, LANGUAGE_MODEL), 7_424),
-    "imdb_lstm": (Interface(TextInput(250, 15_000, "f" * 64, "words", "start"), 2), 22_500),
+    "imdb_lstm": (Interface(TextInput(320, 15_000, "f" * 64, "words", "start"), 2), 22_500),
 }
 _FOR_IMAGES = ("random_flip", "random_crop_pixels", "mixup_alpha")
 
