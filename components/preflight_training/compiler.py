@@ -151,10 +151,15 @@ def _without_values(make: Callable[[], Any]) -> Any:
     return made[0]
 
 
-def _objection(task: Task, model: Any) -> str:
+def _objection(task: Task) -> str:
     """Why train_model would refuse the model, however well it compiles; empty if it would not."""
+
+    def check() -> None:
+        model = build_model(task.model, task.interface, task.model_parameters)
+        check_rebuilds(model, task.model, task.interface.task.name)
+
     try:
-        _without_values(lambda: check_rebuilds(model, task.model, task.interface.task.name))
+        _without_values(check)
     except InputError as error:
         return str(error)
     return ""
@@ -200,7 +205,7 @@ def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Prog
         compiled = lowered.compile()
         return compiled.as_text() or "", compiled.memory_analysis()
 
-    return _Program(lowered.as_text(), _num_parameters(model), _objection(task, model), compile_program)
+    return _Program(lowered.as_text(), _num_parameters(model), _objection(task), compile_program)
 
 
 def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], devices: Sequence[Any]) -> Any:
@@ -264,7 +269,7 @@ def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -
             executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
         return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
 
-    return _Program(str(module), _num_parameters(model), _objection(task, model), compile_program)
+    return _Program(str(module), _num_parameters(model), _objection(task), compile_program)
 
 
 def _drop_copies(module: Any, ir: Any) -> None:

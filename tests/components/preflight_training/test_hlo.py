@@ -330,7 +330,7 @@ model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]
 keras.config.set_dtype_policy("mixed_bfloat16")
 task = compiler.Task(model, {}, Interface(ImageInput(shape, "raw"), 10), 50_000, OPTIMIZATION, "jax", "mixed_bfloat16")
 compilation = make_compilation(machine, 128)
-built = compiler._build_abstract(task, compilation)
+built = compiler._without_values(lambda: compiler._build(task, compilation))
 devices = compiler._topology(compilation).devices
 traced = compiler.trace_step(built, compiler._shapes(task, compilation), devices)
 compiled = traced.lower(lowering_platforms=("tpu",)).compile()

@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_rebuilt_is_refused_though_it_fits(cache_dir, tmp
         "        return 2 * x\n"
         "def build_model(image_shape, num_classes):\n"
         "    return keras.Sequential([keras.Input(image_shape, dtype='uint8'), Special(), keras.layers.Flatten(),\n"
-        "        keras.layers.Dense(num_classes)])\n"
+        "        keras.layers.Dense(num_classes, activation='softmax')])\n"
     )
     report = _examine(cache_dir, model=str(model), model_parameters={})
     assert (report.verdict, report.passed) == ("fits", False)
