@@ -10,7 +10,8 @@ from components import storage
 from components.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
 from components.create_tfrecords.planning import plan_dataset
 from components.create_tfrecords.writer import write_records
-from components.machine_spec import load_catalogue, parse_machine
+from components.errors import InputError
+from components.machine_spec import MachineSpec, Slice, load_catalogue, parse_machine
 from components.preflight_training import data, sandbox
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.preflight import FEED_BATCH, examine
@@ -33,16 +34,27 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     """
     storage.require_output(directory, PREFLIGHT_FILE)
     sandbox.require_compiler()
-    params = on_machine(config, parse_machine(machines[0]) if machines else config.machine).preflight
-    assert params is not None
-    slices = [load_catalogue().find(name) for name in machines or [params.machine]]
+    slices = [load_catalogue().find(name) for name in machines]
     for one in slices:
         parse_machine(one.name, config.training.backend)
+    params = on_machine(config, _where_configured(slices[0], config.machine) if slices else config.machine).preflight
+    assert params is not None
+    slices = slices or [load_catalogue().find(params.machine)]
     cache_dir = sandbox.default_cache_dir()
     report = examine(params, describe_data(config, cache_dir), slices, cache_dir)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
     return report
+
+
+def _where_configured(machine: Slice, configured: MachineSpec | None) -> MachineSpec:
+    """A machine in the configuration's region and at its kind of price, where it has them."""
+    region = configured.region if configured and configured.region in machine.regions else ""
+    fields = {"name": machine.name, "region": region, "spot": bool(configured and configured.spot)}
+    try:
+        return parse_machine(fields)
+    except InputError:  # Not as a spot machine.
+        return parse_machine({**fields, "spot": False})
 
 
 def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:

@@ -15,6 +15,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -117,12 +118,21 @@ def whole_numbers(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def source_files(name: str) -> list[Path]:
-    """The files that decide what a model of the user's own is: its file, and those beside it that it may import."""
+    """The files that decide what a model of the user's own is: its file, and those that it may import.
+
+    These are the files and packages beside it; of a module in a package, all of that package.
+    """
     if name.endswith(".keras"):
         return [Path(name)]
-    if name.endswith(".py"):
-        return sorted(Path(name).parent.glob("*.py"))
-    return sorted(Path(_find_module(name.split(":", 1)[0])).parent.glob("*.py")) if ":" in name else []
+    if not name.endswith(".py") and ":" not in name:
+        return []
+    module = "" if name.endswith(".py") else name.split(":", 1)[0]
+    file = Path(_find_module(module) if module else name)
+    above = module.count(".") - (file.name != "__init__.py")  # Folders between the file's and the package's own.
+    if module and above >= 0:
+        return sorted(file.parents[above].rglob("*.py"))
+    packages = (init.parent.rglob("*.py") for init in file.parent.glob("*/__init__.py"))
+    return sorted({*file.parent.glob("*.py"), *itertools.chain.from_iterable(packages)})
 
 
 def _builder(name: str) -> Callable[..., Any]:

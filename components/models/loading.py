@@ -1,5 +1,6 @@
 """A trained model on disk: its architecture and weights, rebuilt without the code that made them."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -91,15 +92,16 @@ def check_rebuilds(model: Any, name: str, task: str) -> None:
     own = dict(registered)
     registered.clear()
     try:
-        keras.models.model_from_json(model.to_json())
+        keras.models.model_from_json(json.dumps(_with_precision(json.loads(model.to_json()), None)))
     except Exception as error:  # Keras raises what it happens upon.
-        reason = str(error).rpartition("Exception encountered: ")[2].split("\n")[0]
+        reason = str(error).rpartition("Exception encountered: ")[2].strip().partition("\n")[0]
         raise InputError(
             f"The model {name!r} cannot be rebuilt without its code ({reason}), as evaluation and export have to. "
             "Expected layers, operations and functions of Keras only. Replace the others by these."
         ) from error
     finally:
         registered.update(own)
+        gc.collect()  # The second model refers to itself, and its weights would stay on the device.
     if task == LANGUAGE_MODEL:
         StepModel(model)
 

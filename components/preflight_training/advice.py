@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from components.machine_spec import load_catalogue
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from components.preflight_training.data import DataFacts
 from components.preflight_training.findings import MachineReport, cheapest
@@ -22,28 +23,60 @@ _AS_FAST = 1.1
 def advise(report: MachineReport, data: DataFacts) -> tuple[tuple[str, ...], bool]:
     """Advice about one machine, the most important first, and whether a TPU is worth its price."""
     if report.verdict != FITS or report.step is None or report.epoch is None:
-        return _when_it_fails(report), report.verdict not in (DOES_NOT_COMPILE,)
+        return _when_it_fails(report, data), report.verdict not in (DOES_NOT_COMPILE,)
     doubts = list(_doubts(report, data))
     words = [f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU."] if doubts else []
-    words += [*_about_waiting(report, data), *_about_layers(report), *_about_batch(report), *_about_program(report)]
+    words += [
+        *_about_waiting(report, data),
+        *_about_layers(report),
+        *_about_batch(report, data),
+        *_about_program(report),
+    ]
     return tuple(words), not doubts
 
 
-def _when_it_fails(report: MachineReport) -> tuple[str, ...]:
+def _when_it_fails(report: MachineReport, data: DataFacts) -> tuple[str, ...]:
     if report.verdict == DOES_NOT_FIT:
         largest = report.largest_batch
+        larger = _with_more_memory(report)
         if largest is None or not largest.size:
-            return ("Not one example fits: take a machine with more memory per device, or a smaller model.",)
+            return (f"Not one example fits: take a machine with more memory per device{larger}, or a smaller model.",)
         sure = "compiled" if largest.is_exact else "estimated"
+        usable = min(largest.size, _most_of_the_data(report, data))
+        if usable < largest.size:
+            sure = f"all that the data set has; {largest.size:,} would fit, {sure}"
         return (
-            f"Set training.batch_size_per_replica to {largest.size:,} or less ({sure}), or take a machine with more "
-            "memory per device.",
+            f"Set training.batch_size_per_replica to {usable:,} or less ({sure}), or take a machine with more memory "
+            f"per device{larger}.",
         )
     if report.verdict == DOES_NOT_COMPILE:
         return (
             "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or CPU.",
         )
     return ("Nothing is known about this program on this machine: see the reason.",)
+
+
+def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:
+    """Examples per replica of which a step does not take more than there are."""
+    return max(data.num_examples // report.devices, 1)
+
+
+def _with_more_memory(report: MachineReport) -> str:
+    """The nearest machine of as many devices where the program would fit, by what it takes here; empty if none is."""
+    slices = load_catalogue().slices
+    found = [
+        one for one in slices if one.devices == report.devices and one.generation.hbm_usable_bytes > report.peak_bytes
+    ]
+    nearest = min(found, key=lambda one: one.generation.hbm_usable_bytes, default=None)
+    if nearest is None or not report.peak_bytes:
+        return ""
+    return f", such as {nearest.name} with {nearest.generation.hbm_usable_bytes / 2**30:.1f} GiB"
+
+
+def _has_fewer_cpus(report: MachineReport, data: DataFacts) -> bool:
+    """Whether the TPU's own host has more to read with than the machine that was measured."""
+    host = load_catalogue().find(report.machine).host
+    return host is not None and host.vcpus > data.host.cpus
 
 
 def _doubts(report: MachineReport, data: DataFacts) -> Sequence[str]:
@@ -58,7 +91,7 @@ def _doubts(report: MachineReport, data: DataFacts) -> Sequence[str]:
         doubts.append(f"the matrix units are {step.mxu_utilization:.1%} busy while it computes")
     if report.host_calls:
         doubts.append(f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})")
-    if epoch.host_wait > _MUCH_WAITING and report.devices == 1:
+    if epoch.host_wait > _MUCH_WAITING and report.devices == 1 and not _has_fewer_cpus(report, data):
         doubts.append(f"one chip, the least there is, waits for data {epoch.host_wait:.0%} of the time")
     return doubts
 
@@ -73,12 +106,15 @@ def _about_waiting(report: MachineReport, data: DataFacts) -> Sequence[str]:
         f"The device waits for data {epoch.host_wait:.0%} of the time: it takes {epoch.needed_per_second:,.0f} "
         f"examples/s, and this machine ({host.cpus} CPUs) feeds {host.feed_per_second:,.0f}."
     )
+    has_fewer = _has_fewer_cpus(report, data)
+    if has_fewer:
+        words += f" {report.machine}'s own host has more CPUs, and may feed more."
     if data.decoded_bytes < report.capacity_bytes * report.devices // 4:
         words += (
             f" The decoded training split ({data.decoded_bytes / 2**20:,.0f} MiB) fits in the devices' memory, where "
             "no host would be in the way."
         )
-    if report.devices > 1 and epoch.host_wait > _MUCH_WAITING:
+    if report.devices > 1 and epoch.host_wait > _MUCH_WAITING and not has_fewer:
         words += " A slice of half the size would be as fast."
     return (words,)
 
@@ -98,7 +134,7 @@ def _about_layers(report: MachineReport) -> Sequence[str]:
     return words
 
 
-def _about_batch(report: MachineReport) -> Sequence[str]:
+def _about_batch(report: MachineReport, data: DataFacts) -> Sequence[str]:
     words = []
     step, largest = report.step, report.largest_batch
     assert step is not None
@@ -114,7 +150,9 @@ def _about_batch(report: MachineReport) -> Sequence[str]:
         )
     if largest and largest.size >= 2 * report.batch_size_per_replica:
         about = "" if largest.is_exact else "about "
-        words.append(f"Up to {about}{largest.size:,} examples per replica fit.")
+        most = _most_of_the_data(report, data)
+        limit = f"; the data set has {most:,} for each" if most < largest.size else ""
+        words.append(f"Up to {about}{largest.size:,} examples per replica fit{limit}.")
     return words
 
 

@@ -304,7 +304,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         start = time.monotonic()
         text, stats = program.compile()
     except InputError as error:
-        if error.__cause__ is None or isinstance(error.__cause__, ImportError | SyntaxError):
+        if error.__cause__ is None or not _is_of_the_step(error.__cause__, task):
             raise
         return _failed(error.__cause__, task, layers, start)
     except Exception as error:  # Whatever the model's code or the compiler raises is the result.
@@ -364,6 +364,14 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
+def _is_of_the_step(error: BaseException, task: Task) -> bool:
+    """Whether an error comes from what a layer computes, and not from how the model is written or put together."""
+    chain = _chain(error)
+    return bool(_where(chain, "", task)[0]) or any(
+        isinstance(one, NotImplementedError) or _is_data_dependent(one) for one in chain
+    )
+
+
 _DATA_DEPENDENT = (
     "ConcretizationTypeError",
     "NonConcreteBooleanIndexError",
@@ -373,10 +381,14 @@ _DATA_DEPENDENT = (
 )
 
 
+def _is_data_dependent(error: BaseException) -> bool:
+    return bool({kind.__name__ for kind in type(error).__mro__} & set(_DATA_DEPENDENT))
+
+
 def _explain(chain: Sequence[BaseException], text: str) -> str:
     """The reason in a sentence or two, as much of it the compiler's own as is readable."""
     for error in chain:
-        if {kind.__name__ for kind in type(error).__mro__} & set(_DATA_DEPENDENT):
+        if _is_data_dependent(error):
             return (
                 "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
                 + _first_sentence(error)

@@ -101,6 +101,7 @@ class MachineReport:
         return (
             f"the training step {VERDICTS[self.verdict]} on {self.machine}: {self.reason}"
             + (f" ({place})" if place else ""),
+            *self.broken,
         )
 
     @property

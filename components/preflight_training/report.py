@@ -133,6 +133,8 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
         *(("prices", price) for price in prices),
         ("times", _TIMES_ORIGIN),
     ]
+    if any(one.cost for one in estimated):
+        origins.append(("", "a run is its epochs alone: start-up, compilation and validation are paid for too"))
     if any(one.step and one.step.communication_ms is None for one in estimated):
         origins.append(("", "? communication is left out where no source says how fast the links between chips are"))
     if report.backend == "tensorflow":
@@ -143,7 +145,8 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
 def _describe(machine: MachineReport, data: DataFacts) -> list[list[str]]:
     """One machine, block by block."""
     return [
-        _bullets(machine.broken) if machine.verdict == FITS else textwrap.wrap(machine.reason, _WIDTH),
+        [] if machine.verdict == FITS else textwrap.wrap(machine.reason, _WIDTH),
+        _bullets(machine.broken),
         _fields(_figures(machine, data)),
         _layer_table(machine.layers),
         _bullets(machine.advice),

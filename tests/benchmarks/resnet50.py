@@ -2,7 +2,8 @@
 
 `model: tests/benchmarks/resnet50.py` with `parameters: {tuned: true}` shows what preflight's advice is worth. The plain
 network loses time in three places that the report names: the stem (3 input features of 128), batch normalisation in
-float32 that reads its input twice, and biases whose gradients are summed beside batch normalisation's own.
+float32 that reads its input twice, and biases whose gradients are summed beside batch normalisation's own. It is
+there to be compiled: its batch normalisation is a layer of its own, from which train_model could not rebuild it.
 """
 
 import keras

@@ -9,7 +9,7 @@ import pytest
 from components import device
 from components.errors import InputError
 from components.interface import LANGUAGE_MODEL, CorpusInput, ImageInput, Interface, TextInput
-from components.models import REGISTRY, build_model, check_model
+from components.models import REGISTRY, build_model, check_model, source_files
 from components.models.loading import check_rebuilds
 from tests.cli import readme_model
 
@@ -263,6 +263,34 @@ def test_a_models_file_may_import_its_neighbours(tmp_path):
 def test_the_readmes_models_fit_what_they_are_for(tmp_path, file, interface):
     (tmp_path / file).write_text(readme_model(file))
     check_rebuilds(build_model(str(tmp_path / file), interface, {}), file, interface.task_name)
+
+
+def test_the_files_of_a_model_are_all_that_it_may_import(tmp_path, monkeypatch):
+    for name in (
+        "mine.py",
+        "beside.py",
+        "blocks/__init__.py",
+        "blocks/deep/res.py",
+        "data/script.py",
+        "nets/small/cnn.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("def build_model(image_shape, num_classes): pass\n")
+    (tmp_path / "nets" / "__init__.py").write_text("")
+    (tmp_path / "nets" / "layers.py").write_text("")
+    (tmp_path / "nets" / "small" / "__init__.py").write_text("")
+
+    def names(model):
+        return {str(path.relative_to(tmp_path)) for path in source_files(model)}
+
+    beside = {"mine.py", "beside.py", "blocks/__init__.py", "blocks/deep/res.py"}
+    in_package = {"nets/__init__.py", "nets/layers.py", "nets/small/__init__.py", "nets/small/cnn.py"}
+    assert names(str(tmp_path / "mine.py")) == beside | in_package
+    monkeypatch.syspath_prepend(tmp_path)
+    assert names("nets.small.cnn:build_model") == names("nets.small:build_model") == in_package
+    assert names("nets:build_model") == in_package
+    assert names("mine:build_model") == beside | in_package
+    assert source_files("digits_cnn") == []
 
 
 def _keras_file(path, *layers):

@@ -11,7 +11,7 @@ from components.preflight_training.findings import Cost, MachineReport
 from components.preflight_training.largest_batch import LargestBatch
 
 _DATA = DataFacts(
-    Interface(ImageInput((32, 32, 3), "raw"), 10), 50_000, 50_000 * 3072, HostRate(9_000.0, 20_000.0, True, 4)
+    Interface(ImageInput((32, 32, 3), "raw"), 10), 50_000, 50_000 * 3072, HostRate(9_000.0, 20_000.0, True, 256)
 )
 _STEP = StepTime(10.0, 0.5, 0.01, 0.45, 1e12)
 _EPOCH = EpochTime(49, 0.5, 0.5, 100_000.0, 0.0)
@@ -83,7 +83,7 @@ def test_operations_on_the_host_are_not_worth_a_tpu():
 
 
 def test_one_chip_that_waits_is_one_too_many():
-    words, worth_it = _advise(devices=1, chips=1, epoch=_waiting(0.8))
+    words, worth_it = _advise(machine="v5e-1", devices=1, chips=1, epoch=_waiting(0.8))
     assert not worth_it
     assert "waits for data 80% of the time" in words
 
@@ -92,8 +92,17 @@ def test_waiting_for_the_host_names_both_rates():
     words, worth_it = _advise(epoch=_waiting(0.8))
     assert worth_it
     assert "waits for data 80% of the time" in words
-    assert "takes 100,000 examples/s, and this machine (4 CPUs) feeds 20,000" in words
+    assert "takes 100,000 examples/s, and this machine (256 CPUs) feeds 20,000" in words
+    assert "own host" not in words
     assert "(146 MiB) fits in the devices' memory" in words
+
+
+def test_a_small_machine_does_not_decide_what_a_larger_host_could_feed():
+    data = dataclasses.replace(_DATA, host=dataclasses.replace(_DATA.host, cpus=2))
+    words, worth_it = _advise(data=data, machine="v5e-1", devices=1, chips=1, epoch=_waiting(0.8))
+    assert worth_it
+    assert "this machine (2 CPUs) feeds 20,000. v5e-1's own host has more CPUs, and may feed more." in words
+    assert "half the size" not in _advise(data=data, epoch=_waiting(0.8))[0]
 
 
 def test_a_data_set_too_large_for_the_devices_is_not_said_to_fit():
@@ -161,6 +170,25 @@ def test_a_batch_that_does_not_fit_gets_one_that_does(largest, text):
     words, worth_it = _advise(verdict=DOES_NOT_FIT, step=None, epoch=None, largest_batch=largest)
     assert worth_it
     assert text in words
+
+
+def test_no_batch_is_advised_that_is_larger_than_the_data_set():
+    huge = LargestBatch(31_223, is_exact=True)
+    assert "31,223 examples per replica fit; the data set has 6,250 for each" in _advise(largest_batch=huge)[0]
+    words, _ = _advise(verdict=DOES_NOT_FIT, step=None, epoch=None, largest_batch=huge)
+    assert "to 6,250 or less (all that the data set has; 31,223 would fit, compiled)" in words
+
+
+def test_a_machine_where_it_would_fit_is_named():
+    words, _ = _advise(verdict=DOES_NOT_FIT, step=None, epoch=None, peak_bytes=20 * 2**30, largest_batch=None)
+    assert "more memory per device, such as v6e-8 with 31.2 GiB" in words
+    words, _ = _advise(verdict=DOES_NOT_FIT, step=None, epoch=None, peak_bytes=2**50, largest_batch=None)
+    assert "such as" not in words
+
+
+def test_all_that_stands_in_the_way_is_told_at_once():
+    report = dataclasses.replace(_GOOD, verdict=DOES_NOT_FIT, reason="20 GiB of 16", broken=("a step is too long",))
+    assert report.reasons == ("the training step does not fit on v5e-8: 20 GiB of 16", "a step is too long")
 
 
 def test_a_model_that_does_not_compile_is_not_for_a_tpu():

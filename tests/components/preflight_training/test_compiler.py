@@ -9,6 +9,8 @@ import subprocess
 import pytest
 
 from components.device import choose_precision
+from components.errors import InputError
+from components.interface import LANGUAGE_MODEL, CorpusInput, Interface
 from components.machine_spec import load_catalogue
 from components.preflight_training import sandbox
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
@@ -89,6 +91,44 @@ def test_shape_or_branch_that_depends_on_the_data_is_explained(special_model, ca
     assert outcome.verdict == DOES_NOT_COMPILE
     assert outcome.reason.startswith("a shape or a branch depends on the data, and a TPU program is fixed")
     assert (outcome.layer, outcome.source) == ("special", f"my_model.py:{line}")
+
+
+_TAKES = "def build_model(image_shape, num_classes{more}):\n    "
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("layers = kears.layers", "Cannot import the model .*NameError: name 'kears' is not defined"),
+        (_TAKES.format(more="") + "return kears.Sequential()", "could not be built .*NameError: name 'kears'"),
+        (_TAKES.format(more=", depth") + "pass", "missing a required argument: 'depth'"),
+        (
+            _TAKES.format(more="") + "raise ValueError('too few layers')",
+            "could not be built .*ValueError: too few layers",
+        ),
+    ],
+)
+def test_a_mistake_in_the_models_file_is_no_verdict_on_the_tpu(tmp_path, cache_dir, code, message):
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(InputError, match=message):
+        compile_one(make_task(str(tmp_path / "mine.py")), cache_dir)
+
+
+def test_a_damaged_keras_file_is_no_verdict_on_the_tpu(tmp_path, cache_dir):
+    (tmp_path / "mine.keras").write_bytes(b"no zip file")
+    with pytest.raises(InputError, match="Refused the model file"):
+        compile_one(make_task(str(tmp_path / "mine.keras")), cache_dir)
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_nothing_speaks_against_a_language_model_whose_learning_rate_changes(cache_dir, backend):
+    task = dataclasses.replace(
+        make_task("shakespeare_lstm", {"embedding": 4, "units": 8, "num_layers": 1}, backend),
+        interface=Interface(CorpusInput(8, 20), 20, LANGUAGE_MODEL),
+        optimization={**OPTIMIZATION, "learning_rate_schedule": "cosine"},
+    )
+    outcome = compile_one(task, cache_dir)
+    assert (outcome.verdict, outcome.objection) == (FITS, "")
 
 
 def test_calls_of_the_host_compile_and_are_listed(special_model, cache_dir):
