@@ -241,7 +241,21 @@ def bench_preflight(work: Path) -> None:
         for name, ours in zip(names, step_ms(backend, names, tuned), strict=True):
             what = f"ResNet-50 {'tuned' if tuned else 'plain'}, {backend}, {name}, against MLPerf"
             report(what, ours, MLPERF_STEP_MS[name], "ms a step", target)
+    _time_preflight(work)
     _explain_tutorial(work)
+
+
+def _time_preflight(work: Path) -> None:
+    """The whole command, with nothing kept and then once more."""
+    source = f"data.source=images:{make_images(work)}"
+    command = [sys.executable, "-m", "pipelines.cli", "preflight", "cifar10_cnn", "--machine", "v5e-8", "--set", source]
+    environment = os.environ | {"TPU_PIPELINES_CACHE_DIR": str(work / "kept")}
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        subprocess.run([*command, "--workspace", str(work)], env=environment, capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    report("preflight of CIFAR-10 on v5e-8: kept, against compiled", seconds[1], seconds[0], "s", "≤ 3 against ≤ 40")
 
 
 def _explain_tutorial(work: Path) -> None:
