@@ -195,7 +195,7 @@ def test_arrays_that_do_not_fit_the_task_are_refused_in_words(tmp_path, labels, 
         (
             "path,label\n0.png,1\n",
             {"task": "regression", "target_columns": ("mass",)},
-            r"Missing columns in .*: 'mass'.*columns path, mass",
+            r"Missing columns in .*: 'mass'.*columns path \(or text\), mass",
         ),
         (
             "path,label\n0.png,cat\n1.png,cat|cow\n",

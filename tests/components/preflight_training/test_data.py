@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-import time
+import types
 
 import numpy as np
 import pytest
@@ -110,23 +110,30 @@ def test_a_data_set_without_a_training_split_is_refused(digits_records, tmp_path
         _load(tmp_path / "records", tmp_path / "cache")
 
 
-def test_rate_leaves_the_warm_up_out():
-    durations = itertools.chain([0.15], itertools.repeat(0.02))
+@pytest.fixture
+def passing(monkeypatch):
+    """Makes a pass that takes a while by the clock that `data` reads, and counts passes."""
+    clock = types.SimpleNamespace(now=0.0, passes=0)
+    monkeypatch.setattr(data, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
 
-    def open_pass():
-        time.sleep(next(durations))
-        return [30, 20]
+    def make(durations, counts):
+        def open_pass():
+            clock.now += next(durations)
+            clock.passes += 1
+            return counts
 
-    assert data._rate(open_pass) == pytest.approx(50 / 0.02, rel=0.2)
+        return open_pass, clock
+
+    return make
 
 
-def test_a_first_pass_that_takes_long_is_measure_enough():
-    passes = []
+def test_rate_leaves_the_warm_up_out(passing):
+    open_pass, clock = passing(itertools.chain([0.15], itertools.repeat(0.02)), [30, 20])
+    assert data._rate(open_pass) == pytest.approx(50 / 0.02)
+    assert clock.passes > 2
 
-    def open_pass():
-        passes.append(1)
-        time.sleep(0.25)
-        return [100]
 
-    assert data._rate(open_pass) == pytest.approx(400, rel=0.2)
-    assert len(passes) == 1
+def test_a_first_pass_that_takes_long_is_measure_enough(passing):
+    open_pass, clock = passing(itertools.repeat(0.25), [100])
+    assert data._rate(open_pass) == pytest.approx(400)
+    assert clock.passes == 1
