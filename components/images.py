@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import warnings
+from pathlib import PurePosixPath
 
 import numpy as np
 import simplejpeg
@@ -35,6 +36,11 @@ class ImageRule:
     image_size: tuple[int, int] | None
     channels: int
     max_pixels: int = _MAX_PIXELS
+
+
+def has_image_suffix(name: str) -> bool:
+    """Whether a file is named like an image of a format that can be read."""
+    return Image.registered_extensions().get(PurePosixPath(name).suffix.lower()) in _FORMATS
 
 
 def decode_pixels(content: bytes, rule: ImageRule) -> np.ndarray:

@@ -7,7 +7,7 @@ metrics in `evaluate_model`, answers in `prediction`. Importing this module impo
 """
 
 import dataclasses
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -414,10 +414,10 @@ _TASKS: tuple[Task, ...] = (Classification(), MultiLabel(), Regression(), Langua
 TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
 
 
-def judged_figure(known: Container[str]) -> str:
+def judged_figure(metrics: Mapping[str, Any]) -> str:
     """The figure that tells most of a run, of those that are known; empty if none is."""
     # The other tasks' first: a language model has an accuracy too.
-    return next((task.judged for task in reversed(_TASKS) if task.judged in known), "")
+    return next((task.judged for task in reversed(_TASKS) if metrics.get(task.judged) is not None), "")
 
 
 @dataclasses.dataclass(frozen=True)

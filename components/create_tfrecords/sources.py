@@ -5,7 +5,6 @@ import dataclasses
 import gzip
 import hashlib
 import io
-import mimetypes
 import os
 import struct
 import zipfile
@@ -31,6 +30,7 @@ from components.create_tfrecords.targets import (
     split_labels,
 )
 from components.errors import InputError, did_you_mean
+from components.images import has_image_suffix
 from components.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 
 _REMOTE_THREADS = 16
@@ -203,11 +203,9 @@ def _from_folders(kind: str, location: str, params: WriteParams) -> Listing:
         )
     depth = 3 if has_splits else 2
     placed = [file for file in files if file.name.count("/") >= depth - 1]
-    keys = {file.name for file in placed}
-    _check_misplaced([file.name for file in files if file.name not in keys], bool(placed), kind, location, has_splits)
-    notes = (
-        [f"left out {len(files) - len(placed)} files that are in no class's folder"] if len(placed) < len(files) else []
-    )
+    misplaced = [file.name for file in files if file.name.count("/") < depth - 1]
+    _check_misplaced(misplaced, bool(placed), kind, location, has_splits)
+    notes = [f"left out {len(misplaced)} files that are in no class's folder"] if misplaced else []
 
     def class_of(file: storage.StoredFile) -> str:
         return file.name.split("/")[depth - 2]
@@ -245,7 +243,7 @@ def _from_folders(kind: str, location: str, params: WriteParams) -> Listing:
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:
     """Check that no example stands above the classes' folders; a README may, or a list of the files."""
-    examples = [name for name in names if kind == IMAGE and (mimetypes.guess_type(name)[0] or "").startswith("image/")]
+    examples = [name for name in names if kind == IMAGE and has_image_suffix(name)]
     if not examples and has_others:
         return
     advice = "Move them into the folder of their class, or out of the source."
@@ -262,8 +260,8 @@ def _check_classes_of_splits(names: Sequence[str], splits: Sequence[str], locati
     judged = {name for name, split in zip(names, splits, strict=True) if split != TRAIN}
     if not trained or not judged:
         return
-    for lacking, where, others in ((judged - trained, "training", trained), (trained - judged, "test", judged)):
-        if lacking and others:
+    for lacking, where in ((judged - trained, "training"), (trained - judged, "test")):
+        if lacking:
             raise InputError(
                 f"Classes without {where} examples in {location}: {shown(sorted(lacking))}. Expected every class in "
                 "every split. Add them there, or name the classes to use in data.class_names."

@@ -150,8 +150,7 @@ def scalar_metrics(metrics: Any) -> dict[str, float]:
 
 def _check(labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]) -> None:
     num_classes = len(class_names)
-    if labels.shape[:1] == (0,):
-        raise InputError("There is nothing to evaluate: received 0 examples. Choose a split that has some.")
+    check_not_empty(labels)
     if labels.ndim != 1 or probabilities.shape != (len(labels), num_classes):
         raise InputError(
             "Labels and probabilities must be of shape [num_examples] and [num_examples, num_classes]. Received: "
@@ -167,6 +166,30 @@ def _check(labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[
     check_probabilities(probabilities, "a softmax")
 
 
+def check_not_empty(labels: np.ndarray) -> None:
+    """Check that there are examples, whatever their labels are.
+
+    Raises:
+        InputError: If there are none.
+    """
+    if labels.shape[:1] == (0,):
+        raise InputError("There is nothing to evaluate: received 0 examples. Choose a split that has some.")
+
+
+def check_finite(outputs: np.ndarray) -> None:
+    """Check that float[num_examples, …] holds numbers.
+
+    Raises:
+        InputError: If one is not finite.
+    """
+    bad = np.flatnonzero(~np.isfinite(outputs).all(axis=1))
+    if len(bad):
+        raise InputError(
+            f"The model's output is refused: {len(bad)} of {len(outputs)} rows hold NaN or infinity, the first at "
+            f"index {bad[0]}. The training has diverged: lower training.learning_rate and train again."
+        )
+
+
 def check_probabilities(probabilities: np.ndarray, ending: str) -> None:
     """Check that float[num_examples, num_classes] holds probabilities.
 
@@ -177,12 +200,7 @@ def check_probabilities(probabilities: np.ndarray, ending: str) -> None:
     Raises:
         InputError: If a number is not finite, or outside [0, 1] by more than bfloat16's rounding.
     """
-    bad = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
-    if len(bad):
-        raise InputError(
-            f"The model's output is refused: {len(bad)} of {len(probabilities)} rows hold NaN or infinity, the first "
-            f"at index {bad[0]}. The training has diverged: lower training.learning_rate and train again."
-        )
+    check_finite(probabilities)
     bad = np.flatnonzero(((probabilities < -_ROUNDING) | (probabilities > 1 + _ROUNDING)).any(axis=1))
     if len(bad):
         worst = max(probabilities[bad[0]].tolist(), key=lambda value: abs(value - 0.5))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from components.errors import InputError
-from components.evaluate_model.metrics import check_probabilities, roc_curve, share
+from components.evaluate_model.metrics import check_not_empty, check_probabilities, roc_curve, share
 from components.interface import THRESHOLD, MultiLabel
 
 
@@ -77,8 +77,7 @@ def compute_multi_label_metrics(
     Raises:
         InputError: If there are no examples, the shapes disagree, or a number is no probability.
     """
-    if not len(labels):
-        raise InputError("There is nothing to evaluate: received 0 examples. Choose a split that has some.")
+    check_not_empty(labels)
     if not labels.shape == probabilities.shape == (len(labels), len(class_names)):
         raise InputError(
             "Labels and probabilities must be of shape [num_examples, num_classes]. Received: "

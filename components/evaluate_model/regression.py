@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from components.errors import InputError
+from components.evaluate_model.metrics import check_finite, check_not_empty
 from components.interface import Task
 
 
@@ -57,19 +58,13 @@ def compute_regression_metrics(
     Raises:
         InputError: If there are no examples, the shapes disagree, or a number is not finite.
     """
-    if not len(targets):
-        raise InputError("There is nothing to evaluate: received 0 examples. Choose a split that has some.")
+    check_not_empty(targets)
     if not targets.shape == values.shape == (len(targets), len(names)):
         raise InputError(
             f"Targets and answers must be of shape [num_examples, num_targets]. Received: {list(targets.shape)} and "
             f"{list(values.shape)}, with {len(names)} names. Give the model one output per target."
         )
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if len(bad):
-        raise InputError(
-            f"The model's output is refused: {len(bad)} of {len(values)} rows hold NaN or infinity, the first at index "
-            f"{bad[0]}. The training has diverged: lower training.learning_rate and train again."
-        )
+    check_finite(values)
     targets = targets.astype(np.float64)
     error = np.abs(values - targets)
     squared, variance = np.square(error).mean(axis=0), targets.var(axis=0)

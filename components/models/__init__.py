@@ -164,7 +164,8 @@ def _builder(name: str) -> Callable[..., Any]:
 
 def _said(error: Exception) -> str:
     """An error's kind and first line."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    line, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {line}"
 
 
 def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:

@@ -167,11 +167,10 @@ def _objection(task: Task) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """A lowered step: its text, its model's size, an `_objection`, and how to compile it (HLO, memory statistics)."""
+    """A lowered step: its text, its model's size, and how to compile it to (scheduled HLO, memory statistics)."""
 
     text: str
     parameters: int
-    objection: str
     compile: Callable[[], tuple[str, Any]]
 
 
@@ -205,7 +204,7 @@ def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Prog
         compiled = lowered.compile()
         return compiled.as_text() or "", compiled.memory_analysis()
 
-    return _Program(lowered.as_text(), _num_parameters(model), _objection(task), compile_program)
+    return _Program(lowered.as_text(), _num_parameters(model), compile_program)
 
 
 def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], devices: Sequence[Any]) -> Any:
@@ -269,7 +268,7 @@ def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -
             executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
         return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
 
-    return _Program(str(module), _num_parameters(model), _objection(task), compile_program)
+    return _Program(str(module), _num_parameters(model), compile_program)
 
 
 def _drop_copies(module: Any, ir: Any) -> None:
@@ -315,7 +314,6 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         memory=Memory(stats.peak_memory_in_bytes, stats.argument_size_in_bytes, stats.temp_size_in_bytes),
         cost=read_cost(text, layers, compilation.bytes_per_cycle),
         parameters=program.parameters,
-        objection=program.objection,
     )
     storage.write_json(path, dataclasses.asdict(outcome))
     return outcome
@@ -323,7 +321,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
 
 def _program_key(program: _Program, layers: Sequence[str], compilation: Compilation) -> str:
     reader = Path(hlo.__file__).read_text()
-    facts = (program.text, program.objection, layers, dataclasses.asdict(compilation), versions(), reader)
+    facts = (program.text, layers, dataclasses.asdict(compilation), versions(), reader)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -437,13 +435,18 @@ def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, 
 def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[dict[str, Any]]:
     import keras
 
+    objection = None  # The same on every machine.
     for number, compilation in enumerate(compilations):
         yield {"started": number}
         keras.utils.clear_session()  # Else a layer is called dense_2 the second time. It forgets the settings too.
         keras.config.set_dtype_policy(task.precision)
         keras.config.disable_traceback_filtering()  # Its frames say which layer failed.
         try:
-            yield {"done": number, "outcome": dataclasses.asdict(compile_step(task, compilation, cache_dir))}
+            outcome = compile_step(task, compilation, cache_dir)
+            if outcome.verdict == FITS:
+                objection = _objection(task) if objection is None else objection
+                outcome = dataclasses.replace(outcome, objection=objection)
+            yield {"done": number, "outcome": dataclasses.asdict(outcome)}
         except InputError as error:
             yield {"done": number, "input_error": str(error)}
 
