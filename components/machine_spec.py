@@ -352,6 +352,11 @@ class MachineSpec:
         """The short name of the slice."""
         return self.slice.name
 
+    @property
+    def candidates(self) -> tuple["MachineSpec", ...]:
+        """This machine, then its fallbacks, in the order in which they are tried; each without fallbacks."""
+        return dataclasses.replace(self, fallbacks=()), *self.fallbacks
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, which `parse_machine` turns into this spec again."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

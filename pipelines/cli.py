@@ -238,7 +238,9 @@ def _add_preflight(commands: Any) -> None:
     )
     _add_config(preflight)
     machines = preflight.add_mutually_exclusive_group()
-    machines.add_argument("--machine", metavar="NAME", help="a TPU slice, as v5e-4 (default: the configuration's)")
+    machines.add_argument(
+        "--machine", metavar="NAME", help="a TPU slice, as v5e-4 (default: the configuration's, and its fallbacks)"
+    )
     machines.add_argument("--compare", metavar="NAME,NAME…", help="several slices, side by side")
     _add_workspace(preflight)
     preflight.add_argument("--json", action="store_true", help="print the report, and nothing else, on stdout")
@@ -260,7 +262,8 @@ def _preflight(arguments: argparse.Namespace) -> int:
     else:
         print(as_text(report))
         print(f"\n{os.path.relpath(directory / PREFLIGHT_REPORT_FILE)}")
-    return DONE if any(machine.passed for machine in report.machines) else REJECTED
+    enough = any if arguments.compare else all  # One of those to choose from; all that a run may get.
+    return DONE if enough(machine.passed for machine in report.machines) else REJECTED
 
 
 def _add_machines(commands: Any) -> None:

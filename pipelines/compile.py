@@ -19,7 +19,7 @@ from components.machine_spec import MachineSpec, load_catalogue
 from components.registry import is_on_vertex, parse_reference
 from components.train_model.params import TrainParams
 from pipelines.caching import code_version, lineage
-from pipelines.config import Config
+from pipelines.config import Config, on_machine
 from pipelines.settings import Settings
 
 _HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.
@@ -63,6 +63,8 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
             f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
         )
     machine = require_machine(config, target)
+    if target == "vertex":  # Preflight is to know the prices of where it trains.
+        config = on_machine(config, in_region(machine, settings))
     config = _with_registry(config, settings)
     _check_readable(config, target)
     _check_output(output)
@@ -94,6 +96,15 @@ def require_machine(config: Config, target: str) -> MachineSpec:
             "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
         )
     return config.machine
+
+
+def in_region(machine: MachineSpec, settings: Settings) -> MachineSpec:
+    """The machine, in the settings' region where it names none.
+
+    Raises:
+        InputError: If that region does not have it.
+    """
+    return dataclasses.replace(machine, region=machine.region or settings.region)
 
 
 def custom_job_name(job_id: str) -> str:
@@ -203,7 +214,7 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, name
     _check_names(component, CustomTrainingJobOp)
     if settings.bucket and not storage.is_remote(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
-    machine = dataclasses.replace(machine, region=machine.region or settings.region)
+    machine = in_region(machine, settings)
     root = settings.bucket.rstrip("/") or dsl.PIPELINE_ROOT_PLACEHOLDER
     reservation: dict[str, Any] = {}
     if machine.reservation:

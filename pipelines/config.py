@@ -202,8 +202,12 @@ def _build_preflight(
 ) -> PreflightParams | None:
     """The training as it stands, on the machine that is named or the cheapest, and what the section itself sets."""
     values = _optional_section(values, section)
-    if values is None:
-        return None
+    return None if values is None else _preflight_on(machine, values, training, section)
+
+
+def _preflight_on(
+    machine: MachineSpec | None, values: Mapping[str, Any], training: TrainParams, section: str
+) -> PreflightParams:
     given = {field.name for field in dataclasses.fields(PreflightParams)} - set(PREFLIGHT_KEYS)
     fixed = {name: getattr(training, name) for name in given if hasattr(training, name)}
     fixed |= {"machine": CHEAPEST_MACHINE, "region": "", "spot": False}
@@ -228,14 +232,24 @@ def _optional_section(values: Any, section: str) -> dict[str, Any] | None:
     return values if isinstance(values, dict) else {}
 
 
-def on_machine(config: Config, machine: MachineSpec | None) -> Config:
-    """The same training on another machine, or the cheapest, with preflight whatever the configuration says of it.
+def preflight_params(config: Config, machine: MachineSpec | None) -> PreflightParams:
+    """What preflight_training takes for a machine, or the cheapest, also where the configuration leaves the step out.
 
     Raises:
         InputError: If the machine does not run the training's backend.
     """
     values = {name: getattr(config.preflight, name) for name in PREFLIGHT_KEYS} if config.preflight else {}
-    return dataclasses.replace(config, machine=machine, preflight=_build_preflight(values, config.training, machine))
+    return _preflight_on(machine, values, config.training, "preflight")
+
+
+def on_machine(config: Config, machine: MachineSpec) -> Config:
+    """The same run on another machine, which preflight is to check as well.
+
+    Raises:
+        InputError: If the machine does not run the training's backend.
+    """
+    preflight = preflight_params(config, machine) if config.preflight else None
+    return dataclasses.replace(config, machine=machine, preflight=preflight)
 
 
 def _check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str) -> None:

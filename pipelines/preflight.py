@@ -11,12 +11,12 @@ from components.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
 from components.create_tfrecords.planning import plan_dataset
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
-from components.machine_spec import MachineSpec, Slice, load_catalogue, parse_machine
+from components.machine_spec import MachineSpec, Slice, parse_machine
 from components.preflight_training import data, sandbox
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.preflight import FEED_BATCH, examine
 from components.preflight_training.report import write_report
-from pipelines.config import Config, on_machine
+from pipelines.config import Config, preflight_params
 
 SAMPLE_EXAMPLES = 4096
 
@@ -26,7 +26,7 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
 
     Args:
         config: What to train.
-        machines: Short names; none is the configuration's own, or the cheapest.
+        machines: Short names; none is the configuration's own and its fallbacks, or the cheapest.
         directory: For `preflight.json` and `preflight.html`; a report that it holds is replaced.
 
     Raises:
@@ -34,14 +34,13 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     """
     storage.require_output(directory, PREFLIGHT_FILE)
     sandbox.require_compiler()
-    slices = [load_catalogue().find(name) for name in machines]
-    for one in slices:
-        parse_machine(one.name, config.training.backend)
-    params = on_machine(config, _where_configured(slices[0], config.machine) if slices else config.machine).preflight
-    assert params is not None
-    slices = slices or [load_catalogue().find(params.machine)]
+    named = [parse_machine(name, config.training.backend).slice for name in machines]
+    candidates = tuple(_where_configured(one, config.machine) for one in named)
+    if not candidates and config.machine:
+        candidates = config.machine.candidates
+    params = preflight_params(config, candidates[0] if candidates else None)
     cache_dir = sandbox.default_cache_dir()
-    report = examine(params, describe_data(config, cache_dir), slices, cache_dir)
+    report = examine(params, describe_data(config, cache_dir), candidates or (params.machine_spec,), cache_dir)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
     return report

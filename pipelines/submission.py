@@ -22,7 +22,7 @@ import yaml
 
 from components.machine_spec import MachineSpec
 from components.outages import Backoff, PlatformError
-from pipelines.config import Config
+from pipelines.config import Config, on_machine
 from pipelines.settings import Settings
 
 
@@ -193,20 +193,19 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be listed.
     """
-    from pipelines.compile import compile_pipeline, require_machine
+    from pipelines.compile import compile_pipeline, in_region, require_machine
 
-    first = require_machine(config, target)
-    machines = [dataclasses.replace(first, fallbacks=()), *first.fallbacks]
+    machines = require_machine(config, target).candidates
     packages = []
     with tempfile.TemporaryDirectory() as folder:
         for machine in machines:
             path = Path(folder) / "pipeline.yaml"
-            image = compile_pipeline(dataclasses.replace(config, machine=machine), target, path, settings).image
+            image = compile_pipeline(on_machine(config, machine), target, path, settings).image
             packages.append(path.read_text())
     slug, digest = _slug(config.name), _digest(config, packages[0])
     jobs = []
     for index, (machine, package) in enumerate(zip(machines, packages, strict=True)):
-        machine = dataclasses.replace(machine, region=machine.region or settings.region)
+        machine = in_region(machine, settings)
         labels = {
             **settings.labels,
             "tpu_pipelines_run": slug,

@@ -7,7 +7,7 @@ from typing import Any
 
 from components.device import BACKENDS, PRECISIONS
 from components.errors import InputError
-from components.machine_spec import parse_machine
+from components.machine_spec import MachineSpec, parse_machine
 from components.models.compiling import check_optimization
 
 CHEAPEST_MACHINE = "v5e-1"
@@ -84,7 +84,7 @@ class PreflightParams:
         for name, known in (("backend", BACKENDS), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
-        parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, self.backend)
+        assert self.machine_spec  # Refuses what cannot be had.
         for name in ("max_step_ms", "max_price_usd", "max_host_wait"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must not be negative; 0 is no limit. Received: {name}={getattr(self, name)}.")
@@ -95,6 +95,11 @@ class PreflightParams:
         for name in ("compile_timeout_seconds", "compile_memory_mib"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be positive. Received: {name}={getattr(self, name)}.")
+
+    @property
+    def machine_spec(self) -> MachineSpec:
+        """The machine, where and how it is paid for."""
+        return parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, self.backend)
 
 
 @dataclasses.dataclass(frozen=True)

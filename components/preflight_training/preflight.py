@@ -7,7 +7,7 @@ from pathlib import Path
 from components import progress, storage
 from components.artifacts import PREFLIGHT_FILE
 from components.device import choose_precision
-from components.machine_spec import Slice, load_catalogue
+from components.machine_spec import MachineSpec, Slice
 from components.models.compiling import OPTIMIZATION
 from components.preflight_training import sandbox
 from components.preflight_training.advice import advise, compare
@@ -51,7 +51,7 @@ def preflight_training(
     cache_dir = cache_dir or sandbox.default_cache_dir()
     sandbox.require_compiler()
     data = load_facts(records_dir, FEED_BATCH, params.in_memory_mib, params.shuffle_buffer, cache_dir)
-    report = examine(params, data, [load_catalogue().find(params.machine)], cache_dir)
+    report = examine(params, data, [params.machine_spec], cache_dir)
     with storage.staged_directory(output) as staged:
         write_report(report, staged)
     one = report.machines[0]
@@ -67,8 +67,16 @@ def preflight_training(
     )
 
 
-def examine(params: PreflightParams, data: DataFacts, machines: Sequence[Slice], cache_dir: Path) -> PreflightReport:
+def examine(
+    params: PreflightParams, data: DataFacts, machines: Sequence[MachineSpec], cache_dir: Path
+) -> PreflightReport:
     """Compile for every machine, and report.
+
+    Args:
+        params: What to compile; `machines` stand for its own.
+        data: What the step is fed with.
+        machines: Each with the region and the kind of price that it is judged by.
+        cache_dir: Where compilations are kept between runs.
 
     Raises:
         InputError: If the model cannot be used, or the TPU compiler is not installed.
@@ -76,7 +84,7 @@ def examine(params: PreflightParams, data: DataFacts, machines: Sequence[Slice],
     session = _Session(params, data, cache_dir)
     names = ", ".join(machine.name for machine in machines)
     progress.say(_STEP, f"compiling the training step of {params.model} for {names}")
-    outcomes = session.compile([(machine, params.batch_size_per_replica) for machine in machines])
+    outcomes = session.compile([(machine.slice, params.batch_size_per_replica) for machine in machines])
     reports = [
         session.report(machine, outcome, cached) for machine, (outcome, cached) in zip(machines, outcomes, strict=True)
     ]
@@ -122,9 +130,9 @@ class _Session:
         limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
         return sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
 
-    def report(self, machine: Slice, outcome: Outcome, cached: bool) -> MachineReport:
+    def report(self, spec: MachineSpec, outcome: Outcome, cached: bool) -> MachineReport:
         """Everything about one machine."""
-        params, data = self._params, self._data
+        params, data, machine = self._params, self._data, spec.slice
         batch_size = params.batch_size_per_replica * machine.devices
         step = epoch = cost = None
         layers: tuple[LayerTime, ...] = ()
@@ -133,7 +141,7 @@ class _Session:
             step = time_step(outcome.cost, machine, summed)
             epoch = time_epoch(step, data.num_examples, batch_size, data.host.feed_per_second)
             layers = time_layers(outcome.cost, machine)
-            cost = self._cost(machine, epoch)
+            cost = self._cost(spec, epoch)
         report = MachineReport(
             machine=machine.name,
             machine_type=machine.machine_type,
@@ -164,8 +172,8 @@ class _Session:
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)
 
-    def _cost(self, machine: Slice, epoch: EpochTime) -> Cost | None:
-        price = machine.price(self._params.region, self._params.spot)
+    def _cost(self, spec: MachineSpec, epoch: EpochTime) -> Cost | None:
+        price = spec.slice.price(spec.region, spec.spot)
         if price is None:
             return None
         per_epoch = price.usd_per_hour * epoch.seconds / 3600

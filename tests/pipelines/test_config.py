@@ -4,7 +4,7 @@ import pytest
 
 from components.errors import InputError
 from components.machine_spec import parse_machine
-from pipelines.config import load_config, on_machine, parse_config, ready_examples
+from pipelines.config import load_config, on_machine, parse_config, preflight_params, ready_examples
 
 MINIMAL = {"name": "mine", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
 
@@ -92,7 +92,16 @@ def test_preflight_can_be_left_out():
     config = parse_config(MINIMAL | {"preflight": False})
     assert config.preflight is None
     assert parse_config(config.as_dict()) == config
-    assert on_machine(config, parse_machine("v6e-4")).preflight.machine == "v6e-4", "asked for by command"
+    v6e = parse_machine("v6e-4")
+    assert on_machine(config, v6e).preflight is None
+    assert preflight_params(config, v6e).machine == "v6e-4", "asked for by command"
+
+
+def test_preflight_checks_the_machine_that_a_run_is_moved_to():
+    config = parse_config(MINIMAL | {"machine": "v5e-4", "preflight": {"max_price_usd": 5.0}})
+    moved = on_machine(config, parse_machine({"name": "v6e-4", "spot": True}))
+    assert (moved.machine.name, moved.preflight.machine, moved.preflight.spot) == ("v6e-4", "v6e-4", True)
+    assert moved.preflight.max_price_usd == 5.0
 
 
 def test_machine_is_a_short_name_or_a_mapping_and_shown_only_if_set():

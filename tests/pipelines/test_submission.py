@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from components.errors import InputError
 from components.machine_spec import parse_machine
@@ -224,6 +225,13 @@ def plan_digits(*overrides, settings=SETTINGS):
     return plan_submission(load_config("digits", overrides), "vertex", settings)
 
 
+def preflighted(job):
+    """What the preflight of a job's pipeline is told: machine, region, spot."""
+    tasks = yaml.safe_load(job.package)["root"]["dag"]["tasks"]
+    inputs = tasks["preflight-training"]["inputs"]["parameters"]
+    return tuple(inputs[name]["runtimeValue"]["constant"] for name in ("machine", "region", "spot"))
+
+
 def test_a_plan_has_a_job_for_each_machine():
     machine = "machine={name: v5e-4, spot: true, fallbacks: [v6e-4, {name: v5e-4, region: us-east1}]}"
     jobs = plan_digits(machine).jobs
@@ -236,6 +244,8 @@ def test_a_plan_has_a_job_for_each_machine():
     assert [job.job_id for job in jobs] == [first, f"{first}-f1", f"{first}-f2"]
     assert "ct6e-standard-4t" in jobs[1].package
     assert "ct6e-standard-4t" not in jobs[2].package
+    expected = [(job.machine.name, job.machine.region, True) for job in jobs]
+    assert [preflighted(job) for job in jobs] == expected, "each for its own price and memory"
 
 
 def test_the_same_run_has_the_same_id_in_another_process_and_folder(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from components.errors import InputError
 from components.interface import ImageInput, Interface
-from components.machine_spec import load_catalogue
+from components.machine_spec import parse_machine
 from components.preflight_training import PreflightParams, preflight_training
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.preflight import examine
@@ -23,7 +23,7 @@ _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, 
 
 def _examine(cache_dir, data=_DATA, **changes):
     params = dataclasses.replace(_PARAMS, **changes)
-    (report,) = examine(params, data, [load_catalogue().find(params.machine)], cache_dir).machines
+    (report,) = examine(params, data, [params.machine_spec], cache_dir).machines
     return report
 
 
@@ -159,6 +159,17 @@ def test_a_mistake_leaves_nothing_behind(digits_records, cache_dir, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(cache_dir):
+    fallbacks = [{"name": "v5e-1", "region": "us-west4"}, {"name": "v6e-1", "region": "us-central1", "spot": True}]
+    machine = parse_machine({"name": "v6e-1", "region": "asia-northeast1", "fallbacks": fallbacks})
+    report = examine(_PARAMS, _DATA, machine.candidates, cache_dir)
+    expected = [one.slice.price(one.region, one.spot) for one in machine.candidates]
+    assert [(one.cost.region, one.cost.kind, one.cost.usd_per_hour) for one in report.machines] == [
+        (price.region, price.kind, price.usd_per_hour) for price in expected
+    ]
+    assert len({price.usd_per_hour for price in expected}) == 3
+
+
 def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):
     largest = _examine(cache_dir).largest_batch
     assert not largest.is_exact
@@ -173,7 +184,7 @@ def test_largest_batch_and_its_successor_are_compiled(tmp_path):
         "import keras\n"
         "def build_model(image_shape, num_classes):\n"
         "    return keras.Sequential([keras.Input(image_shape, dtype='uint8'), keras.layers.Flatten(),\n"
-        "        keras.layers.Dense(2**20, activation='relu'), keras.layers.Dense(num_classes)])\n"
+        "        keras.layers.Dense(2**20), keras.layers.Dense(num_classes, activation='softmax')])\n"
     )
 
     def examine_batch(size):
@@ -191,7 +202,7 @@ def test_largest_batch_and_its_successor_are_compiled(tmp_path):
 
 
 def test_several_machines_come_in_the_order_asked_for(cache_dir):
-    machines = [load_catalogue().find(name) for name in ("v6e-1", "v5e-1")]
+    machines = [parse_machine(name) for name in ("v6e-1", "v5e-1")]
     report = examine(_PARAMS, _DATA, machines, cache_dir)
     assert [one.machine for one in report.machines] == ["v6e-1", "v5e-1"]
     assert report.advice[0].startswith("Cheapest: v5e-1")
