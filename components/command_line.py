@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from components.errors import InputError
+from components.outages import PlatformError
 
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
@@ -66,6 +67,9 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
+    except PlatformError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED

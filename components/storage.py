@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from components.errors import InputError
+from components.outages import PlatformError
 
 _REMOTE_PREFIX = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
@@ -60,14 +61,18 @@ def _bucket_and_name(uri: str) -> tuple[Any, str]:
     bucket, _, name = uri.removeprefix(_REMOTE_PREFIX).partition("/")
     if not bucket:
         raise InputError(f"Cannot use {uri!r}: expected gs://BUCKET/PATH, received no bucket name.")
-    return _client(os.environ.get("STORAGE_EMULATOR_HOST", "")).bucket(bucket), name
+    try:
+        return _client(os.environ.get("STORAGE_EMULATOR_HOST", "")).bucket(bucket), name
+    except ValueError as error:
+        raise InputError(f"Cannot use {uri!r}: {bucket!r} is no name of a bucket ({error}). Check it.") from error
 
 
 @contextlib.contextmanager
 def _cloud_errors(uri: str) -> Iterator[None]:
     """Turn what a user can put right (a name, a role, a login) into an InputError with the service's own message."""
-    from google.api_core.exceptions import Forbidden, NotFound, Unauthorized
-    from google.auth.exceptions import DefaultCredentialsError
+    import requests
+    from google.api_core.exceptions import BadRequest, Forbidden, NotFound, RetryError, ServerError, Unauthorized
+    from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
     try:
         yield
@@ -79,6 +84,15 @@ def _cloud_errors(uri: str) -> Iterator[None]:
         raise InputError(
             f"Cannot use {uri!r}: Cloud Storage refused access ({error.message}). Give this account "
             "a role on the bucket."
+        ) from error
+    except BadRequest as error:
+        raise InputError(f"Cannot use {uri!r}: Cloud Storage says {error.message}. Check the path.") from error
+    except (ServerError, RetryError, TransportError, requests.RequestException) as error:
+        raise PlatformError(f"Cloud Storage does not answer for {uri!r}: {error}. Try again later.") from error
+    except RefreshError as error:
+        raise InputError(
+            f"Cannot use {uri!r}: the sign-in to Google Cloud is no longer valid ({error}). Run `gcloud auth "
+            "application-default login`."
         ) from error
     except DefaultCredentialsError as error:
         raise InputError(
@@ -244,7 +258,8 @@ def upload(path: Path, uri: str) -> None:
 
 
 @contextlib.contextmanager
-def _naming_full_disk(path: Path) -> Iterator[None]:
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Say of a full disk which one it is, in an InputError."""
     try:
         yield
     except OSError as error:
@@ -323,7 +338,7 @@ def require_free_bytes(path: Path, num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def _staged_file(path: Path) -> Iterator[Path]:
-    with _naming_full_disk(path):
+    with naming_full_disk(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.fchmod(handle, 0o644)  # mkstemp's files are private; these are for others to read.
         os.close(handle)
@@ -362,7 +377,7 @@ def staged_directory(final: Path) -> Iterator[Path]:
     Raises:
         InputError: If the disk fills up inside the block.
     """
-    with _naming_full_disk(final):
+    with naming_full_disk(final):
         if final.is_relative_to(BUCKETS_MOUNT):
             with tempfile.TemporaryDirectory(prefix=f"{final.name}-") as name:
                 yield Path(name)

@@ -164,7 +164,7 @@ def _about_program(report: MachineReport) -> Sequence[str]:
             "step takes longer than said."
         )
     if report.cost is None:
-        words.append(f"No trustworthy price is known for {report.machine}.")
+        words.append(f"No trustworthy price is known for {report.label}.")
     return words
 
 
@@ -196,4 +196,4 @@ def _price(report: MachineReport) -> float:
 def _describe(report: MachineReport) -> str:
     price = f", {dollars(report.cost.usd_per_run)} a run of {report.epochs} epochs" if report.cost else ""
     unknown = report.step is not None and report.step.communication_ms is None
-    return f"{report.machine}, {time(_seconds(report))} an epoch{price}" + (", communication not counted" * unknown)
+    return f"{report.label}, {time(_seconds(report))} an epoch{price}" + (", communication not counted" * unknown)

@@ -31,6 +31,8 @@ class MachineReport:
 
     Attributes:
         machine: Short name.
+        region: Where it is to be paid for; empty is the cheapest that trains on it.
+        spot: Whether as a spot machine.
         machine_type: Vertex's name of a host.
         chips: Of the slice.
         devices: Replicas.
@@ -57,9 +59,12 @@ class MachineReport:
         broken: Budgets that are not kept, in words.
         advice: In words, the most important first.
         worth_it: Whether a TPU is worth its price for this model and data.
+        has_namesakes: Whether others of that name are compared with it.
     """
 
     machine: str
+    region: str
+    spot: bool
     machine_type: str
     chips: int
     devices: int
@@ -86,6 +91,12 @@ class MachineReport:
     broken: tuple[str, ...]
     advice: tuple[str, ...] = ()
     worth_it: bool = True
+    has_namesakes: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its name, and what tells it from others of that name."""
+        return label_of(self.machine, self.region, self.spot, self.has_namesakes)
 
     @property
     def passed(self) -> bool:
@@ -99,7 +110,7 @@ class MachineReport:
             return self.broken
         place = ", ".join(part for part in (self.layer and f"layer {self.layer!r}", self.source) if part)
         return (
-            f"the training step {VERDICTS[self.verdict]} on {self.machine}: {self.reason}"
+            f"the training step {VERDICTS[self.verdict]} on {self.label}: {self.reason}"
             + (f" ({place})" if place else ""),
             *self.broken,
         )
@@ -111,9 +122,14 @@ class MachineReport:
             return "; ".join(self.reasons)
         price = f", {dollars(self.cost.usd_per_run)} a run at list price" if self.cost else ""
         return (
-            f"fits {self.machine} ({percent(self.peak_bytes / self.capacity_bytes)} of its memory), "
+            f"fits {self.label} ({percent(self.peak_bytes / self.capacity_bytes)} of its memory), "
             f"{time(self.epoch.seconds)} an epoch{price}"
         )
+
+
+def label_of(machine: str, region: str, spot: bool, has_namesakes: bool) -> str:
+    """What to call a machine."""
+    return " ".join(filter(None, (machine, region, "spot" * spot))) if has_namesakes else machine
 
 
 def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:

@@ -1,6 +1,7 @@
 """Compile the training step for one machine or several, and say what it would take to train there."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from components.preflight_training.estimate import (
     time_layers,
     time_step,
 )
-from components.preflight_training.findings import Cost, MachineReport, PreflightReport
+from components.preflight_training.findings import Cost, MachineReport, PreflightReport, label_of
 from components.preflight_training.largest_batch import LargestBatch, Trial, find_largest_batch
 from components.preflight_training.params import PreflightParams, PreflightResult
 from components.preflight_training.report import write_report
@@ -85,8 +86,10 @@ def examine(
     names = ", ".join(machine.name for machine in machines)
     progress.say(_STEP, f"compiling the training step of {params.model} for {names}")
     outcomes = session.compile([(machine.slice, params.batch_size_per_replica) for machine in machines])
+    count = Counter(machine.name for machine in machines)
     reports = [
-        session.report(machine, outcome, cached) for machine, (outcome, cached) in zip(machines, outcomes, strict=True)
+        session.report(machine, count[machine.name] > 1, outcome, cached)
+        for machine, (outcome, cached) in zip(machines, outcomes, strict=True)
     ]
     return PreflightReport(
         model=params.model,
@@ -130,9 +133,10 @@ class _Session:
         limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
         return sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
 
-    def report(self, spec: MachineSpec, outcome: Outcome, cached: bool) -> MachineReport:
+    def report(self, spec: MachineSpec, has_namesakes: bool, outcome: Outcome, cached: bool) -> MachineReport:
         """Everything about one machine."""
         params, data, machine = self._params, self._data, spec.slice
+        label = label_of(spec.name, spec.region, spec.spot, has_namesakes)
         batch_size = params.batch_size_per_replica * machine.devices
         step = epoch = cost = None
         layers: tuple[LayerTime, ...] = ()
@@ -144,6 +148,8 @@ class _Session:
             cost = self._cost(spec, epoch)
         report = MachineReport(
             machine=machine.name,
+            region=spec.region,
+            spot=spec.spot,
             machine_type=machine.machine_type,
             chips=machine.chips,
             devices=machine.devices,
@@ -167,7 +173,8 @@ class _Session:
             layers=layers,
             host_calls=outcome.cost.host_calls if outcome.cost else (),
             unknown_loops=outcome.cost.unknown_loops if outcome.cost else 0,
-            broken=(*self._unfit(machine, batch_size, outcome), *self._broken_budgets(machine, step, epoch, cost)),
+            broken=(*self._unfit(machine, batch_size, outcome), *self._broken_budgets(spec, label, step, epoch, cost)),
+            has_namesakes=has_namesakes,
         )
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)
@@ -202,29 +209,27 @@ class _Session:
         return tuple(unfit)
 
     def _broken_budgets(
-        self, machine: Slice, step: StepTime | None, epoch: EpochTime | None, cost: Cost | None
+        self, spec: MachineSpec, label: str, step: StepTime | None, epoch: EpochTime | None, cost: Cost | None
     ) -> tuple[str, ...]:
         params = self._params
         if step is None or epoch is None:
             return ()
         broken = []
         if params.max_step_ms and step.total_ms > params.max_step_ms:
-            broken.append(
-                f"a step takes {time(step.total_ms / 1e3)} on {machine.name}, max_step_ms={params.max_step_ms:g}"
-            )
+            broken.append(f"a step takes {time(step.total_ms / 1e3)} on {label}, max_step_ms={params.max_step_ms:g}")
         if params.max_host_wait and epoch.host_wait > params.max_host_wait:
             broken.append(
-                f"{machine.name} would wait for data {epoch.host_wait:.0%} of the time, "
-                f"max_host_wait={params.max_host_wait:g}"
+                f"{label} would wait for data {epoch.host_wait:.0%} of the time, max_host_wait={params.max_host_wait:g}"
             )
         if params.max_price_usd and cost is None:
+            how = " as a spot machine" * spec.spot + (f" in {spec.region}" if spec.region else "")
             broken.append(
-                f"no trustworthy price is known for {machine.name}, so max_price_usd={params.max_price_usd:g} cannot "
-                "be kept; set it to 0 or choose another machine"
+                f"no trustworthy price is known for {spec.name}{how}, so max_price_usd={params.max_price_usd:g} cannot "
+                "be kept; set it to 0, or choose another machine, region or kind of price"
             )
         if params.max_price_usd and cost is not None and cost.usd_per_run > params.max_price_usd:
             broken.append(
-                f"a run of {params.epochs} epochs on {machine.name} costs {dollars(cost.usd_per_run)} at list price, "
+                f"a run of {params.epochs} epochs on {label} costs {dollars(cost.usd_per_run)} at list price, "
                 f"max_price_usd={params.max_price_usd:g}"
             )
         return tuple(broken)

@@ -229,7 +229,7 @@ def _compare(report: PreflightReport) -> list[list[str]]:
         _fields(_COMPARISON_NOTES),
         _bullets([reason for one in report.machines for reason in one.reasons]),
         _bullets(report.advice),
-        [f"On {best.machine}:", *advice] if best and advice else advice,
+        [f"On {best.label}:", *advice] if best and advice else advice,
     ]
 
 
@@ -237,7 +237,7 @@ def _comparison_row(machine: MachineReport) -> tuple[str, ...]:
     step, epoch, cost = machine.step, machine.epoch, machine.cost
     peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else UNKNOWN
     row = (
-        machine.machine,
+        machine.label,
         _verdict(machine),
         f"{peak}/{machine.capacity_bytes / 2**30:.2f}",
         _largest(machine.largest_batch),

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from google.api_core import exceptions
+from google.auth.exceptions import RefreshError, TransportError
 from PIL import Image
 
 from components import storage
 from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
+from components.outages import PlatformError
 
 FILES = {"a.txt": b"alpha", "sub/b.txt": b"beta" * 1000, "sub/deep/c.txt": b""}
 
@@ -328,6 +331,31 @@ def test_missing_credentials_are_named_with_the_way_out(monkeypatch, tmp_path):
         InputError, match=r"found no Google Cloud credentials. Run `gcloud auth application-default login`"
     ):
         storage.read_bytes("gs://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (exceptions.Forbidden("no role"), InputError, r"Cloud Storage refused access \(no role\)"),
+        (exceptions.BadRequest("Invalid name"), InputError, r"Cloud Storage says Invalid name"),
+        (RefreshError("invalid_grant"), InputError, r"sign-in .* no longer valid \(invalid_grant\).*gcloud auth"),
+        (exceptions.ServiceUnavailable("try later"), PlatformError, r"does not answer .*try later"),
+        (TransportError("no route"), PlatformError, r"does not answer .*no route"),
+    ],
+)
+def test_what_the_service_says_is_no_stack_trace(bucket, monkeypatch, error, kind, words):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(type(bucket), "list_blobs", fail)
+    monkeypatch.setattr(type(bucket.client), "list_blobs", fail)
+    with pytest.raises(kind, match=words):
+        storage.list_files("gs://bucket/a")
+
+
+def test_what_is_no_name_of_a_bucket_is_refused(bucket):
+    with pytest.raises(InputError, match=r"'My_Bucket!' is no name of a bucket"):
+        storage.read_bytes("gs://My_Bucket!/x")
 
 
 def test_one_client_serves_all_reads(bucket):

@@ -20,6 +20,8 @@ _CONVOLUTION = LayerTime("conv2d", 8.0, 0.8, 0.5, 0.0, ())
 # All is well with it: nothing to advise.
 _GOOD = MachineReport(
     machine="v5e-8",
+    region="",
+    spot=False,
     machine_type="ct5lp-hightpu-8t",
     chips=8,
     devices=8,

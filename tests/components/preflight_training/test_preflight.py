@@ -168,6 +168,7 @@ def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(cache_d
         (price.region, price.kind, price.usd_per_hour) for price in expected
     ]
     assert len({price.usd_per_hour for price in expected}) == 3
+    assert [one.label for one in report.machines] == ["v6e-1 asia-northeast1", "v5e-1", "v6e-1 us-central1 spot"]
 
 
 def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):

@@ -25,6 +25,8 @@ def _layer(name, ms, padding_ms=0.0, mxu_utilization=None, notes=()):
 
 _MACHINE = MachineReport(
     machine="v5e-8",
+    region="",
+    spot=False,
     machine_type="ct5lp-hightpu-8t",
     chips=8,
     devices=8,
