@@ -66,7 +66,28 @@ def lineage(config: Config) -> dict[str, Any]:
     """What a registry records of a run beside what its artifacts say: its name, its configuration, its code."""
     left_out = {"preflight_training": config.preflight is None, "deploy_model": config.deploy is None}
     code = {step: code_version(step) for step in STEPS if not left_out.get(step)}
-    return {"run": config.name, "config": config.as_dict(), "code": code}
+    return {"run": config.name, "config": _decisive(config), "code": code}
+
+
+def _decisive(config: Config) -> dict[str, Any]:
+    """A configuration without where else it may run, and how long it waits for that: these make it no other run."""
+    plain = config.as_dict()
+    for key in ("fallbacks", "max_wait_seconds"):
+        plain.get("machine", {}).pop(key, None)
+    return plain
+
+
+def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
+    """What a run follows from: short digests of its `data`, its `configuration` and its `code`.
+
+    Args:
+        config: The run's configuration.
+        data: The `data_version` of its source, or what else stands for it.
+        image: What its steps run in.
+    """
+    code = (lineage(config)["code"], _hash_files(source_files(config.training.model)), image)
+    parts = {"data": data, "configuration": _decisive(config), "code": code}
+    return {name: _digest(part)[:12] for name, part in parts.items()}
 
 
 def step_keys(config: Config, data: str, opponent: str = "") -> dict[str, str]:

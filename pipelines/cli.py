@@ -4,14 +4,16 @@ import argparse
 import dataclasses
 import importlib
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # The same numbers as components.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
+HERE = "local"  # Where a run may be, beside the platforms.
 _HEADLINES = (
     "bits_per_character",
     "accuracy",
@@ -42,13 +44,24 @@ def _add_workspace(command: Any) -> None:
     )
 
 
-def _add_target(command: Any, required: bool = False) -> None:
+def _add_target(command: Any, required: bool = False, also: tuple[str, ...] = ()) -> None:
     from pipelines.settings import TARGET_SETTINGS
 
-    targets, default = tuple(TARGET_SETTINGS), None if required else "vertex"
+    targets, default = (*TARGET_SETTINGS, *also), None if required else "vertex"
     note = "" if required else f"(default: {default})"
     command.add_argument("--target", choices=targets, required=required, default=default, help=note)
     command.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, received {text}")
+    return float(text)
+
+
+def _add_wait(command: Any) -> None:
+    command.add_argument("--wait", action="store_true", help="until it ends; may be killed and started again at will")
+    command.add_argument("--poll-seconds", type=_seconds, default=20.0, metavar="N", help="between looks (default: 20)")
 
 
 def _add_run(commands: Any) -> None:
@@ -69,10 +82,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from pipelines.run_local import run_local
 
     config = load_config(arguments.config, arguments.overrides)
-    outcome = run_local(config, arguments.workspace, arguments.runner)
+    return _tell_outcome(run_local(config, arguments.workspace, arguments.runner), arguments.json)
+
+
+def _tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] | None = None) -> int:
+    """Print what became of a local run; the exit code that goes with it."""
     summary = outcome.summary
-    if arguments.json:
-        print(json.dumps(summary))
+    if as_json:
+        print(json.dumps({**summary, **(facts or {})}))
     else:
         print(_describe(summary))
     if summary["status"] == "failed":
@@ -128,8 +145,9 @@ def _add_compare(commands: Any) -> None:
 def _compare(arguments: argparse.Namespace) -> int:
     from pipelines import comparison
 
-    found = comparison.compare(arguments.runs)
     path = arguments.output or arguments.runs[0].resolve().parent / "comparison.html"
+    comparison.check_page(path)
+    found = comparison.compare(arguments.runs)
     comparison.write_page(found, path)
     if arguments.json:
         print(json.dumps(found.as_dict()))
@@ -356,31 +374,94 @@ def _add_submit(commands: Any) -> None:
     )
     _add_config(submit)
     _add_target(submit)
-    submit.add_argument("--wait", action="store_true", help="until it ends; may be killed and started again at will")
-    submit.add_argument("--poll-seconds", type=float, default=20.0, metavar="N", help="between two looks (default: 20)")
+    _add_wait(submit)
     submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
     submit.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     submit.add_argument("--json", action="store_true", help="print the run as JSON, and nothing else, on stdout")
     submit.set_defaults(command=_submit)
 
 
-def _submit(arguments: argparse.Namespace) -> int:
+def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """A run as it would be sent, the platform, and the same with its outages waited out."""
     settings, platform, backoff = _connect(arguments)
     from pipelines.config import load_config
-    from pipelines.submission import Retrying, plan_submission, submit, wait
+    from pipelines.submission import Retrying, plan_submission
 
     config = load_config(arguments.config, arguments.overrides)
     plan = plan_submission(config, arguments.target, settings)
     _check_data(config)
     _hint_at_tag(plan.image)
+    return plan, platform, Retrying(platform, backoff)
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    plan, platform, submitter = _plan(arguments)
+    from pipelines.submission import submit
+
     if arguments.dry_run:
         print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
         return DONE
-    submitter = Retrying(platform, backoff)
-    submission = submit(plan, submitter, arguments.again)
+    return _follow(arguments, plan, submit(plan, submitter, arguments.again), submitter)
+
+
+def _follow(
+    arguments: argparse.Namespace, plan: Any, submission: Any, submitter: Any, facts: Mapping[str, Any] | None = None
+) -> int:
+    """Wait for a run if that is asked for, and tell what is known of it, and `facts` beside."""
+    from pipelines.submission import wait
+
     if arguments.wait:
         submission = wait(plan, submission, submitter, _Progress(), arguments.poll_seconds)
-    return _tell(submission, arguments.json)
+    return _tell(submission, arguments.json, facts)
+
+
+def _add_retrain(commands: Any) -> None:
+    retrain = commands.add_parser(
+        "retrain",
+        help="run again what has changed: for CI",
+        description="Run the pipeline if its data, configuration or code have changed since the last run of its name, "
+        "and say which. What was run before is not run again, unless it failed. May be started as often as there is "
+        "reason to look, several times at once, and again after it was killed.",
+    )
+    _add_config(retrain)
+    _add_target(retrain, also=(HERE,))
+    _add_workspace(retrain)
+    _add_wait(retrain)
+    retrain.add_argument("--dry-run", action="store_true", help="say whether a run is needed, and why; start none")
+    retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    retrain.set_defaults(command=_retrain)
+
+
+def _retrain(arguments: argparse.Namespace) -> int:
+    from pipelines.retrain import decide, decide_here
+
+    if arguments.target == HERE:
+        from pipelines.config import load_config
+        from pipelines.run_local import run_local
+
+        config = load_config(arguments.config, arguments.overrides)
+        decision = decide_here(config, arguments.workspace)
+        if facts := _announce(decision, arguments):
+            return _tell_outcome(run_local(config, arguments.workspace), arguments.json, facts)
+        return DONE
+    from pipelines.submission import submit
+
+    plan, _, submitter = _plan(arguments)
+    decision = decide(plan, submitter)
+    if facts := _announce(decision, arguments):
+        return _follow(arguments, plan, submit(plan, submitter, again=decision.needed), submitter, facts)
+    return DONE
+
+
+def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Say whether a run is needed; what JSON output says of it, or nothing if that is all that was asked."""
+    words = f"{'needed' if decision.needed else 'not needed'}: {decision.reason}"
+    facts = {"retrain": dataclasses.asdict(decision)}
+    if arguments.dry_run:
+        print(json.dumps(facts) if arguments.json else words)
+        return {}
+    print(words, file=sys.stderr, flush=True)
+    return facts
 
 
 class _Progress:
@@ -398,12 +479,12 @@ class _Progress:
                 print(line, file=sys.stderr, flush=True)
 
 
-def _tell(submission: Any, as_json: bool) -> int:
+def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] | None = None) -> int:
     """Print what is known of a run; the exit code that goes with it."""
     from pipelines.submission import State
 
     if as_json:
-        print(json.dumps(dataclasses.asdict(submission) | {"promoted": submission.promoted}))
+        print(json.dumps({**dataclasses.asdict(submission), "promoted": submission.promoted, **(facts or {})}))
     else:
         print(f"{submission.job_id}: {submission.state}, to train on {submission.machine}\n")
         for step, state in submission.steps.items():
@@ -487,19 +568,21 @@ def _schedule(arguments: argparse.Namespace) -> int:
     from pipelines.submission import plan_submission
 
     config = load_config(arguments.config, arguments.overrides)
+    dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
-        done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action]
-        for one in change_state(platform, config.name, arguments.action, backoff):
+        done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
+        for one in change_state(platform, config.name, arguments.action, backoff, arguments.dry_run):
             print(f"{config.name}: {done}, schedule {one.schedule_id} at {one.cron!r}")
         return DONE
     check_cron(arguments.cron)
     plan = plan_submission(config, arguments.target, settings)
+    _check_data(config)
     _hint_at_tag(plan.image)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
     if change.difference:
         print(change.difference)
     state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
-    print(f"{config.name}: {change.action}{' (dry run)' if arguments.dry_run else ''}, {state}\n{change.schedule.url}")
+    print(f"{config.name}: {change.action}{dry}, {state}\n{change.schedule.url}")
     if change.duplicates:
         print(
             f"hint: other schedules have this name and run beside it: {', '.join(change.duplicates)}. `--delete` "
@@ -562,6 +645,7 @@ _COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_machines,
     _add_compile,
     _add_submit,
+    _add_retrain,
     _add_status,
     _add_cancel,
     _add_schedule,

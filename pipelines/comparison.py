@@ -290,6 +290,19 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
+def check_page(path: Path) -> None:
+    """Check that the page may be written.
+
+    Raises:
+        InputError: If it may not, or the file is something else.
+    """
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(f"Cannot write {path}: expected a name that ends in .html. Choose another --output.")
+    storage.require_writable(path.absolute().parent)
+    if path.is_dir():
+        raise InputError(f"Cannot write {path}: it is a folder. Choose another --output.")
+
+
 def write_page(comparison: Comparison, path: Path) -> None:
     """Write the comparison, with the curves of all trainings, as a page that needs nothing else."""
     from components import page

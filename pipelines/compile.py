@@ -23,7 +23,6 @@ from pipelines.config import Config, on_machine
 from pipelines.settings import Settings
 
 _HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.
-BUNDLED_SOURCES = ("sklearn", "keras", "tfds")  # Part of a library: the same everywhere.
 # The label of a single host's nodes: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 _GKE_ACCELERATORS = {"v3": "tpu-v3-device", "v5e": "tpu-v5-lite-podslice", "v6e": "tpu-v6e-slice", "7x": "tpu7x"}
 Step = Callable[..., Any]
@@ -128,9 +127,7 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
 def _check_readable(config: Config, target: str) -> None:
     """Refuse what lies on this machine: a container elsewhere does not see it."""
     refused = f"Cannot compile {config.name!r} for {target}:"
-    kind, _, location = config.data.source.partition(":")
-    source = "" if kind in BUNDLED_SOURCES else location
-    for name, place in (("data.source", source), ("gate.champion", config.gate.champion)):
+    for name, place in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
         if place and not storage.is_remote(place) and not _is_vertex_reference(place):
             raise InputError(
                 f"{refused} {name} must be on Cloud Storage, where the steps can read it. Received: {place!r}. Copy it "

@@ -1,6 +1,7 @@
 """A run's configuration: a YAML file or a ready example, every key checked against what the steps take."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ PREFLIGHT_KEYS = (
 )
 DEPLOY_KEYS = tuple(field.name for field in dataclasses.fields(DeployParams) if field.name != "lineage")
 CONFIGS_DIR = Path(__file__).parent / "configs"
+_BUNDLED_SOURCES = ("sklearn", "keras", "tfds")  # Part of a library: the same everywhere.
 _NAME_LENGTH = 64
 T = TypeVar("T")
 
@@ -67,6 +69,12 @@ class Config:
         if self.gate.champion or not self.deploy or not self.deploy.registry:
             return self.gate.champion
         return reference(self.deploy.registry, self.deploy.model_name, self.deploy.alias)
+
+    @property
+    def data_location(self) -> str:
+        """Where the data are, here or on gs://; empty where they come with a library."""
+        kind, _, location = self.data.source.partition(":")
+        return "" if kind in _BUNDLED_SOURCES else location
 
     def as_dict(self) -> dict[str, Any]:
         """The sections as they stand in a YAML file, defaults filled in."""
@@ -130,7 +138,9 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         raw[sections[0]] = {"name": raw[sections[0]]}
     target = raw
     for section in sections:
-        target = target.setdefault(section, {})
+        if target.get(section) in (None, True):  # All defaults, so far.
+            target[section] = {}
+        target = target[section]
         if not isinstance(target, dict):
             raise InputError(f"Cannot use --set {override!r}: {section!r} is a value, not a section.")
     try:
@@ -175,10 +185,11 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     _check_keys(model, ("name", "parameters"), f"{where}, section model")
     if not isinstance(parameters, dict):
         raise InputError(f"Cannot use model.parameters: expected a mapping, received {parameters!r}.")
+    _check_plain(parameters, "model.parameters")
     check_model(str(model["name"]), parameters)
     sections: dict[str, Any] = {}
     for section, params in _SECTIONS.items():
-        values = raw.get(section) or {}
+        values = {} if raw.get(section) is None else raw[section]
         if not isinstance(values, dict):
             raise InputError(f"Cannot use {section}: expected a mapping, received {values!r}.")
         fixed = {"model": str(model["name"]), "model_parameters": parameters} if section == "training" else {}
@@ -250,6 +261,23 @@ def on_machine(config: Config, machine: MachineSpec) -> Config:
     """
     preflight = preflight_params(config, machine) if config.preflight else None
     return dataclasses.replace(config, machine=machine, preflight=preflight)
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """Check that a value can travel as JSON: what YAML reads as a date cannot, nor can NaN."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise InputError(f"Cannot use {where}: expected names for keys, received {key!r}. Put it in quotes.")
+            _check_plain(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_plain(item, where)
+    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        raise InputError(
+            f"Cannot use {where}: expected a text, a finite number, true, false, a list or a mapping, received "
+            f"{value!r}. Put it in quotes if it is a text."
+        )
 
 
 def _check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -17,7 +17,7 @@ from components.models import whole_numbers
 from components.outages import ExistsError, MissingError, OutageError
 from pipelines.schedule import Schedule
 from pipelines.settings import TARGET_SETTINGS, Settings
-from pipelines.submission import Job, State, Submission, now
+from pipelines.submission import Job, State, Submission, fingerprints_in, now
 
 _TIMEOUT_SECONDS = 60
 _TRAINING_TASK = "train-model"
@@ -227,6 +227,7 @@ class Kubeflow:
             steps={name.replace("-", "_"): found for name, found in steps.items()},
             error=said if state is State.FAILED else "",
             waited_seconds=waited_seconds,
+            fingerprints=fingerprints_in(labels),
         )
 
     # Scheduler

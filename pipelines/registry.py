@@ -72,7 +72,9 @@ def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
     model = _model(root, model_name)
     version = model.find(number or CHAMPION)
     if version is None:
-        raise InputError(f"{model_name!r} has no {CHAMPION} in {root}. Name a version; `registry list` shows them.")
+        raise InputError(
+            f"{model_name!r} has no {number or CHAMPION} in {root}. Name a version; `registry list` shows them."
+        )
     aliases = [alias for alias, at in model.aliases().items() if at == version.number]
     history = [vars(move) for move in model.moves()]
     return {

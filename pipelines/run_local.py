@@ -35,7 +35,7 @@ from components.preflight_training import sandbox
 from components.progress import TERMINAL_VARIABLE
 from components.registry import MODEL_DIR, is_on_vertex, model_digest, open_registry, parse_reference, reference
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
-from pipelines.caching import STEPS, data_version, lineage, step_keys
+from pipelines.caching import STEPS, data_version, fingerprints, lineage, step_keys
 from pipelines.config import Config
 
 SUMMARY_FILE = "summary.json"
@@ -74,7 +74,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
         InputError: If the data or the configuration cannot be used; checked before any work.
     """
     workspace = workspace.absolute()
-    config = _with_registry(config, workspace)
+    asked, config = config, _with_registry(config, workspace)
     plan = check_run(config, workspace)
     config = _without_missing_compiler(config)
     start = time.time()
@@ -83,9 +83,26 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
     with _only_run(run_dir, cache_dir):
         (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
         (run_dir / LOG_FILE).touch()
-        session = _Session(config, data_version(plan.listing, workspace / ".cache" / "sources"), run_dir, cache_dir)
-        session.run(runner)
-        return session.finish(start)
+        data = _data_version(plan, workspace)
+        session = _Session(config, data, run_dir, cache_dir)
+        with storage.naming_full_disk(run_dir):
+            session.run(runner)
+        return session.finish(start, fingerprints(asked, data))
+
+
+def fingerprints_here(config: Config, workspace: Path) -> dict[str, str]:
+    """What a run in a workspace follows from; see `fingerprints`. Runs nothing.
+
+    Raises:
+        InputError: If the data or the configuration cannot be used.
+    """
+    workspace = workspace.absolute()
+    plan = check_run(_with_registry(config, workspace), workspace)
+    return fingerprints(config, _data_version(plan, workspace))
+
+
+def _data_version(plan: DatasetPlan, workspace: Path) -> str:
+    return data_version(plan.listing, workspace / ".cache" / "sources")
 
 
 def _with_registry(config: Config, workspace: Path) -> Config:
@@ -192,8 +209,7 @@ def _check_run_dir(config: Config, run_dir: Path) -> None:
             f"Refused to write into {run_dir}: the registry, {registry}, lies there, or around it. Use another "
             "--workspace, --set name=… or --set deploy.registry=…"
         )
-    location = config.data.source.partition(":")[2]
-    for what, read in (("data.source", location), ("gate.champion", config.gate.champion)):
+    for what, read in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
         if not read or storage.is_remote(read) or not os.path.exists(read):
             continue
         theirs = Path(read).resolve()
@@ -368,7 +384,7 @@ class _Session:
         """The steps that have to run: export and deployment only where the gate says so."""
         return self._steps if self._promoted() else [step for step in self._steps if step not in _IF_PROMOTED]
 
-    def finish(self, start: float) -> RunOutcome:
+    def finish(self, start: float, fingerprints: Mapping[str, str]) -> RunOutcome:
         """Publish the artifacts of the steps that are done, and write the summary."""
         promoted = self._promoted()
         expected = self._expected()
@@ -395,6 +411,7 @@ class _Session:
         summary = {
             "status": "failed" if failure else "succeeded" if promoted else "rejected",
             "config": self._config.as_dict(),
+            "fingerprints": fingerprints,
             "seconds": time.time() - start,
             "host": describe_host(),
             "steps": {step: self._step_summary(step, done.get(step), failure) for step in STEPS},

@@ -150,7 +150,9 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return "\n".join(line for line in lines if not line.startswith("@@"))
 
 
-def change_state(scheduler: Scheduler, name: str, action: str, backoff: Backoff | None = None) -> list[Schedule]:
+def change_state(
+    scheduler: Scheduler, name: str, action: str, backoff: Backoff | None = None, dry_run: bool = False
+) -> list[Schedule]:
     """Pause, resume or delete every schedule of a name.
 
     Args:
@@ -158,6 +160,7 @@ def change_state(scheduler: Scheduler, name: str, action: str, backoff: Backoff 
         name: Of the runs.
         action: `pause`, `resume` or `delete`.
         backoff: How to wait out an outage.
+        dry_run: Only say what would happen.
 
     Returns:
         The schedules as they were.
@@ -174,7 +177,7 @@ def change_state(scheduler: Scheduler, name: str, action: str, backoff: Backoff 
         "resume": scheduler.resume_schedule,
         "delete": scheduler.delete_schedule,
     }[action]
-    for schedule in found:
+    for schedule in () if dry_run else found:
         if action == "delete" or schedule.is_paused == (action == "resume"):
             backoff(functools.partial(act, schedule.schedule_id))
     return found

@@ -25,6 +25,9 @@ from components.outages import Backoff, PlatformError
 from pipelines.config import Config, on_machine
 from pipelines.settings import Settings
 
+CACHED = "cached"  # The state of a step that the platform's cache answered.
+FINGERPRINTS = ("data", "configuration", "code")
+
 
 def now() -> datetime.datetime:
     """The time, in UTC."""
@@ -65,9 +68,19 @@ class Job:
     labels: Mapping[str, str]
 
     @property
+    def fingerprints(self) -> dict[str, str]:
+        """What it follows from; see `caching.fingerprints`."""
+        return fingerprints_in(self.labels)
+
+    @property
     def specification(self) -> dict[str, Any]:
         """The pipeline alone, without what is said of the platform beside it."""
         return copy.deepcopy(_parse(self.package))
+
+
+def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
+    """What a job's labels say that it follows from; see `caching.fingerprints`."""
+    return {part: labels[name] for part in FINGERPRINTS if (name := f"tpu_pipelines_{part}") in labels}
 
 
 @functools.lru_cache(maxsize=16)
@@ -90,6 +103,7 @@ class Submission:
         error: Why it failed, in the platform's words.
         lacks_machine: Whether it failed because its machine cannot be had.
         waited_seconds: How long it has waited for its machine without getting it.
+        fingerprints: What it follows from; see `caching.fingerprints`. Empty where it does not say.
     """
 
     job_id: str
@@ -102,11 +116,12 @@ class Submission:
     error: str = ""
     lacks_machine: bool = False
     waited_seconds: float = 0
+    fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def promoted(self) -> bool:
         """Whether the gate let the model through."""
-        return self.steps.get("export_model") == "succeeded"
+        return self.steps.get("export_model") in ("succeeded", CACHED)
 
 
 class Submitter(Protocol):
@@ -193,6 +208,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be listed.
     """
+    from pipelines.caching import fingerprints
     from pipelines.compile import compile_pipeline, in_region, require_machine
 
     machines = require_machine(config, target).candidates
@@ -202,14 +218,18 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             path = Path(folder) / "pipeline.yaml"
             image = compile_pipeline(on_machine(config, machine), target, path, settings).image
             packages.append(path.read_text())
-    slug, digest = _slug(config.name), _digest(config, packages[0])
+    slug, data = _slug(config.name), _data_version(config)
+    digest = _digest(config, packages[0], data)
+    parts = {f"tpu_pipelines_{part}": value for part, value in fingerprints(config, data, image).items()}
     jobs = []
     for index, (machine, package) in enumerate(zip(machines, packages, strict=True)):
-        machine = in_region(machine, settings)
+        if target == "vertex":
+            machine = in_region(machine, settings)
         labels = {
             **settings.labels,
             "tpu_pipelines_run": slug,
             "tpu_pipelines_digest": digest,
+            **parts,
             "tpu_pipelines_machine": machine.name,
             "tpu_pipelines_region": machine.region,
             "tpu_pipelines_fallback": str(index),
@@ -230,18 +250,20 @@ def _slug(name: str) -> str:
     return slug if slug[:1].isalpha() else f"run-{slug}".strip("-")
 
 
-def _digest(config: Config, package: str) -> str:
+def _data_version(config: Config) -> str:
+    """What the data are: by name where they come with a library, else as they are listed."""
+    from components.create_tfrecords.sources import list_examples
+
+    return list_examples(config.data).stat_digest() if config.data_location else config.data.source
+
+
+def _digest(config: Config, package: str, data: str) -> str:
     """What makes a run this run: its pipeline, what its data are, and the code that its steps run.
 
     Where else it could run, and how long to wait for that, make it no other run.
     """
-    from components.create_tfrecords.sources import list_examples
     from pipelines.caching import step_keys
-    from pipelines.compile import BUNDLED_SOURCES
 
-    data = config.data.source
-    if data.partition(":")[0] not in BUNDLED_SOURCES:
-        data = list_examples(config.data).stat_digest()
     spec = {key: value for key, value in _parse(package).items() if key != "sdkVersion"}
     parts = [spec, step_keys(config, data)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
@@ -264,6 +286,14 @@ def submit(plan: Plan, submitter: Submitter, again: bool = False) -> Submission:
         if not submission.state.is_final or (not again and submitter.get(later) is None):
             return submission
         number += 1
+
+
+def look_up(plan: Plan, submitter: Submitter) -> Submission | None:
+    """The last job of a run that there is, on whatever machine; starts none."""
+    found, number = None, 1
+    while jobs := [job for one in plan.round(number) if (job := submitter.get(one.job_id))]:
+        found, number = jobs[-1], number + 1
+    return found
 
 
 def _find(jobs: tuple[Job, ...], submitter: Submitter) -> Submission | None:
@@ -322,7 +352,7 @@ def wait(
             index, given_up = index + 1, False
             submission = submitter.create(jobs[index])
             continue
-        if not is_last and 0 < job.machine.max_wait_seconds <= submission.waited_seconds:
+        if not is_last and not given_up and 0 < job.machine.max_wait_seconds <= submission.waited_seconds:
             submitter.cancel(job.job_id)
             given_up = True
         sleep(poll_seconds)

@@ -14,7 +14,7 @@ from components.vertex_service import VertexService, types
 from pipelines.compile import custom_job_name
 from pipelines.schedule import Schedule
 from pipelines.settings import TARGET_SETTINGS, Settings
-from pipelines.submission import Job, State, Submission, now
+from pipelines.submission import CACHED, Job, State, Submission, fingerprints_in, now
 
 _CONSOLE = "https://console.cloud.google.com"
 _TRAINING_TASK = "train-model"
@@ -133,8 +133,9 @@ class Vertex:
             machine=job.labels.get("tpu_pipelines_machine", ""),
             url=url + query,
             logs_url=url + query,
-            steps={name.replace("-", "_"): task.state.name.lower() for name, task in tasks.items()},
+            steps={name.replace("-", "_"): _step_state(task.state.name) for name, task in tasks.items()},
             error=job.error.message if state is State.FAILED else "",
+            fingerprints=fingerprints_in(job.labels),
         )
         training = tasks.get(_TRAINING_TASK)
         custom_job = self._custom_job(job) if training and state is not State.SUCCEEDED else None
@@ -241,6 +242,11 @@ class Vertex:
 def connect(settings: Settings) -> Vertex:
     """Vertex AI, with the environment's credentials."""
     return Vertex(settings)
+
+
+def _step_state(name: str) -> str:
+    """A task's state in our words: Vertex says of one that the cache answers that it is skipped."""
+    return CACHED if name == "SKIPPED" else name.lower()
 
 
 def is_out_of_capacity(code: int, message: str) -> bool:

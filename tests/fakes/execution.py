@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -147,10 +147,17 @@ class Simulate:
         promote: What the gate decides.
         hold: Whether custom jobs run until a test ends them with `end_custom_job`.
         failures: Errors by task.
+        cached: Tasks that the service's cache answers.
     """
 
-    def __init__(self, promote: bool = True, hold: bool = False, failures: Mapping[str, str] | None = None) -> None:
-        self.promote, self.hold, self.failures = promote, hold, dict(failures or {})
+    def __init__(
+        self,
+        promote: bool = True,
+        hold: bool = False,
+        failures: Mapping[str, str] | None = None,
+        cached: Sequence[str] = (),
+    ) -> None:
+        self.promote, self.hold, self.failures, self.cached = promote, hold, dict(failures or {}), cached
 
     def start_pipeline_job(self, vertex: Any, name: str) -> None:
         job = vertex.pipeline_jobs[name]
@@ -164,12 +171,15 @@ class Simulate:
         """Go through the tasks; whether all are done."""
         for name in in_order(tasks):
             detail = _detail(job, name, vertex)
-            if detail.state in (_TASK.SUCCEEDED, _TASK.NOT_TRIGGERED):
+            if detail.state in (_TASK.SUCCEEDED, _TASK.SKIPPED, _TASK.NOT_TRIGGERED):
                 continue
             if name in self.failures:
                 _fail(vertex, job, name, 9, self.failures[name])
                 return False
             component = tasks[name]["componentRef"]["name"]
+            if name in self.cached:
+                detail.state = _TASK.SKIPPED
+                continue
             if is_custom_job(spec, component) and not self._has_trained(vertex, job, spec, name, tasks[name]):
                 return False
             state = _TASK.SUCCEEDED

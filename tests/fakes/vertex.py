@@ -342,7 +342,7 @@ class FakeVertex(GoogleApiServer):
 
     def delete_schedule(self, request: v1.DeleteScheduleRequest) -> operations_pb2.Operation:
         del self.schedules[_find(self.schedules, request.name).name]
-        return self._done(request.name, empty_pb2.Empty())
+        return self._operate(request.name, empty_pb2.Empty)
 
     def fire(self, name: str) -> v1.PipelineJob | None:
         """Let a schedule's time come; the job that it creates, if it is active."""

@@ -21,6 +21,13 @@ def fake(clock):
         yield fake
 
 
+@pytest.fixture
+def federated(fake, tmp_path, monkeypatch):
+    """What a user sets in a CI system, with the fake in the service's place."""
+    for name, value in fake.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """A workspace with one finished digits run in it, and what the command printed."""

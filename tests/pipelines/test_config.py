@@ -1,6 +1,9 @@
+import datetime
+import math
 import re
 
 import pytest
+import yaml
 
 from components.errors import InputError
 from components.machine_spec import parse_machine
@@ -52,6 +55,17 @@ def test_as_dict_is_a_config_again():
         ({"deploy": {"lineage": {}}}, r"Unknown key 'lineage' in section deploy"),
         ({"deploy": {"alias": "Best"}}, r"Section deploy: Cannot use the alias 'Best'"),
         ({"deploy": "on"}, r"Cannot use deploy: expected a mapping, or false to leave it out, received 'on'"),
+        ({"gate": False}, r"Cannot use gate: expected a mapping, received False"),
+        ({"export": []}, r"Cannot use export: expected a mapping, received \[\]"),
+        (
+            {"model": {"name": "digits_cnn", "parameters": {"filters": datetime.date(2024, 1, 1)}}},
+            r"model.parameters.filters: expected .* received datetime.date\(2024, 1, 1\)",
+        ),
+        ({"model": {"name": "digits_cnn", "parameters": {1: 2}}}, r"expected names for keys, received 1"),
+        (
+            {"model": {"name": "digits_cnn", "parameters": {"dropout": [math.nan]}}},
+            r"model.parameters.dropout: expected .* a finite number, .* received nan",
+        ),
         ({"name": "../elsewhere"}, r"Cannot use the name '../elsewhere'"),
         ({"name": ".hidden"}, r"Cannot use the name '.hidden'"),
     ],
@@ -86,6 +100,26 @@ def test_preflight_takes_the_training_and_the_machine_as_they_stand():
     assert (config.preflight.epochs, config.preflight.batch_size_per_replica) == (3, 32)
     assert (config.preflight.machine, config.preflight.region) == ("v5e-4", "us-west1")
     assert parse_config(MINIMAL).preflight.machine == "v5e-1", "the cheapest"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("training", "epochs", 2), ("preflight", "max_step_ms", 5.0), ("gate", "split", "train")],
+)
+@pytest.mark.parametrize("empty", [None, {}])
+def test_a_section_without_content_is_all_defaults_and_takes_overrides(tmp_path, section, key, value, empty):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL | {section: empty}))
+    assert load_config(str(path)) == parse_config(MINIMAL)
+    changed = load_config(str(path), [f"{section}.{key}={value}"])
+    assert getattr(getattr(changed, section), key) == value
+
+
+def test_a_step_that_is_switched_on_takes_overrides(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL | {"preflight": True, "machine": None}))
+    config = load_config(str(path), ["preflight.max_step_ms=5", "machine.name=v5e-4"])
+    assert (config.preflight.max_step_ms, config.preflight.machine) == (5.0, "v5e-4")
 
 
 def test_preflight_can_be_left_out():

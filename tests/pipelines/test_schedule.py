@@ -176,6 +176,10 @@ def test_the_command_prints_what_changes(fake, command):
     ]
     (schedule,) = fake.schedules.values()
     number = schedule.name.rpartition("/")[2]
+    for action, done in (("--pause", "paused"), ("--delete", "deleted")):
+        code, out, _ = command(action, "--dry-run")
+        assert (code, out) == (0, f"digits: {done} (dry run), schedule {number} at '0 3 * * *'\n")
+    assert [one.state.name for one in fake.schedules.values()] == ["ACTIVE"]
     assert command("--pause")[:2] == (0, f"digits: paused, schedule {number} at '0 3 * * *'\n")
     assert command("--cron", "0 4 * * *")[1].splitlines()[2] == "digits: updated, paused"
     assert command("--delete")[0] == 0
@@ -188,5 +192,8 @@ def test_the_commands_mistakes_are_the_users(command):
     code, out, err = command("--cron", "nightly")
     assert (code, out) == (2, "")
     assert "Received: 'nightly'" in err
+    code, out, err = command("--cron", NIGHTLY, "--set", "training.batch_size_per_replica=5000")
+    assert (code, out) == (2, "")
+    assert "The batch is larger than the training split" in err
     with pytest.raises(SystemExit, match=r"2"):
         command("--cron", NIGHTLY, "--pause")

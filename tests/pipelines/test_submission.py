@@ -275,6 +275,27 @@ def test_where_else_it_may_run_and_how_long_to_wait_make_it_no_other_run():
     assert plan_digits(patient).jobs[0].job_id == plan_digits("machine=v5e-4").jobs[0].job_id
 
 
+def test_how_long_to_wait_makes_no_other_run_of_one_that_is_registered():
+    deploy = (
+        "deploy.registry=projects/my-project/locations/us-central1/models",
+        "deploy.serving_image=europe-docker.pkg.dev/p/r/i@sha256:0",
+    )
+    ids = {
+        plan_digits(f"machine={{name: v5e-4, max_wait_seconds: {seconds}}}", *deploy).jobs[0].job_id
+        for seconds in (60, 600)
+    }
+    assert len(ids) == 1
+
+
+def test_a_cluster_has_no_region():
+    """Settings of both platforms side by side: us-east5 does not train on v5e, which is Vertex's affair."""
+    settings = Settings(kfp_host="https://kfp.example.com", region="us-east5")
+    plan = plan_submission(load_config("digits", ["machine=v5e-4"]), "kubeflow", settings)
+    assert plan.jobs[0].machine.region == ""
+    with pytest.raises(InputError, match="us-east5 does not train on v5e"):
+        plan_digits("machine=v5e-4", settings=dataclasses.replace(SETTINGS, region="us-east5"))
+
+
 def test_data_on_cloud_storage_are_known_by_what_the_bucket_says_of_them(bucket):
     overrides = ("machine=v5e-4", "data.source=images:gs://bucket/photos")
 

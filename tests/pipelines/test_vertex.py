@@ -352,13 +352,6 @@ def test_whenever_the_waiting_process_dies_the_next_one_goes_on(plan):
 # Tokens
 
 
-@pytest.fixture
-def federated(fake, tmp_path, monkeypatch):
-    """What a user sets in a CI system, with the fake in the service's place."""
-    for name, value in fake.environment(tmp_path).items():
-        monkeypatch.setenv(name, value)
-
-
 def signed_in(fake, clock):
     settings = dataclasses.replace(SETTINGS, vertex_endpoint=fake.url)
     return Retrying(Vertex(settings, now=clock.now), Backoff(sleep=clock.sleep, clock=clock.seconds))
@@ -444,6 +437,14 @@ def test_a_model_that_the_gate_holds_back_is_no_success(plan, fake, clock):
     fake.execution = Simulate(promote=False)
     end = run(plan, connect(fake, clock), clock)
     assert (end.state, end.promoted) == (State.SUCCEEDED, False)
+
+
+def test_steps_that_the_cache_answers_are_done(plan, fake, clock):
+    fake.execution = Simulate(cached=("create-tfrecords", "train-model", "export-model"))
+    end = run(plan, connect(fake, clock), clock)
+    assert (end.state, end.promoted) == (State.SUCCEEDED, True)
+    assert (end.steps["train_model"], end.steps["evaluate_model"]) == ("cached", "succeeded")
+    assert not fake.custom_jobs
 
 
 # The command line

@@ -1,0 +1,80 @@
+"""Whether a run is needed: what has changed since the last one of its name."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipelines.config import Config
+from pipelines.run_local import SUMMARY_FILE, fingerprints_here
+from pipelines.submission import Plan, State, Submitter, look_up
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """Whether to run.
+
+    Attributes:
+        needed: Whether there is anything to do.
+        since: The run that it was compared with: the id of its job, or its folder; empty if there is none.
+        changed: Those of `data`, `configuration` and `code` that have changed since.
+        reason: In words.
+    """
+
+    needed: bool
+    since: str
+    changed: tuple[str, ...]
+    reason: str
+
+
+def decide(plan: Plan, submitter: Submitter) -> Decision:
+    """Compare a run with those of its name on a platform. Starts nothing.
+
+    Args:
+        plan: The run as it would be sent.
+        submitter: The platform.
+
+    Returns:
+        Not needed where the same run was sent before, and goes on or has ended with the gate's decision.
+    """
+    job = plan.jobs[0]
+    if same := look_up(plan, submitter):
+        return _unchanged(same.job_id, same.state, has_failed=same.state in (State.FAILED, State.CANCELLED))
+    last = submitter.latest(job.name)
+    return _changed(last.job_id, last.fingerprints, job.fingerprints) if last else _first(job.name)
+
+
+def decide_here(config: Config, workspace: Path) -> Decision:
+    """Compare a run with the last one of its name in a workspace. Runs nothing.
+
+    Args:
+        config: What would run.
+        workspace: Folder of the runs.
+
+    Raises:
+        InputError: If the data or the configuration cannot be used.
+    """
+    after, run_dir = fingerprints_here(config, workspace), workspace / config.name
+    try:
+        summary = json.loads((run_dir / SUMMARY_FILE).read_bytes())
+        before, status = dict(summary["fingerprints"]), summary["status"]
+    except (OSError, ValueError, KeyError, TypeError):  # None, or an interrupted one.
+        return _first(config.name)
+    if before == after:
+        return _unchanged(str(run_dir), status, has_failed=status == State.FAILED)
+    return _changed(str(run_dir), before, after)
+
+
+def _first(name: str) -> Decision:
+    return Decision(True, "", (), f"there is no earlier run of {name!r}")
+
+
+def _unchanged(since: str, state: str, has_failed: bool) -> Decision:
+    words = f"nothing has changed since {since} ({state})" + (", but that gave no result" if has_failed else "")
+    return Decision(has_failed, since, (), words)
+
+
+def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) -> Decision:
+    changed = tuple(part for part in after if before.get(part) != after[part]) if before else ()
+    unknown = "where or with what it runs" if before else "what, that run does not say"
+    return Decision(True, since, changed, f"changed since {since}: {' and '.join(changed) or unknown}")

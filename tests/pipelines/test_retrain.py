@@ -1,0 +1,211 @@
+"""Claims about what makes another run necessary: on Vertex AI, through its real client, and on this machine."""
+
+import json
+import os
+import shutil
+from unittest.mock import ANY
+
+import pytest
+
+from pipelines import caching
+from pipelines.cli import main
+from pipelines.config import load_config
+from pipelines.retrain import decide_here
+from pipelines.run_local import fingerprints_here
+from tests.cli import QUICK, tpu_pipelines
+from tests.fakes.execution import Simulate
+
+OVERRIDES = QUICK[1::2]
+
+
+@pytest.fixture
+def retrain(fake, federated, capfd):
+    """Runs the command for Vertex AI; gives its exit code, the decision, and what it says of the run."""
+    fake.require_tokens()
+
+    def run(*arguments, machine="machine=v5e-4"):
+        code = main(["retrain", "digits", "--set", machine, "--poll-seconds", "0.01", "--json", *arguments])
+        out, err = capfd.readouterr()
+        said = json.loads(out)
+        decision = said.pop("retrain")
+        assert decision["reason"] in err or "--dry-run" in arguments
+        return code, decision, said
+
+    return run
+
+
+def test_what_was_run_before_is_not_run_again(fake, retrain):
+    code, decision, first = retrain("--wait")
+    assert (code, decision["needed"], decision["since"]) == (0, True, "")
+    assert decision["reason"] == "there is no earlier run of 'digits'"
+    assert (first["state"], first["promoted"]) == ("succeeded", True)
+    code, decision, second = retrain("--wait")
+    assert (code, decision["needed"], decision["since"]) == (0, False, first["job_id"])
+    assert decision["reason"] == f"nothing has changed since {first['job_id']} (succeeded)"
+    assert second == first
+    assert len(fake.pipeline_jobs) == 1
+
+
+@pytest.mark.parametrize(
+    "override", ["training.epochs=31", "gate.minimum.accuracy=0.5", "machine.boot_disk_size_gb=200"]
+)
+def test_a_changed_configuration_is_run_and_named(fake, retrain, override):
+    _, _, first = retrain("--wait")
+    _, decision, second = retrain("--wait", "--set", override)
+    assert (decision["needed"], decision["changed"]) == (True, ["configuration"])
+    assert decision["since"] == first["job_id"] != second["job_id"]
+    assert len(fake.pipeline_jobs) == 2
+
+
+def test_changed_code_is_run_and_named(fake, retrain, monkeypatch):
+    retrain("--wait")
+    monkeypatch.setattr(caching, "code_version", lambda step: f"another {step}")
+    _, decision, _ = retrain("--wait")
+    assert decision["changed"] == ["code"]
+    assert len(fake.pipeline_jobs) == 2
+
+
+def test_changed_data_are_run_and_named(fake, retrain, bucket):
+    for name in ("cats/1.png", "cats/2.png", "dogs/1.png", "dogs/2.png"):
+        bucket.blob(f"photos/train/{name}").upload_from_string(b"picture")
+        bucket.blob(f"photos/test/{name}").upload_from_string(b"picture")
+    options = ("--wait", "--set", "data.source=images:gs://bucket/photos", "--set", "training.batch_size_per_replica=1")
+    options += ("--set", "data.validation_fraction=0")
+    assert retrain(*options)[1]["needed"]
+    assert not retrain(*options)[1]["needed"]
+    bucket.blob("photos/train/dogs/3.png").upload_from_string(b"picture")
+    _, decision, _ = retrain(*options)
+    assert (decision["needed"], decision["changed"]) == (True, ["data"])
+
+
+def test_another_place_to_run_is_another_run_of_the_same(fake, retrain, monkeypatch):
+    retrain("--wait")
+    monkeypatch.setenv("TPU_PIPELINES_SERVICE_ACCOUNT", "other@my-project.iam.gserviceaccount.com")
+    _, decision, _ = retrain("--wait")
+    assert (decision["needed"], decision["changed"]) == (True, [])
+    assert decision["reason"].endswith(": where or with what it runs")
+
+
+def test_where_else_it_may_run_is_no_change(fake, retrain):
+    retrain("--wait")
+    _, decision, _ = retrain("--wait", machine="machine={name: v5e-4, fallbacks: [v6e-4], max_wait_seconds: 60}")
+    assert not decision["needed"]
+
+
+def test_what_the_gate_refused_stays_refused(fake, retrain):
+    fake.execution = Simulate(promote=False)
+    assert retrain("--wait")[0] == 3
+    code, decision, _ = retrain("--wait")
+    assert (code, decision["needed"]) == (3, False)
+    assert len(fake.pipeline_jobs) == 1
+
+
+def test_what_failed_is_started_again(fake, retrain):
+    fake.execution = Simulate(failures={"evaluate-model": "Out of cheese."})
+    code, _, first = retrain("--wait")
+    assert (code, first["state"]) == (1, "failed")
+    fake.execution = Simulate()
+    code, decision, second = retrain("--wait")
+    assert (code, decision["needed"], decision["changed"]) == (0, True, [])
+    assert decision["reason"] == f"nothing has changed since {first['job_id']} (failed), but that gave no result"
+    assert second["job_id"] == f"{first['job_id']}-r2"
+    assert not retrain("--wait")[1]["needed"]
+
+
+def test_what_still_runs_is_waited_for(fake, retrain):
+    fake.execution = Simulate(hold=True)
+    _, _, first = retrain()
+    code, decision, second = retrain()
+    assert (code, decision["needed"], second["state"]) == (0, False, "running")
+    assert second["job_id"] == first["job_id"]
+    assert len(fake.pipeline_jobs) == 1
+
+
+def test_where_the_machine_was_missing_the_next_one_is_tried_before_the_run_starts_again(fake, retrain):
+    fake.stock_out = {"ct5lp-hightpu-4t"}
+    machine = "machine={name: v5e-4, fallbacks: [v6e-4]}"
+    _, _, first = retrain(machine=machine)
+    _, decision, _ = retrain("--dry-run", machine=machine)
+    assert decision["needed"]
+    assert len(fake.pipeline_jobs) == 1, "a dry run starts nothing"
+    code, _, second = retrain("--wait", machine=machine)
+    assert (code, second["job_id"], second["machine"]) == (0, f"{first['job_id']}-f1", "v6e-4")
+
+
+def test_a_run_that_does_not_say_what_it_was_made_of_is_out_of_date(fake, retrain):
+    retrain("--wait")
+    (job,) = fake.pipeline_jobs.values()
+    for name in ("data", "configuration", "code"):
+        del job.labels[f"tpu_pipelines_{name}"]
+    _, decision, _ = retrain("--dry-run", "--set", "training.epochs=31")
+    assert (decision["needed"], decision["changed"]) == (True, [])
+    assert decision["reason"].endswith(": what, that run does not say")
+
+
+def test_a_dry_run_says_it_in_words(fake, federated, capfd):
+    assert main(["retrain", "digits", "--set", "machine=v5e-4", "--dry-run"]) == 0
+    assert capfd.readouterr().out == "needed: there is no earlier run of 'digits'\n"
+    assert not fake.pipeline_jobs
+
+
+# On this machine
+
+
+def test_a_workspace_says_what_has_changed(finished_run, tmp_path):
+    workspace, _, _ = finished_run
+    run_dir = tmp_path / "digits"
+    run_dir.mkdir()
+    shutil.copy(workspace / "digits" / "summary.json", run_dir)
+
+    def decide(*overrides):
+        decision = decide_here(load_config("digits", [*OVERRIDES, *overrides]), tmp_path)
+        return decision.needed, decision.changed
+
+    assert decide() == (False, ())
+    assert decide("training.epochs=5") == (True, ("configuration",))
+    assert decide("data.seed=1") == (True, ("configuration",))
+    summary = json.loads((run_dir / "summary.json").read_text())
+    for changed in ("data", "code"):
+        other = summary["fingerprints"] | {changed: "another"}
+        (run_dir / "summary.json").write_text(json.dumps(summary | {"fingerprints": other}))
+        assert decide() == (True, (changed,))
+    (run_dir / "summary.json").write_text(json.dumps(summary | {"status": "failed"}))
+    assert decide() == (True, ())
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"fingerprints": 1, "status": "succeeded"}'])
+def test_an_interrupted_or_damaged_run_is_no_earlier_run(tmp_path, content):
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "run.log").touch()
+    if content is not None:
+        (tmp_path / "digits" / "summary.json").write_text(content)
+    decision = decide_here(load_config("digits"), tmp_path)
+    assert (decision.needed, decision.since) == (True, "")
+
+
+def test_files_count_by_their_content_not_their_time(tmp_path):
+    table = tmp_path / "reviews.csv"
+    rows = "text,label\n" + "".join(f"film {i},{'pos' if i % 2 else 'neg'}\n" for i in range(40))
+    config = load_config("imdb_lstm", [f"data.source=csv:{table}", "training.batch_size_per_replica=1"])
+
+    def fingerprints(content, time):
+        table.write_text(content)
+        os.utime(table, (time, time))
+        return fingerprints_here(config, tmp_path / "runs")
+
+    first = fingerprints(rows, 1)
+    assert fingerprints(rows, 2) == first
+    assert fingerprints(rows.replace("film 3", "book 3"), 3) == first | {"data": ANY}
+    assert fingerprints(rows.replace("film 3", "book 3"), 3)["data"] != first["data"]
+
+
+def test_a_local_run_is_made_once(tmp_path):
+    command = ("retrain", "digits", "--target", "local", "--workspace", str(tmp_path), "--json", *QUICK)
+    command += ("--set", "preflight=false", "--set", "deploy=false", "--set", "gate.minimum.accuracy=0.9999")
+    for needed in (True, False):
+        done = tpu_pipelines(*command)
+        assert done.returncode == 3, done.stderr
+        said = json.loads(done.stdout)
+        assert said["status"] == "rejected"
+        assert said["retrain"]["needed"] is needed
+        assert said["steps"]["train_model"]["cached"] is not needed
