@@ -115,6 +115,8 @@ def prepare(backend: str = "auto", accelerator: str = "auto", num_replicas: int 
     import keras
 
     keras.config.set_dtype_policy(precision)
+    # On a TPU Keras 3.15's is causal where no mask is asked for, unscaled, and cannot be divided among replicas.
+    keras.config.disable_flash_attention()
     # XLA makes TensorFlow's convolutions on a CPU three times slower; JAX always compiles.
     return Device(backend, accelerator, num_replicas, precision, backend == "jax", distribution)
 

@@ -6,11 +6,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from components import storage
 from components.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
-from components.create_tfrecords.planning import plan_dataset
+from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
+from components.interface import REGRESSION
 from components.machine_spec import MachineSpec, Slice, parse_machine
 from components.preflight_training import data, sandbox
 from components.preflight_training.findings import PreflightReport
@@ -56,6 +59,16 @@ def _where_configured(machine: Slice, configured: MachineSpec | None) -> Machine
         return parse_machine({**fields, "spot": False})
 
 
+def _sample(plan: DatasetPlan, task: str) -> np.ndarray:
+    """The first training examples; of a regression those too where a target is least or greatest: it must vary."""
+    training = plan.order[TRAIN]
+    if task != REGRESSION:
+        return training[:SAMPLE_EXAMPLES]
+    targets = plan.listing.labels[training]
+    extremes = training[[*targets.argmin(0), *targets.argmax(0)]]
+    return np.unique(np.concatenate([extremes, training[:SAMPLE_EXAMPLES]]))
+
+
 def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
     """What the training step must know of a configuration's data, measured on a sample written for it.
 
@@ -70,7 +83,7 @@ def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
     reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
 
     def measure_sample() -> data.DataFacts:
-        sample = dataclasses.replace(plan, order={TRAIN: plan.order[TRAIN][:SAMPLE_EXAMPLES]})
+        sample = dataclasses.replace(plan, order={TRAIN: _sample(plan, config.data.task)})
         count = len(sample.order[TRAIN])
         print(f"[preflight_training] measuring how fast this machine reads, on {count:,} examples", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:

@@ -73,6 +73,13 @@ def _with_more_memory(report: MachineReport) -> str:
     return f", such as {nearest.name} with {nearest.generation.hbm_usable_bytes / 2**30:.1f} GiB"
 
 
+def _is_least(report: MachineReport) -> bool:
+    """Whether its generation has no smaller slice."""
+    catalogue = load_catalogue()
+    generation = catalogue.find(report.machine).generation
+    return all(one.devices >= report.devices for one in catalogue.slices if one.generation == generation)
+
+
 def _has_fewer_cpus(report: MachineReport, data: DataFacts) -> bool:
     """Whether the TPU's own host has more to read with than the machine that was measured."""
     host = load_catalogue().find(report.machine).host
@@ -91,8 +98,8 @@ def _doubts(report: MachineReport, data: DataFacts) -> Sequence[str]:
         doubts.append(f"the matrix units are {step.mxu_utilization:.1%} busy while it computes")
     if report.host_calls:
         doubts.append(f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})")
-    if epoch.host_wait > _MUCH_WAITING and report.devices == 1 and not _has_fewer_cpus(report, data):
-        doubts.append(f"one chip, the least there is, waits for data {epoch.host_wait:.0%} of the time")
+    if epoch.host_wait > _MUCH_WAITING and _is_least(report) and not _has_fewer_cpus(report, data):
+        doubts.append(f"{report.machine}, the least there is, waits for data {epoch.host_wait:.0%} of the time")
     return doubts
 
 
@@ -114,7 +121,7 @@ def _about_waiting(report: MachineReport, data: DataFacts) -> Sequence[str]:
             f" The decoded training split ({data.decoded_bytes / 2**20:,.0f} MiB) fits in the devices' memory, where "
             "no host would be in the way."
         )
-    if report.devices > 1 and epoch.host_wait > _MUCH_WAITING and not has_fewer:
+    if not _is_least(report) and epoch.host_wait > _MUCH_WAITING and not has_fewer:
         words += " A slice of half the size would be as fast."
     return (words,)
 
@@ -127,10 +134,8 @@ def _about_layers(report: MachineReport) -> Sequence[str]:
     words = []
     for layer in padded[:_ADVISED_LAYERS]:
         what = "; ".join(note for note in layer.notes if "features" in note) or "; ".join(layer.notes)
-        words.append(
-            f"{layer.name} spends {layer.padding_ms:.2g} of its {layer.ms:.2g} ms on padding: {what}. More features "
-            "would cost little, fewer would save nothing."
-        )
+        more = "" if " groups of " in what else " More features would cost little, fewer would save nothing."
+        words.append(f"{layer.name} spends {layer.padding_ms:.2g} of its {layer.ms:.2g} ms on padding: {what}.{more}")
     return words
 
 

@@ -440,6 +440,7 @@ def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> 
         yield {"started": number}
         keras.utils.clear_session()  # Else a layer is called dense_2 the second time. It forgets the settings too.
         keras.config.set_dtype_policy(task.precision)
+        keras.config.disable_flash_attention()  # As in training: see device.prepare.
         keras.config.disable_traceback_filtering()  # Its frames say which layer failed.
         try:
             outcome = compile_step(task, compilation, cache_dir)

@@ -159,7 +159,9 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
     """The forward products' dimensions that do not fill a tile, in words."""
     notes = []
     for product in layer.products:
-        if product.is_forward:
+        if product.is_forward and product.groups > 1:
+            notes.append(f"{product.groups} groups of {product.contraction} input features, one after the other")
+        elif product.is_forward:
             for what, size, whole in (
                 ("input features", product.contraction, tile),
                 ("output features", product.columns, tile),

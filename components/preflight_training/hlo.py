@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
+
 SUBLANES = 8  # Rows of a vector register; a column has 128, as the matrix unit does on most chips.
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}
 _BYTES |= {"s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16}
@@ -90,6 +92,7 @@ class MatrixProduct:
         flops: Two for each multiplication and addition, once.
         is_forward: Whether it belongs to the forward pass.
         times: How often it runs in a step.
+        groups: Into how many its features are divided; each output feature sums over its group's alone.
     """
 
     rows: int
@@ -98,6 +101,7 @@ class MatrixProduct:
     flops: float
     is_forward: bool
     times: int = 1
+    groups: int = 1
 
     def padded_flops(self, mxu_size: int) -> float:
         """What the matrix unit does for it with both sides filled up to whole tiles."""
@@ -219,7 +223,8 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
     # TensorFlow numbers every use of a name: dense_1 is dense, dense_1_2 is dense_1. JAX does not.
     is_exact = op_name.startswith("jit(")
     found = OTHER
-    for part in op_name.split("/"):
+    parts = op_name.split("/")
+    for part in parts[:-1] if is_exact else parts:  # JAX's last one is the operation: "add" is no layer called so.
         name = re.sub(r"^(?:\w+\()*|\)*$", "", part)
         plain = re.sub(r"_\d+$", "", name)
         if not is_exact and plain in layers:
@@ -241,21 +246,47 @@ def _product(instruction: Instruction, scope: Mapping[str, Instruction]) -> Matr
     kernel = scope.get(instruction.operands[1]) if len(instruction.operands) > 1 else None
     if labels is None or kernel is None or not kernel.arrays or not instruction.arrays:
         return None
+    given = scope.get(instruction.operands[0])
+    if given is None or not given.arrays:
+        return None
+    dims = [
+        dict(zip(names, one.arrays[0][1], strict=False))
+        for names, one in zip(labels.groups(), (given, kernel, instruction), strict=True)
+    ]
+    in_dims, kernel_dims, out_dims = dims
     window = re.search(r"window=\{([^}]*)\}", instruction.attributes)
+    spatial = sorted(name for name in out_dims if name.isdecimal())
 
-    def sizes(field: str) -> list[int]:
-        found = re.search(rf"\b{field}=([\dx]+)", window[1]) if window else None
-        return [int(size) for size in found[1].split("x")] if found else []
+    def fields(name: str, default: str) -> list[str]:
+        found = re.search(rf"\b{name}=([\dx_-]+)", window[1]) if window else None
+        return found[1].split("x") if found else [default] * len(spatial)
 
-    kernel_dims = dict(zip(labels[2], kernel.arrays[0][1], strict=False))
-    out_dims = dict(zip(labels[3], instruction.arrays[0][1], strict=False))
-    contraction = kernel_dims.get("i", 1)
-    # Where the input is dilated, all but one in `lhs_dilate` values are zeros that are never multiplied.
-    taps = math.prod(sizes("size")) / math.prod(sizes("lhs_dilate"))
-    flops = 2.0 * math.prod(instruction.arrays[0][1]) * taps * contraction
-    return MatrixProduct(
-        out_dims.get("b", 1), contraction, out_dims.get("f", 1), flops, not _is_backward(instruction.op_name)
+    steps = (fields(name, "1") for name in ("stride", "lhs_dilate", "rhs_dilate"))
+    pairs = math.prod(
+        _pairs(in_dims[at], kernel_dims[at], out_dims[at], int(pad.split("_")[0]), *map(int, each))
+        for at, pad, *each in zip(spatial, fields("pad", "0_0"), *steps, strict=True)
     )
+    contraction, rows, columns = kernel_dims.get("i", 1), out_dims.get("b", 1), out_dims.get("f", 1)
+    groups = re.findall(r"(?:feature|batch)_group_count=(\d+)", instruction.attributes)
+    return MatrixProduct(
+        rows,
+        contraction,
+        columns,
+        2.0 * pairs * rows * columns * contraction,
+        not _is_backward(instruction.op_name),
+        groups=math.prod(map(int, groups)),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: int, kernel_dilation: int) -> int:
+    """Outputs × taps along an axis that meet a value of the input: neither padding nor a zero between its values."""
+    at = np.arange(out) * stride - pad
+    count = 0
+    for tap in range(kernel):
+        read = at + tap * kernel_dilation
+        count += int(((read >= 0) & (read % dilation == 0) & (read // dilation < size)).sum())
+    return count
 
 
 class _Reader:

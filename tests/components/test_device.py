@@ -52,6 +52,13 @@ def test_one_cpu_is_the_default():
         assert keras.Variable(1.0).dtype == "float32"
 
 
+def test_attention_is_that_of_a_cpu_on_every_device():
+    import keras
+
+    device.prepare("auto", "cpu", 0, "float32")
+    assert keras.config.is_flash_attention_enabled() is False
+
+
 def test_backend_that_keras_does_not_run_is_refused():
     device.prepare("tensorflow", "cpu", 1, "float32")
     with pytest.raises(InputError, match=r"Cannot use the jax backend: Keras already runs tensorflow"):

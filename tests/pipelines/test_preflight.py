@@ -1,9 +1,12 @@
-"""Claims about preflight of a configuration: where its prices come from."""
+"""Claims about preflight of a configuration: where its prices come from, and which examples it measures."""
 
+import numpy as np
 import pytest
 
+from components.create_tfrecords import WriteParams
+from components.create_tfrecords.planning import plan_dataset
 from components.machine_spec import load_catalogue, parse_machine
-from pipelines.preflight import _where_configured
+from pipelines.preflight import SAMPLE_EXAMPLES, _sample, _where_configured
 
 
 @pytest.mark.parametrize(
@@ -18,6 +21,26 @@ from pipelines.preflight import _where_configured
 def test_another_machine_is_priced_where_the_configuration_trains(name, configured, expected):
     spec = _where_configured(load_catalogue().find(name), configured and parse_machine(configured))
     assert (spec.slice.name, spec.region, spec.spot) == (name, *expected)
+
+
+def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
+    targets = np.zeros(SAMPLE_EXAMPLES * 2, np.float32)
+    params = WriteParams(f"npz:{tmp_path / 'rare.npz'}", task="regression")
+
+    def sample():
+        np.savez(tmp_path / "rare.npz", x=np.zeros((len(targets), 2, 2), np.uint8), y=targets)
+        plan = plan_dataset(params)
+        return plan, _sample(plan, params.task)
+
+    targets[0] = 1  # Else there is nothing to learn.
+    plan, chosen = sample()
+    rare = plan.order["train"][-1]
+    targets[:] = 0
+    targets[rare] = 1
+    plan, chosen = sample()
+    assert rare not in plan.order["train"][:SAMPLE_EXAMPLES]
+    assert set(plan.listing.labels[chosen].ravel().tolist()) == {0.0, 1.0}
+    assert len(chosen) <= SAMPLE_EXAMPLES + 2
 
 
 def test_a_machine_that_is_no_spot_machine_has_the_other_price():

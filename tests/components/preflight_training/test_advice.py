@@ -90,6 +90,13 @@ def test_one_chip_that_waits_is_one_too_many():
     assert "waits for data 80% of the time" in words
 
 
+def test_the_least_slice_of_a_generation_has_no_half():
+    words, worth_it = _advise(machine="v3-8", devices=8, chips=4, epoch=_waiting(0.8))
+    assert not worth_it
+    assert "v3-8, the least there is, waits for data 80% of the time" in words
+    assert "half the size" not in words
+
+
 def test_waiting_for_the_host_names_both_rates():
     words, worth_it = _advise(epoch=_waiting(0.8))
     assert worth_it

@@ -168,3 +168,10 @@ def test_the_tutorials_epoch_was_nearly_all_waiting():
     epoch = time_epoch(_step(5.4), num_examples=50_000, global_batch=1024, host_rate=8_300)
     assert epoch.seconds == pytest.approx(6.05, abs=0.01)
     assert epoch.host_wait > 0.95
+
+
+def test_groups_of_a_convolution_are_no_features_that_more_of_would_fill():
+    product = MatrixProduct(128, 1, 128, 1e9, True, groups=128)
+    cost = _cost(layers={"depthwise": LayerCost(1e6, 1e6, [product])})
+    (layer,) = time_layers(cost, _machine("v5e-1"))
+    assert layer.notes == ("128 groups of 1 input features, one after the other",)

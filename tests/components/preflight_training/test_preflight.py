@@ -135,6 +135,39 @@ def test_a_model_that_cannot_be_rebuilt_is_refused_though_it_fits(cache_dir, tmp
     assert "cannot be rebuilt without its code" in reason
 
 
+_ATTENTION = """
+import types
+
+import jax
+import keras
+from keras import layers
+from keras.src.backend.jax import nn
+
+
+class SeenOnATpu(types.ModuleType):
+    def __getattr__(self, name):
+        return (lambda: [types.SimpleNamespace(platform="tpu")]) if name == "devices" else getattr(jax, name)
+
+
+nn.jax = SeenOnATpu("jax")
+
+
+def build_model(image_shape, num_classes):
+    image = keras.Input(image_shape, dtype="uint8")
+    places = layers.Dense(128)(layers.Reshape((128, 1))(layers.Rescaling(1 / 255)(image)))
+    answer = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 128)(places, places))
+    return keras.Model(image, layers.Dense(num_classes, activation="softmax", dtype="float32")(answer))
+"""
+
+
+def test_attention_is_the_same_on_a_tpu_as_here(cache_dir, tmp_path):
+    """Keras's own kernel for TPUs gives other numbers, and several replicas do not compile with it."""
+    (tmp_path / "attention.py").write_text(_ATTENTION)
+    data = dataclasses.replace(_DATA, interface=Interface(ImageInput((16, 8, 1), "raw"), 10))
+    report = _examine(cache_dir, data, model=str(tmp_path / "attention.py"), model_parameters={}, machine="v5e-8")
+    assert (report.verdict, report.reasons) == ("fits", ())
+
+
 def test_a_second_run_replaces_its_own_output_and_compiles_nothing(digits_records, preflighted, cache_dir, tmp_path):
     first, _ = preflighted
     for _ in range(2):
