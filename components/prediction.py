@@ -11,11 +11,12 @@ import json
 import math
 import os
 import queue
+import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,9 +39,10 @@ from components.interface import (
     TextInput,
     read_input,
 )
-from components.text import Tokenizer, load_vocabulary
+from components.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer, load_vocabulary
 
 _BATCH_SIZE = 64
+_T = TypeVar("_T")
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _TEXT_SUFFIXES = (".txt", ".csv")
 
@@ -214,7 +216,8 @@ def _one_at_a_time(path: Path, num_threads: int) -> Predict:
     def predict_one(row: np.ndarray) -> np.ndarray:
         interpreter = free.get()
         try:
-            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], row[None])
+            given = interpreter.get_input_details()[0]
+            interpreter.set_tensor(given["index"], row[None].astype(given["dtype"]))
             interpreter.invoke()
             return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
         finally:
@@ -314,6 +317,10 @@ def continue_texts(
     for prompt in prompts:
         if not prompt:
             raise InputError("Cannot continue an empty prompt: expected at least one character.")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"Cannot continue {prompt!r}: {error}. Expected text in UTF-8.") from error
         ids = alphabet.encode(prompt)[None]
         added = generate(model.step, model.state_size, ids, length, [temperature], seed)
         yield Continuation(prompt, alphabet.decode(added[0].tolist()))
@@ -371,14 +378,38 @@ def _read_inputs(reader: Any, inputs: Sequence[str], lines: bool, column: str) -
     raise TypeError(f"No reader for inputs of {type(reader)}.")
 
 
+def _of_folder(folder: str, read: Callable[[str], _T]) -> Iterator[tuple[str, _T]]:
+    """What is read from each file of a folder.
+
+    Raises:
+        InputError: In the end, if some cannot be read; which, and why, is said on stderr as they come.
+    """
+    files = storage.list_files(folder)
+    bad = 0
+    for file in files:
+        path = f"{folder}/{file.name}"
+        try:
+            content = read(path)
+        except InputError as error:
+            bad += 1
+            print(f"left out: {error}", file=sys.stderr)
+            continue
+        yield path, content
+    if bad:
+        raise InputError(
+            f"{bad} of {len(files)} files in {folder} cannot be read; see above. The others were answered. Repair or "
+            "remove them."
+        )
+
+
 @_read_inputs.register
 def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str) -> _Named:
     shape = reader.image_shape
     for given in inputs:
         if not storage.is_remote(given) and Path(given).is_dir():
-            for file in storage.list_files(given):
-                yield [f"{given}/{file.name}"], _read_image(f"{given}/{file.name}", shape)
-        elif given.endswith(_ARRAY_SUFFIXES):
+            for path, image in _of_folder(given, lambda path: _read_image(path, shape)):
+                yield [path], image
+        elif given.lower().endswith(_ARRAY_SUFFIXES):
             for key, array in _read_arrays(given).items():
                 images = _check_array(f"{given}{key}", array, shape)
                 many = [f"{given}{key}[{i}]" for i in range(len(images))]
@@ -393,9 +424,8 @@ def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str) -> _Na
         if not _names_a_file(given):
             yield [given], reader.encode_all([given])
         elif not storage.is_remote(given) and Path(given).is_dir():
-            for file in storage.list_files(given):
-                path = f"{given}/{file.name}"
-                yield [path], reader.encode_all([_read_text(path)])
+            for _, texts in _of_folder(given, lambda path: _read_texts(path, lines, column)):
+                yield list(texts), reader.encode_all(list(texts.values()))
         else:
             texts = _read_texts(given, lines, column)
             yield list(texts), reader.encode_all(list(texts.values()))
@@ -403,7 +433,7 @@ def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str) -> _Na
 
 def _names_a_file(given: str) -> bool:
     """Whether it is a path and no text: it exists, or looks like one that should."""
-    if storage.is_remote(given) or given.endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
+    if storage.is_remote(given) or given.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
         return True
     if "/" in given and not any(map(str.isspace, given)):
         return True
@@ -415,15 +445,17 @@ def _names_a_file(given: str) -> bool:
 
 def _read_texts(path: str, lines: bool, column: str) -> dict[str, str]:
     """The texts of a file, by name."""
-    if path.endswith(".csv"):
+    if path.lower().endswith(".csv"):
         texts = _read_column(path, column)
-    elif path.endswith(_ARRAY_SUFFIXES):
+    elif path.lower().endswith(_ARRAY_SUFFIXES):
         texts = [text for key, array in _read_arrays(path).items() for text in _check_texts(f"{path}{key}", array)]
     elif lines:
         # Not splitlines, which also divides at characters that stand within a text.
         texts = [line.removesuffix("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
     else:
         return {path: _read_text(path)}
+    if not texts:
+        raise InputError(f"Cannot read {path}: it holds no text. Expected at least one.")
     return {f"{path}[{i}]": text for i, text in enumerate(texts)}
 
 
@@ -441,6 +473,7 @@ def _read_text(path: str) -> str:
 
 
 def _read_column(path: str, column: str) -> list[str]:
+    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     try:
         reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
         rows = list(reader)
@@ -484,13 +517,13 @@ def _are_labels(name: str, names: Sequence[str]) -> bool:
 
 
 def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    received = f"{array.dtype}{list(array.shape)}"
     if shape[2] == 1 and array.shape[-2:] == shape[:2]:
         array = array[..., None]
     if array.ndim == 3:
         array = array[None]
     if array.dtype != np.uint8 or array.shape[1:] != shape or not len(array):
         raise InputError(
-            f"Cannot use {name}: expected uint8[N, {', '.join(map(str, shape))}] in [0, 255], received "
-            f"{array.dtype}{list(array.shape)}."
+            f"Cannot use {name}: expected uint8[N, {', '.join(map(str, shape))}] in [0, 255], received {received}."
         )
     return array

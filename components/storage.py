@@ -26,6 +26,7 @@ BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
 _DOWNLOAD_THREADS = 16
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _cloud_errors(uri: str) -> Iterator[None]:
 
 
 def list_files(root: str) -> list[StoredFile]:
-    """Every file below `root`, sorted by name; hidden files and folders (a leading dot) are left out.
+    """Every file below `root`, sorted by name; hidden ones (a leading dot, or left by Windows) are left out.
 
     Raises:
         InputError: If `root` does not exist or holds no file.
@@ -115,7 +116,7 @@ def list_files(root: str) -> list[StoredFile]:
                 for blob in bucket.client.list_blobs(bucket, prefix=prefix)
                 if not blob.name.endswith("/")
             ]
-        found = [f for f in found if not any(part.startswith(".") for part in f.name.split("/"))]
+        found = [f for f in found if not any(map(_is_hidden, f.name.split("/")))]
     else:
         if not Path(root).is_dir():
             raise InputError(f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path.")
@@ -130,6 +131,10 @@ def list_files(root: str) -> list[StoredFile]:
     return sorted(found, key=lambda file: file.name)
 
 
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in _OF_THE_SYSTEM
+
+
 def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
     here = os.stat(directory)
     identity = here.st_dev, here.st_ino
@@ -140,7 +145,7 @@ def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...]) -> It
         )
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if _is_hidden(entry.name):
                 continue
             if entry.is_dir():
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, identity))

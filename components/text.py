@@ -23,6 +23,7 @@ WORDS = "words"
 START, END = "start", "end"
 VOCABULARY_FILE = "vocabulary.txt"
 PADDING, UNKNOWN = 0, 1
+MAX_CSV_FIELD_CHARACTERS = 1 << 20  # A quote that nobody closes ends here.
 _RESERVED = (b"[PAD]", b"[UNK]")  # Their brackets are in no token.
 _BREAK = r"<br */?>"
 _KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz'"

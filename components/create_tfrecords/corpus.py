@@ -51,7 +51,7 @@ class Corpus:
     def ends(self, split: str) -> np.ndarray:
         """int64[passages]: where in the split each ends. The first is full; each of the others adds a stride."""
         size, stride = len(self.ids[split]), self.strides[split]
-        ends = np.arange(self.input.num_tokens, size + stride, stride)
+        ends = np.arange(self.input.num_tokens, max(size + stride, self.input.num_tokens + 1), stride)
         return np.minimum(ends, size)[: 1 + -(-max(size - self.input.num_tokens, 0) // stride)]
 
     def passage(self, split: str, start: int, end: int) -> np.ndarray:

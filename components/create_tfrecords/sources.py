@@ -32,10 +32,9 @@ from components.create_tfrecords.targets import (
 from components.errors import InputError, did_you_mean
 from components.images import has_image_suffix
 from components.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
+from components.text import MAX_CSV_FIELD_CHARACTERS
 
 _REMOTE_THREADS = 16
-_MAX_CSV_FIELD_CHARACTERS = 1 << 20  # A quote that nobody closes ends here.
-_IGNORED_FILES = {"Thumbs.db", "desktop.ini"}
 _SPLIT_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid", "val"), TEST: ("test", "testing")}
 
 
@@ -186,7 +185,7 @@ def _from_folders(kind: str, location: str, params: WriteParams) -> Listing:
     So `class_names` may choose among the folders: aclImdb has one of reviews without a class.
     """
     location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
-    files = [file for file in storage.list_files(location) if PurePosixPath(file.name).name not in _IGNORED_FILES]
+    files = storage.list_files(location)
     if garbled := [file.name for file in files if not _is_utf8(file.name)]:
         raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
     top = sorted({file.name.split("/")[0] for file in files if "/" in file.name})
@@ -275,7 +274,7 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     several separated by `|` or none; of a regression `target_columns`, numbers.
     """
     content = storage.read_bytes(location)
-    csv.field_size_limit(_MAX_CSV_FIELD_CHARACTERS)
+    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     folder, separator, _ = location.rpartition("/")
     root = (folder or "/") if separator else "."
     try:

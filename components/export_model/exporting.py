@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -218,7 +219,8 @@ def _(given: TextInput, answer: Callable[[Any], Any], model_dir: Path, module: A
 def _scale(model: Any) -> dict[str, list[float]]:
     """What turns the standardised numbers of a regression into the targets' units; empty for other models."""
     units = model.layers[-1]
-    return {"scale": units.scale, "offset": units.offset} if units.name == UNITS_LAYER else {}
+    is_ours = units.name == UNITS_LAYER and hasattr(units, "scale")
+    return {"scale": units.scale, "offset": units.offset} if is_ours else {}
 
 
 def _without_units(model: Any) -> Any:
@@ -252,21 +254,18 @@ def _(given: ImageInput, answer: str, model: Any, model_dir: Path, calibrate: Ca
     from components.models.loading import load_trained_model
 
     of_pixels = _without_units(load_trained_model(model_dir, input_dtype="float32"))
+    if any("While" in operation.type for operation in _traced(of_pixels, given, answer, 1).graph.get_operations()):
+        return _with_loops(of_pixels, given, answer)
     return _LiteModels(
-        _convert(of_pixels, given, answer, None),
-        _convert(of_pixels, given, answer, calibrate()),
+        _convert(_converter(of_pixels, given, answer, None)),
+        _calibrated(of_pixels, given, answer, calibrate()),
         "weights and activations, by calibration",
     )
 
 
 @_lite_models.register
 def _(given: TextInput, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]) -> _LiteModels:
-    of_ids = _without_units(model)
-    return _LiteModels(
-        _convert_loops(of_ids, given, answer, quantize=False),
-        _convert_loops(of_ids, given, answer, quantize=True),
-        "weights",
-    )
+    return _with_loops(_without_units(model), given, answer)
 
 
 @_lite_models.register
@@ -276,34 +275,56 @@ def _(given: CorpusInput, answer: str, model: Any, model_dir: Path, calibrate: C
     )
 
 
-def _convert_loops(model: Any, given: TextInput, answer: str, quantize: bool) -> bytes:
-    """A model with loops as a LiteRT file: int32 ids of one text in, since LiteRT knows no loop over a changing batch.
+def _with_loops(model: Any, given: Input, answer: str) -> _LiteModels:
+    """A model with loops, for one example at a time, since LiteRT knows no loop over a changing batch.
 
     Quantised, its weights are int8, and what is computed with them is quantised as it comes: a loop is not calibrated.
     """
     tf = records.tensorflow()
-    spec = tf.TensorSpec((1, *given.shape), tf.int32, name="tokens")
-    function = tf.function(lambda tokens: {answer: model(tokens, training=False)}, input_signature=[spec])
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], model)
-    converter.experimental_lower_to_saved_model = False  # So that weights become constants.
-    if quantize:
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    return converter.convert()
+    floating, quantized = (_converter(model, given, answer, 1) for _ in range(2))
+    quantized.optimizations = [tf.lite.Optimize.DEFAULT]
+    return _LiteModels(_convert(floating), _convert(quantized), "weights")
 
 
-def _convert(model: Any, given: Input, answer: str, calibration: np.ndarray | None) -> bytes:
-    """The model as a LiteRT file: float32 pixels in, or uint8 with int8 inside where there are calibration images."""
+def _calibrated(model: Any, given: Input, answer: str, calibration: np.ndarray) -> bytes:
+    """The model as a LiteRT file that takes uint8, with int8 inside."""
     tf = records.tensorflow()
-    spec = tf.TensorSpec((None, *given.shape), tf.float32, name="image")
-    function = tf.function(lambda image: {answer: model(image, training=False)}, input_signature=[spec])
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()], model)
+    converter = _converter(model, given, answer, None)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([image[None].astype(np.float32)] for image in calibration)
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    converter.inference_input_type = tf.uint8
+    return _convert(converter)
+
+
+def _converter(model: Any, given: Input, answer: str, batch_size: int | None) -> Any:
+    converter = records.tensorflow().lite.TFLiteConverter.from_concrete_functions(
+        [_traced(model, given, answer, batch_size)], model
+    )
     converter.experimental_lower_to_saved_model = False  # So that weights become constants, which int8 needs.
-    if calibration is not None:
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        converter.representative_dataset = lambda: ([image[None].astype(np.float32)] for image in calibration)
-        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
-        converter.inference_input_type = tf.uint8
-    return converter.convert()
+    return converter
+
+
+def _traced(model: Any, given: Input, answer: str, batch_size: int | None) -> Any:
+    """The model as a TensorFlow function; LiteRT takes pixels as float32."""
+    tf = records.tensorflow()
+    dtype, name = (tf.float32, "image") if isinstance(given, ImageInput) else (tf.int32, "tokens")
+    spec = tf.TensorSpec((batch_size, *given.shape), dtype, name=name)
+    function = tf.function(lambda inputs: {answer: model(inputs, training=False)}, input_signature=[spec])
+    return function.get_concrete_function()
+
+
+def _convert(converter: Any) -> bytes:
+    try:
+        return converter.convert()
+    except Exception as error:  # Each of its passes raises something else.
+        operations = sorted(set(re.findall(r"'(tf\.\w+)' op", str(error))))
+        line, *_ = str(error).strip().splitlines() or [""]
+        reason = ", ".join(operations) or f"{type(error).__name__}: {line}"
+        raise InputError(
+            f"LiteRT has no form for a part of this model: {reason}. Expected layers that it can run on a CPU. Replace "
+            "the layer by others and train again."
+        ) from error
 
 
 def _write_expectations(

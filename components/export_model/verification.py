@@ -106,7 +106,8 @@ def _one_at_a_time(path: Path) -> Predict:
     def predict_one(row: np.ndarray) -> np.ndarray:
         interpreter = free.get()
         try:
-            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], row[None])
+            given = interpreter.get_input_details()[0]
+            interpreter.set_tensor(given["index"], row[None].astype(given["dtype"]))
             interpreter.invoke()
             return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
         finally:
@@ -201,6 +202,15 @@ def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> 
     return (np.abs(answers - expected) / scale <= _SAME_NUMBER).all(axis=1)
 
 
+def _differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
+    """How far answers lie apart; of a regression in units of `scale`."""
+    distances = np.abs(answers.astype(np.float64) - expected)
+    if scale is None:
+        return distances
+    # Around a large mean float32's own steps are wide: two of them are no difference.
+    return np.maximum(distances - 2 * np.spacing(np.abs(expected).astype(np.float32)), 0) / scale
+
+
 def _measure(
     predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]
 ) -> dict[str, float]:
@@ -220,7 +230,7 @@ def _measure(
     return {
         task["judged"]: _judge(task["task"], labels, answers),
         "agreement": float(_agree(task["task"], answers, expected, scale).mean()),
-        "max_difference": float((np.abs(answers.astype(np.float64) - expected) / scale).max()),
+        "max_difference": float(_differences(answers, expected, task.get("scale")).max()),
         "latency_ms": statistics.median(times) * 1e3,
         "examples_per_second": len(inputs) / seconds,
     }

@@ -193,6 +193,11 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
             f"The model {name!r} is none whose shapes are known: expected a keras.Model that begins with keras.Input, "
             f"received {type(model).__name__}. Return one from {_BUILDER}."
         )
+    if isinstance(getattr(model, "output", None), dict):
+        raise InputError(
+            f"The model {name!r} gives its answer a name: expected a tensor, received a mapping of one. Return "
+            "keras.Model(inputs, outputs) with the tensor itself."
+        )
     expected = (None, *interface.input.shape), (None, *interface.output_shape)
     if (model.input_shape, model.output_shape) != expected:
         raise InputError(

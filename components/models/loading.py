@@ -61,6 +61,10 @@ def load_trained_model(
         with keras.saving.custom_object_scope({}):
             model = keras.models.model_from_json(json.dumps(config))
         model.load_weights(directory / weights_file)
+        for layer in model._flatten_layers(include_self=False):
+            if hasattr(layer, "recurrent_dropout") and not hasattr(layer, "cell"):
+                # It draws masks also where none is used, and the state that this changes cannot be exported.
+                layer.dropout = layer.recurrent_dropout = 0.0
     except FileNotFoundError as error:
         raise InputError(
             f"Cannot load the model in {directory}: {error}. Expected a folder that train_model wrote; check the path."

@@ -37,12 +37,17 @@ class StepModel:
             kind = type(layer).__name__
             if kind in _RECURRENT and layer.return_sequences and not layer.go_backwards:
                 self._sizes += _state_sizes(layer)
-            elif kind not in _POSITION_WISE:
+            elif kind not in _POSITION_WISE or getattr(layer, "mask_zero", False):
                 raise InputError(
                     f"The language model {model.name!r} cannot answer one character at a time: expected a Sequential "
                     f"of {', '.join((*_RECURRENT, *_POSITION_WISE))}, recurrent ones forward with return_sequences, "
-                    f"received {layer.name!r}, a {kind}. Build it from these."
+                    f"embeddings without mask_zero, received {layer.name!r}, a {kind}. Build it from these."
                 )
+        if not self._sizes:
+            raise InputError(
+                f"The language model {model.name!r} remembers nothing of what it has read: expected at least one of "
+                f"{', '.join(_RECURRENT)}, received none. Add one."
+            )
         self.state_size = sum(self._sizes)
 
     def step(self, tokens: Any, state: Any) -> tuple[Any, Any]:
@@ -57,7 +62,8 @@ class StepModel:
         """
         from keras import ops
 
-        states = ops.split(state, np.cumsum(self._sizes)[:-1].tolist(), axis=-1)
+        # TensorFlow does not split into one.
+        states = ops.split(state, np.cumsum(self._sizes)[:-1].tolist(), axis=-1) if self._sizes[1:] else [state]
         values, after = tokens, list[Any]()
         for layer in self._layers:
             if type(layer).__name__ in _RECURRENT:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from components import records
 from components.artifacts import Manifest
 from components.errors import InputError
 from components.export_model import verification
-from components.prediction import load_model
+from components.prediction import load_model, predict_inputs
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,25 @@ def test_damaged_export_is_refused_by_path(export_dir, tmp_path, how):
     _damage(copy, how)
     with pytest.raises(InputError, match=f"{copy}: it is damaged.*Export the model again"):
         load_model(copy)
+
+
+def test_a_folder_is_answered_but_for_what_cannot_be_read(export_dir, tmp_path, capsys):
+    for name in ("a.png", "c.PNG"):
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / name)
+    (tmp_path / "b.jpg").write_bytes(b"no picture")
+    (tmp_path / "Thumbs.db").write_bytes(b"of the system")
+    answered = []
+    with pytest.raises(InputError, match=rf"1 of 3 files in {tmp_path} cannot be read; see above"):
+        answered += [one.name for one in predict_inputs(export_dir, [str(tmp_path)])]
+    for one in predict_inputs(export_dir, [f"{tmp_path}/c.PNG"]):
+        assert len(one.classes) == 3
+    assert f"left out: Cannot read {tmp_path}/b.jpg: not an image" in capsys.readouterr().err
+
+
+def test_an_array_of_another_shape_is_named_as_it_is(export_dir, tmp_path):
+    np.save(tmp_path / "three.NPY.npy", np.zeros((3, 9, 8), np.uint8))
+    with pytest.raises(InputError, match=r"expected uint8\[N, 8, 8, 1\] in \[0, 255\], received uint8\[3, 9, 8\]"):
+        list(predict_inputs(export_dir, [str(tmp_path / "three.NPY.npy")]))
 
 
 def test_folder_that_is_no_export_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -100,6 +101,18 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
     assert list(answers(lines)) == [str(lines)]
     table = tmp_path / "table.csv"
     assert answers(table, column="review") == {f"{table}[0]": "pos", f"{table}[1]": "neg"}
+    shutil.copy(table, folder / "TABLE.CSV")
+    shutil.copy(lines, folder / "lines.txt")
+    named = {f"{folder}/0.txt[0]": "pos", f"{folder}/1.txt[0]": "neg"}
+    named |= {
+        f"{folder}/{name}[{i}]": sign for name in ("TABLE.CSV", "lines.txt") for i, sign in enumerate(("pos", "neg"))
+    }
+    assert answers(folder, lines=True, column="review") == named
+    for name, content in (("empty.csv", "text\n"), ("large.csv", f'text\n"{"superb " * 30_000}"\n')):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=r"empty\.csv: it holds no text"):
+        answers(tmp_path / "empty.csv")
+    assert list(answers(tmp_path / "large.csv").values()) == ["pos"]
     # Not every end of a line is one; and a name that looks like a path is no text.
     lines.write_text("a lovely, superb \x85 film\r\ndull plot; awful \u2028 script\n")
     assert list(answers(lines, lines=True).values()) == ["pos", "neg"]

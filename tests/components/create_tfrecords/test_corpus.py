@@ -131,6 +131,14 @@ def test_a_corpus_that_is_not_utf8_or_not_there_is_refused(tmp_path):
         plan_dataset(WriteParams(f"corpus:{tmp_path}/nowhere.txt"))
 
 
+@pytest.mark.parametrize("size", [60, 300, 600])
+def test_a_split_shorter_than_a_passage_is_one_passage(tmp_path, size):
+    params = corpus_params(tmp_path, text=(TEXT * 2)[:size], num_tokens=128, context_tokens=64)
+    manifest = written(params, tmp_path / "records")
+    assert manifest.splits["test"].num_examples == 1
+    assert manifest.splits["validation"].num_examples == 1
+
+
 def test_only_a_corpus_has_context():
     with pytest.raises(InputError, match=r"context_tokens=8 needs a corpus: source. Received: 'sklearn:digits'"):
         plan_dataset(WriteParams("sklearn:digits", context_tokens=8))

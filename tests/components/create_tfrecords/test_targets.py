@@ -20,7 +20,7 @@ def _npz(folder, labels, **more):
 def _csv(folder, text):
     from PIL import Image
 
-    for i in range(4):
+    for i in range(5):
         Image.fromarray(_IMAGES[i]).save(folder / f"{i}.png")
     (folder / "data.csv").write_text(text)
     return f"csv:{folder / 'data.csv'}"
@@ -54,9 +54,8 @@ def test_labels_of_a_csv_cell_become_a_row_of_truth_values(tmp_path):
 
 
 def test_columns_of_a_csv_file_become_numbers_with_their_statistics(tmp_path):
-    source = _csv(
-        tmp_path, "path,width,mass,split\n0.png,1.5,-1e3,train\n1.png,2.5,0,train\n2.png,5,7,train\n3.png,4,8,test\n"
-    )
+    rows = ("1.5,-1e3,train", "2.5,0,train", "5,7,train", "4,8,test", "3,9,test")
+    source = _csv(tmp_path, "path,width,mass,split\n" + "".join(f"{i}.png,{row}\n" for i, row in enumerate(rows)))
     params = WriteParams(source, task="regression", target_columns=("mass", "width"), validation_fraction=0.0)
     found, manifest = _read(params, tmp_path)
     assert manifest.class_names == ("mass", "width")
@@ -65,6 +64,7 @@ def test_columns_of_a_csv_file_become_numbers_with_their_statistics(tmp_path):
         "1.png": [0, 2.5],
         "2.png": [7, 5],
         "3.png": [8, 4],
+        "4.png": [9, 3],
     }
     assert manifest.features["label"] == "float32"
     width = manifest.splits["train"].targets[1]

@@ -12,8 +12,11 @@ from PIL import Image
 from components import records
 from components.artifacts import Manifest, ModelInfo
 from components.errors import InputError
-from components.export_model import ExportParams, export_model
+from components.export_model import ExportParams, export_model, exporting
+from components.interface import ImageInput
 from components.models.loading import load_trained_model, predict
+from components.prediction import load_model
+from components.train_model import train_model
 
 # What a server does: it knows the export and nothing of this project.
 _SERVE = """
@@ -187,6 +190,43 @@ def test_damaged_model_is_refused_by_path(digits_records, trained_digits, tmp_pa
     with pytest.raises(InputError, match=str(model)):
         export_model(ExportParams(), digits_records, model, tmp_path / "export")
     assert not (tmp_path / "export").exists()
+
+
+_WITH_LOOP = """
+import keras
+from keras import layers
+
+
+def build_model(image_shape, num_classes):
+    image = keras.Input(image_shape, dtype="uint8")
+    rows = layers.Reshape((8, 8))(layers.Rescaling(1 / 255)(image))
+    answer = layers.LSTM(16, dropout=0.2, recurrent_dropout=0.2)(rows)
+    return keras.Model(image, layers.Dense(num_classes, activation="softmax", dtype="float32")(answer))
+"""
+
+
+def test_a_model_of_images_with_a_loop_exports(quick, digits_records, tmp_path):
+    """LiteRT has no loop over a changing batch, and calibrates none; masks of dropout are not exported."""
+    (tmp_path / "loop.py").write_text(_WITH_LOOP)
+    params = dataclasses.replace(quick, model=str(tmp_path / "loop.py"), model_parameters={}, epochs=1)
+    train_model(params, digits_records, tmp_path / "model")
+    result = export_model(ExportParams(), digits_records, tmp_path / "model", tmp_path / "export")
+    assert result.formats["saved_model"]["agreement"] == result.formats["float"]["agreement"] == 1.0
+    assert json.loads((tmp_path / "export" / "export.json").read_text())["quantization"] == "weights"
+    images = records.load_split(digits_records, Manifest.load(digits_records), "test").inputs[:5]
+    answers = [load_model(tmp_path / "export", use_int8).predict(images) for use_int8 in (False, True)]
+    np.testing.assert_allclose(answers[0], answers[1], atol=0.05)
+
+
+def test_what_litert_cannot_run_is_named():
+    import keras
+
+    image = keras.Input((8, 8, 1))
+    larger = keras.layers.UpSampling2D(interpolation="bicubic")(image)
+    model = keras.Model(image, keras.layers.GlobalAveragePooling2D()(larger))
+    converter = exporting._converter(model, ImageInput((8, 8, 1), "raw"), "probabilities", None)
+    with pytest.raises(InputError, match=r"LiteRT has no form for a part of this model: tf.ResizeBicubic"):
+        exporting._convert(converter)
 
 
 @pytest.mark.slow  # Trains on JAX in mixed precision, in a process of its own, and exports: 25 s.

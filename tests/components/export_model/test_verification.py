@@ -98,6 +98,16 @@ def test_the_judges_own_figures_agree_with_the_tasks():
     assert verification._judge("regression", targets, values) == pytest.approx(task.judge(targets, values))
 
 
+def test_a_step_of_float32_around_a_large_mean_is_no_difference():
+    expected = np.array([[101_325.0], [101_300.0]])
+    rounded = np.nextafter(expected.astype(np.float32), np.float32(np.inf)).astype(np.float64)
+    assert ((rounded - expected) / 50 > 1e-4).all(), "more than is allowed"
+    assert verification._differences(rounded, expected, [50.0]).max() == 0
+    assert verification._differences(expected + 1, expected, [50.0]).max() == pytest.approx(0.02, rel=0.02)
+    assert verification._differences(expected, expected + 1e-7, None).max() == pytest.approx(1e-7, rel=0.1)
+    assert np.isnan(verification._differences(expected * np.nan, expected, [50.0])).all()
+
+
 def test_answers_agree_where_they_mean_the_same():
     expected = np.array([[0.9, 0.1], [0.6, 0.4]])
     assert verification._agree("multi_label", np.array([[0.51, 0.5], [0.4, 0.4]]), expected, 1.0).tolist() == [

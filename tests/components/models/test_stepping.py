@@ -47,6 +47,32 @@ def test_steps_answer_like_the_whole_passage(kind):
     np.testing.assert_allclose(answers, model.predict(passages, verbose=0), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+def test_one_recurrent_layer_is_enough_and_one_is_needed(kind):
+    from keras import layers
+
+    from components.models.stepping import StepModel
+
+    model = build(getattr(layers, kind)(6, return_sequences=True), layers.Dense(9, activation="softmax"))
+    passages = np.random.default_rng(0).integers(0, 9, (3, 12)).astype(np.int32)
+    answers, _ = answers_by_step(model, passages)
+    np.testing.assert_allclose(answers, model.predict(passages, verbose=0), atol=1e-6)
+    with pytest.raises(InputError, match=r"remembers nothing .* expected at least one of LSTM, GRU, SimpleRNN"):
+        StepModel(build(layers.Dense(9, activation="softmax")))
+
+
+def test_a_model_that_skips_padding_is_refused_since_a_step_cannot():
+    import keras
+    from keras import layers
+
+    from components.models.stepping import StepModel
+
+    embedding = layers.Embedding(9, 4, mask_zero=True, name="masked")
+    recurrent = layers.LSTM(4, return_sequences=True)
+    with pytest.raises(InputError, match=r"embeddings without mask_zero, received 'masked'"):
+        StepModel(keras.Sequential([keras.Input((12,), dtype="int32"), embedding, recurrent]))
+
+
 def test_shakespeare_lstm_is_as_large_as_its_docstring_says_and_takes_steps():
     model = build_model("shakespeare_lstm", Interface(CorpusInput(12, 67), 67, LANGUAGE_MODEL), {})
     assert model.count_params() == 875_523
