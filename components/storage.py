@@ -119,7 +119,10 @@ def list_files(root: str) -> list[StoredFile]:
         found = [f for f in found if not any(map(_is_hidden, f.name.split("/")))]
     else:
         if not Path(root).is_dir():
-            raise InputError(f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path.")
+            raise InputError(
+                f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path, which means "
+                f"{os.path.abspath(root)!r} here."
+            )
         try:
             found = list(_walk(str(root), "", ()))
         except PermissionError as error:
@@ -185,6 +188,8 @@ def read_bytes(uri: str) -> bytes:
             os.close(file)
     except PermissionError as error:
         raise InputError(f"Cannot read {uri!r}: permission denied. Change its mode or its owner.") from error
+    except InputError:
+        raise
     except ValueError as error:  # A NUL in the path.
         raise InputError(f"Cannot read {uri!r}: {error}. Check the path.") from error
     except OSError as error:
@@ -204,9 +209,10 @@ def join(root: str, name: str) -> str:
         raise InputError(f"Refused the path {name!r}: expected a file name, received one with a NUL byte. Correct it.")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
+        what = "an absolute one" if path.is_absolute() else "one that leaves it"
         raise InputError(
-            f"Refused the path {name!r}: expected a path below {root!r}, received one that leaves it. "
-            "Write paths relative to that folder, without '..'."
+            f"Refused the path {name!r}: expected a path below {root!r}, received {what}. Write paths relative to that "
+            "folder, without '..'."
         )
     return f"{str(root).rstrip('/')}/{name}"
 

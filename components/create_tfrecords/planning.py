@@ -33,6 +33,15 @@ class DatasetPlan:
         return {name: len(indices) for name, indices in self.order.items()}
 
 
+def _where(listing: Listing, params: WriteParams) -> str:
+    """Where more data would help, in words."""
+    if params.group_column:
+        return ", or use other groups"
+    if params.task == CLASSIFICATION and params.stratify and listing.splits is None:
+        return f": the largest class has {np.bincount(listing.labels).max()}, and each split takes one of every class"
+    return ""
+
+
 def plan_dataset(params: WriteParams) -> DatasetPlan:
     """List the source and divide it, reading no image and no text file.
 
@@ -61,7 +70,7 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
         if fraction and not len(by_split[name]):
             raise InputError(
                 f"The {name!r} split has no examples: {len(listing.keys)} in {params.source!r}, divided so: {rule}. "
-                f"Set data.{name}_fraction higher or to 0, add data, or use other groups."
+                f"Set data.{name}_fraction higher or to 0, or add data{_where(listing, params)}."
                 if name != TRAIN
                 else f"The 'train' split of {params.source!r} has no examples. Add a train/ folder, or lower the "
                 "fractions."

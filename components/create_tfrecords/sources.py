@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -143,13 +145,38 @@ def list_examples(params: WriteParams) -> Listing:
         return listing
     if params.task == REGRESSION:
         return listing
+    if listing.splits is not None and not params.class_names and kind in ("csv", "npz", "idx"):
+        listing = _check_unlearnt(listing)
     present = np.unique(listing.labels)
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
         raise InputError(
             f"A classifier needs at least two classes. Received: one class ({name!r}) in {params.source!r}. "
             "Give every class its own folder or label."
+            + (f" If {name!r} holds their folders: {kind}:{location}/{name}." if kind in _FOLDERS else "")
         )
+    return listing
+
+
+_FOLDERS = ("images", "text")
+
+
+def _check_unlearnt(listing: Listing) -> Listing:
+    """Refuse classes that are judged and never trained; note those that are trained and never judged."""
+    assert listing.splits is not None
+    counts = {
+        split: np.bincount(listing.labels[listing.splits == split], minlength=len(listing.class_names))
+        for split in SPLITS
+    }
+    judged = counts[VALIDATION] + counts[TEST]
+    names = np.array(listing.class_names)
+    if counts[TRAIN].any() and (unlearnt := names[(counts[TRAIN] == 0) & (judged > 0)].tolist()):
+        raise InputError(
+            f"Classes without training examples in {listing.source}: {shown(unlearnt)}. Expected every class that is "
+            "judged among those that are learnt. Add them there, or name the classes in data.class_names."
+        )
+    if counts[TEST].any() and (unjudged := names[counts[TEST] == 0].tolist()):
+        return dataclasses.replace(listing, notes=(*listing.notes, f"no test examples of {shown(unjudged)}"))
     return listing
 
 
@@ -279,6 +306,7 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     root = (folder or "/") if separator else "."
     try:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         lines = [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(
@@ -296,13 +324,17 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     if missing := [name for name in wanted if name not in columns]:
         raise InputError(
             f"Missing columns in {location}: {shown(missing)}. Received: {columns}. The first line must name the "
-            f"columns path (or text), {', '.join(targets)} and optionally split."
+            f"columns path (or text), {', '.join(targets)} and optionally split.{_advise_on_columns(columns, missing)}"
         )
     if len(set(columns)) < len(columns):
         raise InputError(
             f"Repeated columns in {location}: {columns}. Expected every column once. Rename or remove one."
         )
     rows = [row for _, row in lines]
+    for row in rows:
+        for name in {*wanted, "split"} - {"text"}:
+            if isinstance(row.get(name), str):
+                row[name] = row[name].strip()  # A space that nobody sees makes no other class.
     may_be_empty = {"text", "label"} if params.task == MULTI_LABEL else {"text"}
     filled = [name for name in wanted if name not in may_be_empty]
     paths: list[str] = []
@@ -365,6 +397,16 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     )
 
 
+def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
+    """What may be wrong with a CSV file's first line."""
+    for separator, name in ((";", "';'"), ("\t", "tabs")):
+        if len(columns) == 1 and separator in columns[0]:
+            return f" The values are separated by {name}: save the file with commas."
+    alike = {name.lower(): name for name in columns}
+    found = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
+    return f" Rename {', '.join(found)}." if found else ""
+
+
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:
     first: dict[str, str] = {}
     for group, split in zip(groups, splits, strict=True):
@@ -407,21 +449,31 @@ def _from_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
 
 
 def _check_images(split: str, images: np.ndarray, source: str) -> None:
-    name = split or "images"
     fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
     if not fits or images.dtype != np.uint8 or 0 in images.shape[1:]:
+        are_shares = images.dtype.kind == "f" and images.size and images.min() >= 0 and images.max() <= 1
+        how = ": (images * 255).round().astype('uint8')" if are_shares else ""
         raise InputError(
-            f"Cannot use the array {name!r} of {source}: expected uint8[N, height, width] or uint8[N, height, width, "
-            f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert it before saving."
+            f"Cannot use {_images_of(split)} in {source}: expected uint8[N, height, width] or uint8[N, height, width, "
+            f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert them before saving{how}."
         )
+
+
+def _images_of(split: str) -> str:
+    return f"the images of the {split!r} split" if split else "the images"
 
 
 def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
     for split, (images, labels) in arrays.items():
         if labels.size != len(images) or labels.dtype.kind not in "iuSU":
+            advice = "Correct them."
+            if labels.ndim == 2 and len(labels) == len(images):
+                advice = "Of one column per class save labels.argmax(1), or set data.task to multi_label."
+            elif labels.dtype.kind == "f":
+                advice = "Save classes as labels.astype(int); for other numbers set data.task to regression."
             raise InputError(
-                f"Labels do not fit the array {split or 'images'!r} of {params.source}: expected {len(images)} whole "
-                f"numbers or strings, received {labels.dtype}{list(labels.shape)}."
+                f"Labels do not fit {_images_of(split)} in {params.source}: expected {len(images)} whole numbers or "
+                f"strings, received {labels.dtype}{list(labels.shape)}. {advice}"
             )
     values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
     try:
@@ -482,22 +534,34 @@ _ARRAY_TARGETS: Mapping[str, Callable[[Arrays, Sequence[str], WriteParams], tupl
 }
 
 
+_UNREADABLE = (ValueError, OSError, EOFError, TypeError, MemoryError, RuntimeError)  # Of an array file.
+
+
 def _from_npz(location: str, params: WriteParams) -> Listing:
     """x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels."""
     content = storage.read_bytes(location)
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            data = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
+        if not hasattr(loaded, "files"):
+            raise ValueError("a single array, as numpy.save writes it")
+        data = {name: np.asarray(loaded[name]) for name in loaded.files}
+    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
-            f"Cannot read {location}: expected an .npz file without pickled objects, received {error}. Write it with "
-            "numpy.savez_compressed."
+            f"Cannot read {location}: expected an .npz file without pickled objects, received "
+            f"{str(error).partition('. If you trust')[0]}. Write it with numpy.savez_compressed."
         ) from error
     arrays: Arrays = {}
-    for split, aliases in _SPLIT_NAMES.items():
-        for alias in aliases:
-            if f"x_{alias}" in data and f"y_{alias}" in data:
-                arrays[split] = data[f"x_{alias}"], data[f"y_{alias}"]
+    pairs = {f"{side}_{alias}": split for split, names in _SPLIT_NAMES.items() for alias in names for side in "xy"}
+    given = [name for name in data if re.match(r"[xy]_", name, re.IGNORECASE)]
+    for name in given:
+        split, partner = pairs.get(name), {"x": "y", "y": "x"}[name[0].lower()] + name[1:]
+        if split is None or partner not in data or (split in arrays and name[0] == "x"):
+            raise InputError(
+                f"Cannot use {name!r} in {location}: expected one pair for each split, as x_train and y_train, "
+                f"x_validation and y_validation, x_test and y_test. Received: {sorted(given)}. Rename or remove some."
+            )
+        if name[0] == "x":
+            arrays[split] = data[name], data[partner]
     for images, labels in (("x", "y"), ("images", "labels")):
         if not arrays and images in data and labels in data:
             arrays[""] = data[images], data[labels]

@@ -4,6 +4,7 @@
 float32[num_examples, num_targets] for regression.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -46,6 +47,13 @@ def split_labels(
     Raises:
         InputError: If a label is not among the classes, or there is none at all.
     """
+    if not class_names and not any(SEPARATOR in cell for cell in cells):
+        joined = next((cell for cell in cells if re.search("[,;]", cell)), None)
+        if joined is not None:
+            raise InputError(
+                f"Labels in a cell are separated by {SEPARATOR!r}. Received: {joined!r}. Write {SEPARATOR!r} between "
+                "them, or, if it is one label, name all of them in data.class_names."
+            )
     labels = [{name for part in cell.split(SEPARATOR) if (name := part.strip())} for cell in cells]
     found = set().union(*labels)
     classes = _classes(found, class_names, lambda unknown: where[_first(bool(of & unknown) for of in labels)])

@@ -47,6 +47,7 @@ from components.images import (
 from components.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
+    MULTI_LABEL,
     REGRESSION,
     TASKS,
     TEXT,
@@ -71,7 +72,8 @@ _MAX_RAW_BYTES = 64 * 64 * 3
 _RECORD_OVERHEAD_BYTES = 80  # Framing, field names and the key; an estimate, for sizing shards.
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
 _TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
-_SHOWN = 5
+_SHOWN, _CLASSES_SHOWN = 5, 10
+_LISTED = 100  # Of bad inputs, when there are too many of them.
 _IDENTITY_BYTES = 16
 
 
@@ -430,6 +432,7 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         quarantined=tuple(merger.bad),
     )
     _check_budget(params, plan, manifest)
+    _say_content(manifest)
     if isinstance(rule, _TextRule):
         save_vocabulary(rule.vocabulary, staged)
         _say_statistics(rule, manifest)
@@ -580,13 +583,26 @@ def _say_statistics(rule: _TextRule, manifest: Manifest) -> None:
         progress.say(_STEP, line)
 
 
+def _say_content(manifest: Manifest) -> None:
+    """How many examples there are, of what, in which splits."""
+    splits = manifest.splits
+    line = f"{sum(split.num_examples for split in splits.values()):,} {manifest.input.plural}"
+    if manifest.task in (CLASSIFICATION, MULTI_LABEL):
+        counts = np.sum([split.class_counts for split in splits.values()], axis=0).tolist()
+        named = [f"{name} {count:,}" for name, count in zip(manifest.class_names, counts, strict=True)]
+        more = f" and {len(named) - _CLASSES_SHOWN} more" if len(named) > _CLASSES_SHOWN else ""
+        line += f" of {len(named)} classes ({', '.join(named[:_CLASSES_SHOWN])}{more})"
+    progress.say(_STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
+
+
 def _check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
-    bad, total = manifest.quarantined, len(plan.listing.keys)
+    bad, total = sorted(manifest.quarantined, key=lambda item: item.key), len(plan.listing.keys)
     for note in plan.listing.notes:
         progress.say(_STEP, note)
-    for item in bad[:_SHOWN]:
+    are_too_many = len(bad) > params.max_bad_fraction * total
+    for item in bad[: _LISTED if are_too_many else _SHOWN]:
         progress.say(_STEP, f"set aside {item.key!r}: {item.reason}")
-    if len(bad) > params.max_bad_fraction * total:
+    if are_too_many:
         listed = "; ".join(f"{item.key!r} ({item.reason})" for item in bad[:_SHOWN])
         raise InputError(
             f"{len(bad)} of {total} inputs are unreadable: {listed}{' …' if len(bad) > _SHOWN else ''}. Expected at "

@@ -46,6 +46,7 @@ LOWER_IS_BETTER = (
     "bits_per_character",
 )
 HIGHER_IS_BETTER = tuple(metric for metric in ALL_METRICS if metric not in LOWER_IS_BETTER)
+_AT_MOST_ONE = (*HIGHER_IS_BETTER, "calibration_error", "hamming_loss")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,9 @@ class EvaluateParams:
                     )
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")
+                if metric in _AT_MOST_ONE and value > 1:
+                    advice = f" Did you mean {value / 100:g}?" if value <= 100 else ""
+                    raise InputError(f"{name}.{metric} cannot be above 1. Received: {value!r}.{advice}")
         for metric, value in self.max_regression.items():
             if value < 0:
                 raise InputError(f"max_regression.{metric} must not be negative. Received: {value}.")

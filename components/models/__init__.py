@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,7 +49,10 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
     """
     if name.endswith((".py", ".keras")):
         if not Path(name).is_file():
-            raise InputError(f"Cannot read the model {name!r}: there is no such file. Check the path.")
+            raise InputError(
+                f"Cannot read the model {name!r}: there is no file {os.path.abspath(name)}. Check the path; it is "
+                "relative to where the command runs."
+            )
         if name.endswith(".keras") and parameters:
             raise InputError(
                 f"The model file {name!r} takes no parameters. Received: {sorted(parameters)}. Remove them, or give a "

@@ -84,7 +84,7 @@ def examine(
     """
     session = _Session(params, data, cache_dir)
     names = ", ".join(machine.name for machine in machines)
-    progress.say(_STEP, f"compiling the training step of {params.model} for {names}")
+    progress.say(_STEP, f"compiling the training step of {params.model} for {names}; minutes at worst, and kept")
     outcomes = session.compile([(machine.slice, params.batch_size_per_replica) for machine in machines])
     count = Counter(machine.name for machine in machines)
     reports = [

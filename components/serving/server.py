@@ -13,6 +13,7 @@ import uvicorn
 
 from components import storage
 from components.errors import InputError
+from components.interface import ImageInput
 from components.prediction import ExportedModel, load_model
 from components.serving.application import Application
 from components.serving.params import ServeParams
@@ -106,6 +107,6 @@ def _announce(model: ExportedModel, listener: socket.socket, params: ServeParams
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{params.predict_route}"
     body = r"""echo "{\"instances\": [{\"b64\": \"$(base64 < IMAGE | tr -d '\n')\"}]}" """
-    if model.step is not None:
+    if not isinstance(model.input, ImageInput):
         body = """echo '{"instances": [{"text": "TEXT"}], "parameters": {"top": 3}}' """
     return f"{model.name} answers on {url} now. Try: {body}| curl -d @- {url}"

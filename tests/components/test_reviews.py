@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -16,6 +17,8 @@ from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.prediction import load_model, predict_inputs
 from components.serving.instances import parse_request, render_predictions
+from components.serving.params import ServeParams
+from components.serving.server import _announce
 from components.text import load_vocabulary
 from components.train_model import train_model
 from tests.browser import assert_opens, needs_browser
@@ -130,6 +133,12 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
         answers(table)
     with pytest.raises(InputError, match=r"Cannot read .*nowhere\.txt"):
         answers(tmp_path / "nowhere.txt")
+
+
+def test_the_server_says_how_to_send_it_a_text(exported_reviews):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        said = _announce(load_model(exported_reviews), listener, ServeParams())
+    assert """echo '{"instances": [{"text": "TEXT"}]""" in said
 
 
 def test_predict_on_the_command_line_takes_texts(exported_reviews, tmp_path):

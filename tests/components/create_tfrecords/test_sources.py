@@ -274,6 +274,47 @@ def test_csv_refuses_a_missing_group_column(tmp_path):
         _plan(_csv(tmp_path, f"path,label\n{_rows()}"), group_column="patient")
 
 
+@pytest.mark.parametrize(
+    ("header", "advice"),
+    [
+        ("path;label", "separated by ';': save the file with commas"),
+        ("path\tlabel", "separated by tabs"),
+        ("Path,Label", "Rename 'Path' to 'path', 'Label' to 'label'"),
+    ],
+)
+def test_csv_of_another_dialect_is_refused_with_the_way_out(tmp_path, header, advice):
+    with pytest.raises(InputError, match=advice):
+        _plan(_csv(tmp_path, f"{header}\na.png{header[4:5]}cat\n"))
+
+
+def test_spaces_around_a_cell_make_no_other_class(tmp_path):
+    rows = "".join(f" img/{i}.png,{' cat' if i % 4 == 1 else 'cat ' if i % 2 else 'dog'}, train\n" for i in range(20))
+    rows += "img/t0.png,cat,test\nimg/t1.png,dog,test\n"
+    listing = _plan(_csv(tmp_path, " path , label,split\n" + rows)).listing
+    assert listing.class_names == ("cat", "dog")
+    assert listing.keys[0] == "img/0.png"
+    assert sorted(set(listing.splits)) == ["test", "train"]
+
+
+def test_csv_refuses_a_class_that_is_judged_and_never_learnt_and_notes_one_that_is_never_judged(tmp_path):
+    rows = "".join(f"{i}.png,{'abc'[i % 3]},train\n" for i in range(12))
+    plan = _plan(_csv(tmp_path, "path,label,split\n" + rows + "x.png,a,test\ny.png,b,test\n"))
+    assert plan.listing.notes == ("no test examples of 'c'",)
+    rows = "".join(f"{i}.png,{'ab'[i % 2]},train\n" for i in range(12))
+    source = _csv(tmp_path, "path,label,split\n" + rows + "x.png,a,test\ny.png,c,test\n")
+    with pytest.raises(InputError, match=r"Classes without training examples in csv:.*: 'c'"):
+        _plan(source)
+    assert _plan(source, class_names=("a", "b", "c")).listing.class_names == ("a", "b", "c")
+
+
+def test_a_folder_around_the_classes_is_recognised(image_folder, tmp_path):
+    image_folder(name="unpacked/flowers")
+    with pytest.raises(
+        InputError, match=r"one class \('flowers'\).* its own folder or label\. If .*images:.*/flowers\."
+    ):
+        _plan(f"images:{tmp_path / 'unpacked'}")
+
+
 def test_csv_refuses_repeated_columns(tmp_path):
     with pytest.raises(InputError, match=r"Repeated columns in .*\['path', 'label', 'label'\]. Expected every column"):
         _plan(_csv(tmp_path, f"path,label,label\n{_rows(extra=',x')}"))
@@ -416,7 +457,7 @@ def test_npz_takes_names_as_labels(tmp_path, kind):
     ],
 )
 def test_npz_refuses_images_of_another_type_or_shape(tmp_path, array, received):
-    with pytest.raises(InputError, match=rf"array 'images' of npz:.*expected uint8\[N, height.*received {received}"):
+    with pytest.raises(InputError, match=rf"the images in npz:.*expected uint8\[N, height.*received {received}"):
         _plan(_npz(tmp_path, x=array, y=np.array([0, 1, 0, 1])))
 
 
@@ -428,6 +469,43 @@ def test_npz_refuses_labels_that_do_not_fit(tmp_path, labels, received):
         InputError, match=rf"Labels do not fit .*expected 4 whole numbers or strings, received {received}"
     ):
         _plan(_npz(tmp_path, x=_images(4), y=labels))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "advice"),
+    [
+        ({"x": np.ones((4, 4, 4)) / 2}, r"\(images \* 255\)\.round\(\)\.astype\('uint8'\)"),
+        ({"y": np.eye(4)}, r"save labels\.argmax\(1\), or set data\.task to multi_label"),
+        ({"y": np.arange(4.0)}, r"labels\.astype\(int\); for other numbers set data\.task to regression"),
+    ],
+)
+def test_npz_that_is_nearly_right_is_refused_with_the_way_out(tmp_path, arrays, advice):
+    with pytest.raises(InputError, match=advice):
+        _plan(_npz(tmp_path, **{"x": np.zeros((4, 4, 4), np.uint8), "y": np.array([0, 1, 0, 1]), **arrays}))
+
+
+@pytest.mark.parametrize(
+    ("names", "odd"),
+    [
+        (("x_train", "y_train", "x_test", "Y_test"), "x_test"),
+        (("x_train", "y_train", "x_val", "y_validation"), "x_val"),
+        (("x_train", "y_train", "x_training", "y_training"), "x_training"),
+        (("x_train", "y_train", "x_holdout", "y_holdout"), "x_holdout"),
+    ],
+)
+def test_npz_never_leaves_out_a_split_whose_name_it_does_not_know(tmp_path, names, odd):
+    values = {"x": np.zeros((8, 4, 4), np.uint8), "y": np.arange(8) % 2}
+    with pytest.raises(InputError, match=f"Cannot use '{odd}' in .*: expected one pair for each split"):
+        _plan(_npz(tmp_path, **{name: values[name[0].lower()] for name in names}))
+
+
+def test_npz_of_a_single_array_or_of_text_is_refused_in_words(tmp_path):
+    np.save(tmp_path / "one.npy", np.zeros(4))
+    with pytest.raises(InputError, match=r"without pickled objects, received a single array, as numpy\.save writes it"):
+        _plan(f"npz:{tmp_path / 'one.npy'}")
+    (tmp_path / "text.npz").write_text("path,label")
+    with pytest.raises(InputError, match=r"received [^.]*\. Write it with numpy\.savez_compressed"):
+        _plan(f"npz:{tmp_path / 'text.npz'}")
 
 
 def test_npz_refuses_splits_of_different_shapes(tmp_path):

@@ -110,6 +110,7 @@ def test_every_check_gives_its_reason_in_words():
         ({"maximum": {"los": 0.9}}, "Unknown metric 'los' in maximum.*Did you mean 'loss'"),
         ({"max_regression": {"macro_f": 0.9}}, "Unknown metric 'macro_f' in max_regression.*Did you mean 'macro_f1'"),
         ({"minimum": {"accuracy": math.nan}}, r"minimum\.accuracy must be a finite number.*nan"),
+        ({"minimum": {"accuracy": 90}}, r"minimum\.accuracy cannot be above 1\. Received: 90\. Did you mean 0\.9\?"),
         ({"minimum": {"accuracy": "0.9"}}, r"minimum\.accuracy must be a finite number.*'0\.9'"),
         ({"minimum": {"accuracy": True}}, r"minimum\.accuracy must be a finite number.*True"),
         ({"max_regression": {"loss": -0.1}}, r"max_regression\.loss must not be negative.*-0\.1"),

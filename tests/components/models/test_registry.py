@@ -224,6 +224,14 @@ def test_file_that_is_no_python_is_named(tmp_path):
         (
             "import keras\n"
             "def build_model(image_shape, num_classes):\n"
+            "    image = keras.Input(image_shape, dtype='uint8')\n"
+            "    answer = keras.layers.Dense(num_classes, activation='softmax')(keras.layers.Flatten()(image))\n"
+            "    return keras.Model(image, {'answer': answer})",
+            r"gives its answer a name: expected a tensor, received a mapping of one",
+        ),
+        (
+            "import keras\n"
+            "def build_model(image_shape, num_classes):\n"
             "    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(num_classes)])",
             r"expected a keras.Model that begins with keras.Input, received Sequential",
         ),
