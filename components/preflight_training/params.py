@@ -84,7 +84,7 @@ class PreflightParams:
         for name, known in (("backend", BACKENDS), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
-        assert self.machine_spec  # Refuses what cannot be had.
+        _ = self.machine_spec  # Refuses what cannot be had.
         for name in ("max_step_ms", "max_price_usd", "max_host_wait"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must not be negative; 0 is no limit. Received: {name}={getattr(self, name)}.")
