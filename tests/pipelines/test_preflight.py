@@ -25,7 +25,7 @@ def test_another_machine_is_priced_where_the_configuration_trains(name, configur
 
 def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
     targets = np.zeros(SAMPLE_EXAMPLES * 2, np.float32)
-    params = WriteParams(f"npz:{tmp_path / 'rare.npz'}", task="regression")
+    params = WriteParams(f"npz:{tmp_path / 'rare.npz'}", task="regression", validation_fraction=0.0, test_fraction=0.0)
 
     def sample():
         np.savez(tmp_path / "rare.npz", x=np.zeros((len(targets), 2, 2), np.uint8), y=targets)
