@@ -344,7 +344,7 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
     layer, source = _where(chain, text, task)
     if not layer and (found := re.search(r'op_name="([^"]+)"|\{\{node ([^}]+)\}\}', text)):
         named = layer_of(found[1] or found[2], layers)
-        layer = named if named in layers else ""
+        layer = named if named.rpartition("/")[2] in layers else ""
     needed = re.search(r"required[^(]*\(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of", text)
     needed_bytes = 0
     if verdict == DOES_NOT_FIT and needed:

@@ -214,9 +214,15 @@ def _closing(text: str, opening: int) -> int:
 def layer_of(op_name: str, layers: Collection[str]) -> str:
     """The innermost layer in an operation's path; the optimizer's and other operations have names of their own.
 
+    Args:
+        op_name: The path.
+        layers: The names of all layers; one that stands there twice is told from its namesake by what it is part of.
+
     Example:
         >>> layer_of("jit(train_step)/transpose(jvp(dense))/dot_general", {"dense"})
         'dense'
+        >>> layer_of("jit(train_step)/jvp(block_1)/query/dot_general", ["block", "block_1", "query", "query"])
+        'block_1/query'
         >>> layer_of("gradient_tape/my_model_1/dense_1/MatMul", {"dense"})
         'dense'
     """
@@ -227,10 +233,11 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
     for part in parts[:-1] if is_exact else parts:  # JAX's last one is the operation: "add" is no layer called so.
         name = re.sub(r"^(?:\w+\()*|\)*$", "", part)
         plain = re.sub(r"_\d+$", "", name)
-        if not is_exact and plain in layers:
-            found = plain
-        elif name in layers:
-            found = name
+        known = plain if not is_exact and plain in layers else name
+        if known in layers:
+            # Two blocks may each have a layer of that name.
+            is_repeated = found != OTHER and sum(layer == known for layer in layers) > 1
+            found = f"{found}/{known}" if is_repeated else known
         elif plain.lower() in ("adam", "adamw", "sgd"):
             return OPTIMIZER
     return found
@@ -396,7 +403,7 @@ def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> Progr
         layers: Names of the model's layers.
         bytes_per_cycle: How fast the device's memory moves bytes: for operations without an estimate.
     """
-    reader = _Reader(text, set(layers), bytes_per_cycle)
+    reader = _Reader(text, layers, bytes_per_cycle)
     reader.add(reader.entry, 1)
     return ProgramCost(
         cycles=sum(layer.cycles for layer in reader.layers.values()),

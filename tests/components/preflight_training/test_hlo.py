@@ -286,6 +286,12 @@ def test_padding_of_a_product_fills_both_sides_of_the_matrix_unit():
     assert MatrixProduct(8, 128, 128, 1000.0, True).padded_flops(256) == 4000
 
 
+def test_layers_of_one_name_in_two_blocks_have_a_row_each():
+    lines = [_work(f"f{i}", 100 * i, op_name=f"jit(train_step)/jvp(block_{i})/query/dot_general") for i in (1, 2)]
+    cost = _cost(*lines, layers=("block_1", "query", "block_2", "query"))
+    assert {name: layer.cycles for name, layer in cost.layers.items()} == {"block_1/query": 100, "block_2/query": 200}
+
+
 def test_product_in_a_loop_runs_as_often_as_the_loop():
     condition, line = _loop("loop", 250, "body")
     body = _computation(
