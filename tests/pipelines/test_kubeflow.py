@@ -605,6 +605,22 @@ def test_the_exit_code_says_how_a_run_ended(fake, environment, capfd, execution,
     assert main(["status", "digits", "--target", "kubeflow"]) == code
 
 
+def test_retrain_runs_what_has_changed_and_says_what(fake, environment, capfd):
+    command = ["retrain", *SUBMIT[1:], "--wait", "--poll-seconds", "0.01", "--json"]
+
+    def retrain(*arguments):
+        code = main([*command, *arguments])
+        said = json.loads(capfd.readouterr().out)
+        return code, said["retrain"]["needed"], said["retrain"]["changed"], said["job_id"]
+
+    code, needed, _, first = retrain()
+    assert (code, needed) == (0, True)
+    assert retrain() == (0, False, [], first)
+    code, needed, changed, second = retrain("--set", "training.epochs=31")
+    assert (code, needed, changed) == (0, True, ["configuration"])
+    assert second != first
+
+
 def test_a_dry_run_prints_the_runs_and_sends_none(fake, environment, capfd):
     assert main([*SUBMIT[:4], "--set", MACHINE, "--dry-run"]) == 0
     said = json.loads(capfd.readouterr().out)
