@@ -357,57 +357,53 @@ def predict_inputs(
         column: Of a .csv file.
 
     Raises:
-        InputError: If the export or an input cannot be read, or an array is of the wrong shape or type.
+        InputError: If the export or an input cannot be read, or an array is of the wrong shape or type; of files in
+            folders in the end, once all others are answered.
     """
     if top < 1:
         raise InputError(f"--top must be at least 1. Received: {top}.")
     model = load_model(export_dir, use_int8)
-    for names, batch in _read_inputs(model.reader, inputs, lines, column):
+    unread: list[str] = []
+    for names, batch in _read_inputs(model.reader, inputs, lines, column, unread):
         for start in range(0, len(batch), _BATCH_SIZE):
             answers = model.predict(batch[start : start + _BATCH_SIZE])
             for name, output in zip(names[start : start + _BATCH_SIZE], answers, strict=True):
                 yield ExamplePrediction(name, model.answer(output, top), model.task)
+    if unread:
+        raise InputError(
+            f"{len(unread)} files cannot be read, the first one {unread[0]}; the lines above say why. All others were "
+            "answered. Repair or remove these."
+        )
 
 
 _Named = Iterator[tuple[Sequence[str], np.ndarray]]
 
 
 @functools.singledispatch
-def _read_inputs(reader: Any, inputs: Sequence[str], lines: bool, column: str) -> _Named:
-    """Names, and as many of what the model takes."""
+def _read_inputs(reader: Any, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
+    """Names, and as many of what the model takes; files of folders that cannot be read are added to `unread`."""
     raise TypeError(f"No reader for inputs of {type(reader)}.")
 
 
-def _of_folder(folder: str, read: Callable[[str], _T]) -> Iterator[tuple[str, _T]]:
-    """What is read from each file of a folder.
-
-    Raises:
-        InputError: In the end, if some cannot be read; which, and why, is said on stderr as they come.
-    """
-    files = storage.list_files(folder)
-    bad = 0
-    for file in files:
+def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Iterator[_T]:
+    """What is read from each file of a folder; what cannot be read is told of on stderr."""
+    for file in storage.list_files(folder):
         path = f"{folder}/{file.name}"
         try:
             content = read(path)
         except InputError as error:
-            bad += 1
+            unread.append(path)
             print(f"left out: {error}", file=sys.stderr)
             continue
-        yield path, content
-    if bad:
-        raise InputError(
-            f"{bad} of {len(files)} files in {folder} cannot be read; see above. The others were answered. Repair or "
-            "remove them."
-        )
+        yield content
 
 
 @_read_inputs.register
-def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str) -> _Named:
+def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
     shape = reader.image_shape
     for given in inputs:
         if not storage.is_remote(given) and Path(given).is_dir():
-            for path, image in _of_folder(given, lambda path: _read_image(path, shape)):
+            for path, image in _of_folder(given, lambda path: (path, _read_image(path, shape)), unread):
                 yield [path], image
         elif given.lower().endswith(_ARRAY_SUFFIXES):
             for key, array in _read_arrays(given).items():
@@ -419,12 +415,12 @@ def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str) -> _N
 
 
 @_read_inputs.register
-def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str) -> _Named:
+def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
     for given in inputs:
         if not _names_a_file(given):
             yield [given], reader.encode_all([given])
         elif not storage.is_remote(given) and Path(given).is_dir():
-            for _, texts in _of_folder(given, lambda path: _read_texts(path, lines, column)):
+            for texts in _of_folder(given, lambda path: _read_texts(path, lines, column), unread):
                 yield list(texts), reader.encode_all(list(texts.values()))
         else:
             texts = _read_texts(given, lines, column)

@@ -85,7 +85,7 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
         data: The `data_version` of its source, or what else stands for it.
         image: What its steps run in.
     """
-    code = (lineage(config)["code"], _hash_files(source_files(config.training.model)), image)
+    code = ({step: code_version(step) for step in STEPS}, _hash_files(source_files(config.training.model)), image)
     parts = {"data": data, "configuration": _decisive(config), "code": code}
     return {name: _digest(part)[:12] for name, part in parts.items()}
 

@@ -112,9 +112,9 @@ def _describe(summary: dict[str, Any]) -> str:
         lines += [f"  gate: {'promoted' if summary['gate']['promote'] else 'not promoted'}"]
         lines += [f"        {reason}" for reason in summary["gate"]["reasons"]]
     for name, facts in summary["export"].get("formats", {}).items():
-        judged = next(figure for figure in _HEADLINES if figure in facts)
+        judged = next((f"{figure} {facts[figure]:.4f}  " for figure in _HEADLINES if facts.get(figure) is not None), "")
         lines.append(
-            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged} {facts[judged]:.4f}  "
+            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged}"
             f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
         )
     if deployment := summary["deployment"]:
@@ -421,7 +421,7 @@ def _add_retrain(commands: Any) -> None:
         help="run again what has changed: for CI",
         description="Run the pipeline if its data, configuration or code have changed since the last run of its name, "
         "and say which. What was run before is not run again, unless it failed. May be started as often as there is "
-        "reason to look, several times at once, and again after it was killed.",
+        "reason to look, on a platform also several times at once, and again after it was killed.",
     )
     _add_config(retrain)
     _add_target(retrain, also=(HERE,))
@@ -433,24 +433,28 @@ def _add_retrain(commands: Any) -> None:
 
 
 def _retrain(arguments: argparse.Namespace) -> int:
-    from pipelines.retrain import decide, decide_here
+    from pipelines.retrain import decide, decide_here, last_summary
 
     if arguments.target == HERE:
         from pipelines.config import load_config
-        from pipelines.run_local import run_local
+        from pipelines.run_local import RunOutcome, run_local
 
         config = load_config(arguments.config, arguments.overrides)
         decision = decide_here(config, arguments.workspace)
-        if facts := _announce(decision, arguments):
-            return _tell_outcome(run_local(config, arguments.workspace), arguments.json, facts)
-        return DONE
-    from pipelines.submission import submit
+        if not (facts := _announce(decision, arguments)):
+            return DONE
+        last = None if decision.needed else last_summary(config, arguments.workspace)
+        outcome = RunOutcome(last) if last else run_local(config, arguments.workspace)
+        return _tell_outcome(outcome, arguments.json, facts)
+    from pipelines.submission import look_up, submit
 
     plan, _, submitter = _plan(arguments)
     decision = decide(plan, submitter)
-    if facts := _announce(decision, arguments):
-        return _follow(arguments, plan, submit(plan, submitter, again=decision.needed), submitter, facts)
-    return DONE
+    if not (facts := _announce(decision, arguments)):
+        return DONE
+    if not decision.needed and look_up(plan, submitter) is None:  # A schedule has started it.
+        return _tell(submitter.get(decision.since), arguments.json, facts)
+    return _follow(arguments, plan, submit(plan, submitter, again=decision.needed), submitter, facts)
 
 
 def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:

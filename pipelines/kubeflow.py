@@ -17,7 +17,7 @@ from components.models import whole_numbers
 from components.outages import ExistsError, MissingError, OutageError
 from pipelines.schedule import Schedule
 from pipelines.settings import TARGET_SETTINGS, Settings
-from pipelines.submission import Job, State, Submission, fingerprints_in, now
+from pipelines.submission import DIGEST, Job, State, Submission, fingerprints_in, now
 
 _TIMEOUT_SECONDS = 60
 _TRAINING_TASK = "train-model"
@@ -228,6 +228,7 @@ class Kubeflow:
             error=said if state is State.FAILED else "",
             waited_seconds=waited_seconds,
             fingerprints=fingerprints_in(labels),
+            digest=labels.get(DIGEST, ""),
         )
 
     # Scheduler

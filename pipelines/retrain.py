@@ -4,10 +4,11 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipelines.config import Config
 from pipelines.run_local import SUMMARY_FILE, fingerprints_here
-from pipelines.submission import Plan, State, Submitter, look_up
+from pipelines.submission import DIGEST, Plan, State, Submitter, look_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +36,16 @@ def decide(plan: Plan, submitter: Submitter) -> Decision:
         submitter: The platform.
 
     Returns:
-        Not needed where the same run was sent before, and goes on or has ended with the gate's decision.
+        Not needed where the same run was sent before, or by a schedule, and goes on or has ended with the gate's
+        decision.
     """
     job = plan.jobs[0]
-    if same := look_up(plan, submitter):
-        return _unchanged(same.job_id, same.state, has_failed=same.state in (State.FAILED, State.CANCELLED))
-    last = submitter.latest(job.name)
-    return _changed(last.job_id, last.fingerprints, job.fingerprints) if last else _first(job.name)
+    last = look_up(plan, submitter) or submitter.latest(job.name)
+    if last is None:
+        return _first(job.name)
+    if last.digest == job.labels[DIGEST]:
+        return _unchanged(last.job_id, last.state, has_failed=last.state in (State.FAILED, State.CANCELLED))
+    return _changed(last.job_id, last.fingerprints, job.fingerprints)
 
 
 def decide_here(config: Config, workspace: Path) -> Decision:
@@ -54,15 +58,22 @@ def decide_here(config: Config, workspace: Path) -> Decision:
     Raises:
         InputError: If the data or the configuration cannot be used.
     """
-    after, run_dir = fingerprints_here(config, workspace), workspace / config.name
-    try:
-        summary = json.loads((run_dir / SUMMARY_FILE).read_bytes())
-        before, status = dict(summary["fingerprints"]), summary["status"]
-    except (OSError, ValueError, KeyError, TypeError):  # None, or an interrupted one.
+    after, summary = fingerprints_here(config, workspace), last_summary(config, workspace)
+    if summary is None:
         return _first(config.name)
+    since, before = str(workspace / config.name), summary.get("fingerprints", {})
     if before == after:
-        return _unchanged(str(run_dir), status, has_failed=status == State.FAILED)
-    return _changed(str(run_dir), before, after)
+        return _unchanged(since, summary["status"], has_failed=summary["status"] == State.FAILED)
+    return _changed(since, before, after)
+
+
+def last_summary(config: Config, workspace: Path) -> dict[str, Any] | None:
+    """What the last run of a configuration's name left; None where there was none, or it was interrupted."""
+    try:
+        summary = json.loads((workspace / config.name / SUMMARY_FILE).read_bytes())
+        return summary if summary["status"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _first(name: str) -> Decision:

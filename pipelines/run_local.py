@@ -84,10 +84,11 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
         (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
         (run_dir / LOG_FILE).touch()
         data = _data_version(plan, workspace)
+        made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
         session = _Session(config, data, run_dir, cache_dir)
         with storage.naming_full_disk(run_dir):
             session.run(runner)
-        return session.finish(start, fingerprints(asked, data))
+        return session.finish(start, made_of)
 
 
 def fingerprints_here(config: Config, workspace: Path) -> dict[str, str]:

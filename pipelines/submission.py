@@ -25,6 +25,7 @@ from components.outages import Backoff, PlatformError
 from pipelines.config import Config, on_machine
 from pipelines.settings import Settings
 
+DIGEST = "tpu_pipelines_digest"  # The label that holds it.
 CACHED = "cached"  # The state of a step that the platform's cache answered.
 FINGERPRINTS = ("data", "configuration", "code")
 
@@ -104,6 +105,7 @@ class Submission:
         lacks_machine: Whether it failed because its machine cannot be had.
         waited_seconds: How long it has waited for its machine without getting it.
         fingerprints: What it follows from; see `caching.fingerprints`. Empty where it does not say.
+        digest: Of all of it; what is the same run has the same, also one that a schedule started.
     """
 
     job_id: str
@@ -117,6 +119,7 @@ class Submission:
     lacks_machine: bool = False
     waited_seconds: float = 0
     fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    digest: str = ""
 
     @property
     def promoted(self) -> bool:
@@ -228,7 +231,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
         labels = {
             **settings.labels,
             "tpu_pipelines_run": slug,
-            "tpu_pipelines_digest": digest,
+            DIGEST: digest,
             **parts,
             "tpu_pipelines_machine": machine.name,
             "tpu_pipelines_region": machine.region,

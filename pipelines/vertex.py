@@ -14,7 +14,7 @@ from components.vertex_service import VertexService, types
 from pipelines.compile import custom_job_name
 from pipelines.schedule import Schedule
 from pipelines.settings import TARGET_SETTINGS, Settings
-from pipelines.submission import CACHED, Job, State, Submission, fingerprints_in, now
+from pipelines.submission import CACHED, DIGEST, Job, State, Submission, fingerprints_in, now
 
 _CONSOLE = "https://console.cloud.google.com"
 _TRAINING_TASK = "train-model"
@@ -136,6 +136,7 @@ class Vertex:
             steps={name.replace("-", "_"): _step_state(task.state.name) for name, task in tasks.items()},
             error=job.error.message if state is State.FAILED else "",
             fingerprints=fingerprints_in(job.labels),
+            digest=job.labels.get(DIGEST, ""),
         )
         training = tasks.get(_TRAINING_TASK)
         custom_job = self._custom_job(job) if training and state is not State.SUCCEEDED else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from components.artifacts import TEST, TRAIN, TargetStatistics
+from components.artifacts import TargetStatistics
 from components.errors import InputError
 
 SEPARATOR = "|"  # Of the labels in a CSV cell.
@@ -116,18 +116,17 @@ def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str])
     return stored
 
 
-def check_variation(values: np.ndarray, names: Sequence[str], split: str = TRAIN) -> None:
-    """Check that there is something to learn, or in the test split something to judge by.
+def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
+    """Check that there is something to learn.
 
     Raises:
         InputError: If a target is the same in every row of float32[num_examples, num_targets].
     """
-    kind, what = {TRAIN: ("training", "there is nothing to learn"), TEST: ("test", "R² cannot be measured")}[split]
     for name, column in zip(names, values.T, strict=True):
         if not np.ptp(column):
             raise InputError(
-                f"The target {name!r} is {column[0]:g} in all {len(column)} {kind} examples: {what}. Expected numbers "
-                f"that differ. Remove it from data.target_columns, or add {'' if split == TRAIN else 'test '}data."
+                f"The target {name!r} is {column[0]:g} in all {len(column)} training examples: there is nothing to "
+                "learn. Expected numbers that differ. Remove it from data.target_columns, or add data."
             )
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -86,8 +87,10 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             compared = _write_expectations(params, model, records_dir, manifest, Path(work))
             formats = _verify_in_fresh_process(staged, Path(work))
         judged = compared.judged
-        result = ExportResult(compared.num_examples, judged, compared.trained_score, formats)
+        result = ExportResult(compared.num_examples, judged, _finite(compared.trained_score), formats)
         _check(params, result)
+        for facts in formats.values():
+            facts[judged] = _finite(facts[judged])
         storage.write_json(
             staged / EXPORT_FILE,
             {
@@ -104,18 +107,27 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                 "quantization": lite.quantization,
                 "dataset_fingerprint": manifest.fingerprint,
                 "compared_on": {"split": params.split, "num_examples": result.num_examples},
-                f"trained_{judged}": compared.trained_score,
+                f"trained_{judged}": result.trained_score,
                 "formats": formats,
             },
         )
     for name, facts in formats.items():
         progress.say(
             _STEP,
-            f"{name}: {judged} {facts[judged]:.4f}, agreement {facts['agreement']:.4f}, "
+            f"{name}: {judged} {_shown(facts[judged])}, agreement {facts['agreement']:.4f}, "
             f"{facts['bytes'] / 2**20:.2f} MiB, "
             f"{facts['latency_ms']:.2f} ms at batch 1, {facts['examples_per_second']:,.0f} {info.input.plural}/s",
         )
     return result
+
+
+def _finite(score: float) -> float | None:
+    """None for what cannot be measured: R² of targets that do not vary in a split."""
+    return score if math.isfinite(score) else None
+
+
+def _shown(score: float | None) -> str:
+    return "not measured" if score is None else f"{score:.4f}"
 
 
 # What export.json says of the SavedModel's signatures.
@@ -379,6 +391,8 @@ def _check(params: ExportParams, result: ExportResult) -> None:
     problems = []
     for name, facts in result.formats.items():
         if name == "int8":
+            if result.trained_score is None:
+                continue
             drop = result.trained_score - facts[result.judged]
             if not drop <= params.max_int8_accuracy_drop:  # Written so that NaN fails.
                 problems.append(

@@ -59,12 +59,12 @@ class ExportResult:
     Attributes:
         num_examples: Examples compared.
         judged: The figure that is compared: `accuracy` (of a language model the next character's), `micro_f1` or `r2`.
-        trained_score: That of the trained model on them.
+        trained_score: That of the trained model on them; None where it cannot be measured, as R² of equal targets.
         formats: By format (`saved_model`, `float`, `int8`): file, bytes, the figure, agreement, max_difference,
             latency_ms at batch 1 (median) and examples_per_second at batch 64.
     """
 
     num_examples: int
     judged: str
-    trained_score: float
+    trained_score: float | None
     formats: Mapping[str, Mapping[str, Any]]

@@ -199,7 +199,7 @@ def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> 
         return chosen >= expected.max(-1) - _TIE  # Of two that the trained model likes alike, either will do.
     if task == "multi_label":
         return ((answers > 0.5) == (expected > 0.5)).all(axis=1)
-    return (np.abs(answers - expected) / scale <= _SAME_NUMBER).all(axis=1)
+    return np.all(_differences(answers, expected, scale) <= _SAME_NUMBER, axis=1)
 
 
 def _differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:

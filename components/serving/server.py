@@ -108,5 +108,5 @@ def _announce(model: ExportedModel, listener: socket.socket, params: ServeParams
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{params.predict_route}"
     body = r"""echo "{\"instances\": [{\"b64\": \"$(base64 < IMAGE | tr -d '\n')\"}]}" """
     if not isinstance(model.input, ImageInput):
-        body = """echo '{"instances": [{"text": "TEXT"}], "parameters": {"top": 3}}' """
+        body = """echo '{"instances": [{"text": "TEXT"}]}' """
     return f"{model.name} answers on {url} now. Try: {body}| curl -d @- {url}"

@@ -84,11 +84,14 @@ def test_a_folder_is_answered_but_for_what_cannot_be_read(export_dir, tmp_path, 
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / name)
     (tmp_path / "b.jpg").write_bytes(b"no picture")
     (tmp_path / "Thumbs.db").write_bytes(b"of the system")
-    answered = []
-    with pytest.raises(InputError, match=rf"1 of 3 files in {tmp_path} cannot be read; see above"):
-        answered += [one.name for one in predict_inputs(export_dir, [str(tmp_path)])]
-    for one in predict_inputs(export_dir, [f"{tmp_path}/c.PNG"]):
-        assert len(one.classes) == 3
+    other = tmp_path / "elsewhere" / "d.png"
+    other.parent.mkdir()
+    shutil.copy(tmp_path / "a.png", other)
+    predictions = predict_inputs(export_dir, [str(tmp_path), str(other)])
+    answered = [next(predictions).name.removeprefix(f"{tmp_path}/") for _ in range(4)]
+    assert answered == ["a.png", "c.PNG", "elsewhere/d.png", "elsewhere/d.png"]
+    with pytest.raises(InputError, match=rf"1 files cannot be read, the first one {tmp_path}/b.jpg; the lines above"):
+        next(predictions)
     assert f"left out: Cannot read {tmp_path}/b.jpg: not an image" in capsys.readouterr().err
 
 

@@ -138,7 +138,7 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
 def test_the_server_says_how_to_send_it_a_text(exported_reviews):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         said = _announce(load_model(exported_reviews), listener, ServeParams())
-    assert """echo '{"instances": [{"text": "TEXT"}]""" in said
+    assert """echo '{"instances": [{"text": "TEXT"}]}' | curl""" in said
 
 
 def test_predict_on_the_command_line_takes_texts(exported_reviews, tmp_path):

@@ -142,6 +142,23 @@ def test_a_run_that_does_not_say_what_it_was_made_of_is_out_of_date(fake, retrai
     assert decision["reason"].endswith(": what, that run does not say")
 
 
+def test_what_a_schedule_has_started_is_not_started_again(fake, retrain, capfd):
+    assert main(["schedule", "digits", "--set", "machine=v5e-4", "--cron", "0 3 * * *"]) == 0
+    capfd.readouterr()
+    (name,) = fake.schedules
+    started = fake.fire(name)
+    code, decision, said = retrain()
+    assert (code, decision["needed"]) == (0, False)
+    assert said["job_id"] == decision["since"] == started.name.rpartition("/")[2]
+    assert len(fake.pipeline_jobs) == 1
+
+
+def test_a_step_that_is_left_out_is_no_other_code(fake, retrain):
+    retrain("--wait")
+    _, decision, _ = retrain("--dry-run", "--set", "preflight=false")
+    assert decision["changed"] == ["configuration"]
+
+
 def test_a_dry_run_says_it_in_words(fake, federated, capfd):
     assert main(["retrain", "digits", "--set", "machine=v5e-4", "--dry-run"]) == 0
     assert capfd.readouterr().out == "needed: there is no earlier run of 'digits'\n"
@@ -173,7 +190,7 @@ def test_a_workspace_says_what_has_changed(finished_run, tmp_path):
     assert decide() == (True, ())
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"fingerprints": 1, "status": "succeeded"}'])
+@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
 def test_an_interrupted_or_damaged_run_is_no_earlier_run(tmp_path, content):
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits" / "run.log").touch()
@@ -181,6 +198,14 @@ def test_an_interrupted_or_damaged_run_is_no_earlier_run(tmp_path, content):
         (tmp_path / "digits" / "summary.json").write_text(content)
     decision = decide_here(load_config("digits"), tmp_path)
     assert (decision.needed, decision.since) == (True, "")
+
+
+def test_a_run_from_before_there_were_fingerprints_is_out_of_date(tmp_path):
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "summary.json").write_text('{"status": "succeeded"}')
+    decision = decide_here(load_config("digits"), tmp_path)
+    assert (decision.needed, decision.since) == (True, str(tmp_path / "digits"))
+    assert decision.reason.endswith("what, that run does not say")
 
 
 def test_files_count_by_their_content_not_their_time(tmp_path):
@@ -202,10 +227,9 @@ def test_files_count_by_their_content_not_their_time(tmp_path):
 def test_a_local_run_is_made_once(tmp_path):
     command = ("retrain", "digits", "--target", "local", "--workspace", str(tmp_path), "--json", *QUICK)
     command += ("--set", "preflight=false", "--set", "deploy=false", "--set", "gate.minimum.accuracy=0.9999")
-    for needed in (True, False):
-        done = tpu_pipelines(*command)
-        assert done.returncode == 3, done.stderr
-        said = json.loads(done.stdout)
-        assert said["status"] == "rejected"
-        assert said["retrain"]["needed"] is needed
-        assert said["steps"]["train_model"]["cached"] is not needed
+    first, second = (tpu_pipelines(*command) for _ in range(2))
+    assert first.returncode == second.returncode == 3, first.stderr
+    ran, told = json.loads(first.stdout), json.loads(second.stdout)
+    assert (ran["status"], ran.pop("retrain")["needed"], told.pop("retrain")["needed"]) == ("rejected", True, False)
+    assert told == ran
+    assert "[" not in second.stderr, "no step ran, nor was looked for in the cache"

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from components import records
 from components.artifacts import Manifest, ModelInfo
 from components.errors import InputError
 from components.export_model import ExportParams, export_model, exporting
+from components.export_model.params import ExportResult
 from components.interface import ImageInput
 from components.models.loading import load_trained_model, predict
 from components.prediction import load_model
@@ -216,6 +218,16 @@ def test_a_model_of_images_with_a_loop_exports(quick, digits_records, tmp_path):
     images = records.load_split(digits_records, Manifest.load(digits_records), "test").inputs[:5]
     answers = [load_model(tmp_path / "export", use_int8).predict(images) for use_int8 in (False, True)]
     np.testing.assert_allclose(answers[0], answers[1], atol=0.05)
+
+
+def test_a_figure_that_cannot_be_measured_is_not_judged():
+    """R² of a split whose targets are all equal: agreement and difference still are."""
+    same = {"r2": math.nan, "agreement": 1.0, "max_difference": 0.0}
+    formats = {name: dict(same) for name in ("saved_model", "float", "int8")}
+    exporting._check(ExportParams(), ExportResult(1, "r2", None, formats))
+    formats["float"]["max_difference"] = 1.0
+    with pytest.raises(InputError, match="float differs by"):
+        exporting._check(ExportParams(), ExportResult(1, "r2", None, formats))
 
 
 def test_what_litert_cannot_run_is_named():

@@ -106,6 +106,9 @@ def test_a_step_of_float32_around_a_large_mean_is_no_difference():
     assert verification._differences(expected + 1, expected, [50.0]).max() == pytest.approx(0.02, rel=0.02)
     assert verification._differences(expected, expected + 1e-7, None).max() == pytest.approx(1e-7, rel=0.1)
     assert np.isnan(verification._differences(expected * np.nan, expected, [50.0])).all()
+    seconds = np.array([[1.7e9]])
+    rounded = np.nextafter(seconds.astype(np.float32), np.float32(np.inf)).astype(np.float64)
+    assert verification._agree("regression", rounded, seconds, [1000.0]).tolist() == [True]
 
 
 def test_answers_agree_where_they_mean_the_same():
