@@ -225,7 +225,7 @@ def _compare(report: PreflightReport) -> list[list[str]]:
     best = cheapest(report.machines)
     advice = _bullets(_advice(report.machines))
     return [
-        _table(_COMPARISON, [_comparison_row(one) for one in report.machines]),
+        _table(_COMPARISON, [_comparison_row(one) for one in report.machines], _WIDTH),
         _fields(_COMPARISON_NOTES),
         _bullets([reason for one in report.machines for reason in one.reasons]),
         _bullets(report.advice),
@@ -256,8 +256,8 @@ def _comparison_row(machine: MachineReport) -> tuple[str, ...]:
     )
 
 
-def _table(columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [_cut(line, _WIDTH) for line in lay_out(columns, rows)]  # Lines are cut where the terminal ends.
+def _table(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
+    return [_cut(line, _WIDTH) for line in lay_out(columns, rows, width)]  # Lines are cut where the terminal ends.
 
 
 def _cut(text: str, width: int) -> str:

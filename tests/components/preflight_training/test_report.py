@@ -266,6 +266,19 @@ def test_text_fits_110_columns(report):
     assert max(map(len, as_text(report).splitlines())) <= 110
 
 
+def test_a_machine_in_several_regions_is_told_apart_and_keeps_its_price():
+    places = [("us-west1", False), ("southamerica-west1", True)]
+    machines = [dataclasses.replace(_MACHINE, region=region, spot=spot, has_namesakes=True) for region, spot in places]
+    table = as_text(_report(*machines)).split("\n\n")[1].splitlines()
+    assert [line.split(" fits")[0].strip() for line in table[1:]] == [
+        f"{_MACHINE.machine} us-west1",
+        f"{_MACHINE.machine} southamerica-west1 spot",
+    ]
+    assert table[0].endswith("$/run")
+    assert not any("…" in line for line in table)
+    assert max(map(len, table)) <= 110
+
+
 def test_the_widest_comparison_loses_no_column():
     assert _line(as_text(_report(_WIDEST, _failed())), "v5e-256").endswith("844.80 0.00012 123,456")
 
