@@ -85,11 +85,11 @@ def _run(arguments: argparse.Namespace) -> int:
     return _tell_outcome(run_local(config, arguments.workspace, arguments.runner), arguments.json)
 
 
-def _tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] | None = None) -> int:
+def _tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
     """Print what became of a local run; the exit code that goes with it."""
     summary = outcome.summary
     if as_json:
-        print(json.dumps({**summary, **(facts or {})}))
+        print(json.dumps({**summary, **facts}))
     else:
         print(_describe(summary))
     if summary["status"] == "failed":
@@ -405,7 +405,7 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 
 def _follow(
-    arguments: argparse.Namespace, plan: Any, submission: Any, submitter: Any, facts: Mapping[str, Any] | None = None
+    arguments: argparse.Namespace, plan: Any, submission: Any, submitter: Any, facts: Mapping[str, Any] = {}
 ) -> int:
     """Wait for a run if that is asked for, and tell what is known of it, and `facts` beside."""
     from pipelines.submission import wait
@@ -446,13 +446,13 @@ def _retrain(arguments: argparse.Namespace) -> int:
         last = None if decision.needed else last_summary(config, arguments.workspace)
         outcome = RunOutcome(last) if last else run_local(config, arguments.workspace)
         return _tell_outcome(outcome, arguments.json, facts)
-    from pipelines.submission import look_up, submit
+    from pipelines.submission import submit
 
     plan, _, submitter = _plan(arguments)
     decision = decide(plan, submitter)
     if not (facts := _announce(decision, arguments)):
         return DONE
-    if not decision.needed and look_up(plan, submitter) is None:  # A schedule has started it.
+    if not decision.needed and not plan.has(decision.since):  # A schedule has started it.
         return _tell(submitter.get(decision.since), arguments.json, facts)
     return _follow(arguments, plan, submit(plan, submitter, again=decision.needed), submitter, facts)
 
@@ -483,12 +483,12 @@ class _Progress:
                 print(line, file=sys.stderr, flush=True)
 
 
-def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] | None = None) -> int:
+def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
     """Print what is known of a run; the exit code that goes with it."""
     from pipelines.submission import State
 
     if as_json:
-        print(json.dumps({**dataclasses.asdict(submission), "promoted": submission.promoted, **(facts or {})}))
+        print(json.dumps({**dataclasses.asdict(submission), "promoted": submission.promoted, **facts}))
     else:
         print(f"{submission.job_id}: {submission.state}, to train on {submission.machine}\n")
         for step, state in submission.steps.items():

@@ -186,6 +186,10 @@ class Plan:
     jobs: tuple[Job, ...]
     image: str = ""
 
+    def has(self, job_id: str) -> bool:
+        """Whether a job is one of this run's, of whatever round."""
+        return job_id.startswith(self.jobs[0].job_id)
+
     def round(self, number: int) -> tuple[Job, ...]:
         """The same jobs when they are sent for the 1st, 2nd… time: ids of their own from the 2nd on.
 

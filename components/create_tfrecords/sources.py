@@ -145,8 +145,8 @@ def list_examples(params: WriteParams) -> Listing:
         return listing
     if params.task == REGRESSION:
         return listing
-    if listing.splits is not None and not params.class_names and kind in ("csv", "npz", "idx"):
-        listing = _check_unlearnt(listing)
+    if listing.splits is not None and not params.class_names:
+        listing = _check_classes_of_splits(listing, kind in _FOLDERS)
     present = np.unique(listing.labels)
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
@@ -161,21 +161,27 @@ def list_examples(params: WriteParams) -> Listing:
 _FOLDERS = ("images", "text")
 
 
-def _check_unlearnt(listing: Listing) -> Listing:
-    """Refuse classes that are judged and never trained; note those that are trained and never judged."""
+def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
+    """Refuse classes that are judged and never trained. Those never judged are noted; of folders they are refused."""
     assert listing.splits is not None
-    counts = {
-        split: np.bincount(listing.labels[listing.splits == split], minlength=len(listing.class_names))
-        for split in SPLITS
-    }
-    judged = counts[VALIDATION] + counts[TEST]
-    names = np.array(listing.class_names)
-    if counts[TRAIN].any() and (unlearnt := names[(counts[TRAIN] == 0) & (judged > 0)].tolist()):
-        raise InputError(
-            f"Classes without training examples in {listing.source}: {shown(unlearnt)}. Expected every class that is "
-            "judged among those that are learnt. Add them there, or name the classes in data.class_names."
-        )
-    if counts[TEST].any() and (unjudged := names[counts[TEST] == 0].tolist()):
+    classes = np.array(listing.class_names)
+
+    def found(where: np.ndarray) -> set[str]:
+        return set(classes[np.unique(listing.labels[where])].tolist())
+
+    trained, judged = found(listing.splits == TRAIN), found(listing.splits != TRAIN)
+    lacking = {"training": judged - trained if trained else set()}
+    if is_of_folders:
+        lacking["test"] = trained - judged if judged else set()
+    for where, names in lacking.items():
+        if names:
+            raise InputError(
+                f"Classes without {where} examples in {listing.source}: {shown(sorted(names))}. Expected every class "
+                "in every split. Add them there, or name the classes to use in data.class_names."
+            )
+    tested = found(listing.splits == TEST)
+    unjudged = [name for name in listing.class_names if name not in tested]
+    if tested and unjudged and not is_of_folders:
         return dataclasses.replace(listing, notes=(*listing.notes, f"no test examples of {shown(unjudged)}"))
     return listing
 
@@ -251,8 +257,6 @@ def _from_folders(kind: str, location: str, params: WriteParams) -> Listing:
         ]
     names = list(map(class_of, placed))
     splits = np.array([split_of[file.name.split("/")[0]] for file in placed]) if has_splits else None
-    if splits is not None and not params.class_names:
-        _check_classes_of_splits(names, splits.tolist(), location)
     labels, classes = index_labels(names, params.class_names, [file.name for file in placed])
     return Listing(
         source=params.source,
@@ -279,19 +283,6 @@ def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location
         f"Files without a class in {location}: {shown(examples or list(names))}. Expected "
         f"{'SPLIT/CLASS/FILE' if has_splits else 'CLASS/FILE'}. {advice}"
     )
-
-
-def _check_classes_of_splits(names: Sequence[str], splits: Sequence[str], location: str) -> None:
-    trained = {name for name, split in zip(names, splits, strict=True) if split == TRAIN}
-    judged = {name for name, split in zip(names, splits, strict=True) if split != TRAIN}
-    if not trained or not judged:
-        return
-    for lacking, where in ((judged - trained, "training"), (trained - judged, "test")):
-        if lacking:
-            raise InputError(
-                f"Classes without {where} examples in {location}: {shown(sorted(lacking))}. Expected every class in "
-                "every split. Add them there, or name the classes to use in data.class_names."
-            )
 
 
 def _from_csv(location: str, params: WriteParams) -> Listing:
