@@ -49,7 +49,8 @@ class Config:
         gate: What evaluate_model takes.
         export: What export_model takes.
         machine: The TPU slice to train on in the cloud, if one is named.
-        preflight: What preflight_training takes, most of it from the training and the machine; None leaves it out.
+        preflight: What preflight_training takes, most of it from the training and the machine; None leaves it out, as
+            does a configuration that says neither machine nor preflight.
         deploy: What deploy_model takes; None leaves it out. Without a registry of its own, a local run has one in its
             workspace.
     """
@@ -203,7 +204,9 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     machine = raw.get("machine")
     if machine is not None:
         machine = parse_machine(machine, sections["training"].backend)
-    preflight = _build_preflight(raw.get("preflight"), sections["training"], machine)
+    # Compiling for a TPU takes time: only where one is configured, or preflight itself.
+    asked = raw.get("preflight") if "preflight" in raw or machine is not None else False
+    preflight = _build_preflight(asked, sections["training"], machine)
     deploy = _build_deploy(raw.get("deploy"), name)
     return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, **sections)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import models, storage
+from components import models, progress, storage
 from components.errors import InputError
 from components.models import source_files
 from components.preflight_training import compiler, hlo
@@ -24,6 +24,7 @@ from components.preflight_training.compiler import Compilation, Outcome, Task
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
 _LOOK_EVERY_SECONDS = 0.2
+_SAY_EVERY_SECONDS = 15.0
 # Without these libtpu asks a metadata server which TPU it is on, and lets one process at a time load it.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -119,15 +120,16 @@ def _run_child(
             assert child.stdin is not None
             child.stdin.write(json.dumps(request).encode())
             child.stdin.close()
-            yield from _listen(child, pipe, len(compilations), limits, log)
+            yield from _listen(child, pipe, compilations, limits, log)
         finally:
             _kill(child)
 
 
 def _listen(
-    child: subprocess.Popen[bytes], pipe: Any, num_compilations: int, limits: Limits, log: Any
+    child: subprocess.Popen[bytes], pipe: Any, compilations: Sequence[Compilation], limits: Limits, log: Any
 ) -> Iterator[tuple[int, Outcome]]:
     current, started, text = 0, time.monotonic(), ""
+    said = started
     while True:
         is_ready = select.select([pipe], [], [], _LOOK_EVERY_SECONDS)[0]
         chunk = os.read(pipe.fileno(), 1 << 20).decode() if is_ready else None
@@ -135,6 +137,7 @@ def _listen(
         for message in map(json.loads, lines):
             if "started" in message:
                 current, started = message["started"], time.monotonic()
+                said = started
             elif "input_error" in message:
                 raise InputError(message["input_error"])
             else:
@@ -143,9 +146,16 @@ def _listen(
         seconds = time.monotonic() - started
         if chunk == "":  # The pipe's other end is closed.
             code = child.wait()
-            if current < num_compilations:  # Even with exit code 0: the model's code may have called sys.exit.
+            if current < len(compilations):  # Even with exit code 0: the model's code may have called sys.exit.
                 yield current, Outcome(CRASHED, _describe_death(code, log), compile_seconds=seconds)
             return
+        if time.monotonic() - said > _SAY_EVERY_SECONDS:
+            said = time.monotonic()
+            progress.say(
+                "preflight_training",
+                f"{compilations[current].machine}: still compiling after {seconds:,.0f} s; an awkward shape takes the "
+                f"compiler minutes, once. Given up after {limits.timeout_seconds:,.0f} s",
+            )
         if seconds > limits.timeout_seconds:
             reason = f"not compiled after {limits.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"
             yield current, Outcome(TIMED_OUT, reason, compile_seconds=seconds)

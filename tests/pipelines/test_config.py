@@ -99,7 +99,7 @@ def test_preflight_takes_the_training_and_the_machine_as_they_stand():
     assert config.preflight.optimizer == "sgd"
     assert (config.preflight.epochs, config.preflight.batch_size_per_replica) == (3, 32)
     assert (config.preflight.machine, config.preflight.region) == ("v5e-4", "us-west1")
-    assert parse_config(MINIMAL).preflight.machine == "v5e-1", "the cheapest"
+    assert parse_config(MINIMAL | {"preflight": True}).preflight.machine == "v5e-1", "the cheapest"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,9 @@ def test_preflight_takes_the_training_and_the_machine_as_they_stand():
 @pytest.mark.parametrize("empty", [None, {}])
 def test_a_section_without_content_is_all_defaults_and_takes_overrides(tmp_path, section, key, value, empty):
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(MINIMAL | {section: empty}))
-    assert load_config(str(path)) == parse_config(MINIMAL)
+    with_machine = MINIMAL | {"machine": "v5e-4"}
+    path.write_text(yaml.safe_dump(with_machine | {section: empty}))
+    assert load_config(str(path)) == parse_config(with_machine)
     changed = load_config(str(path), [f"{section}.{key}={value}"])
     assert getattr(getattr(changed, section), key) == value
 
@@ -120,6 +121,14 @@ def test_a_step_that_is_switched_on_takes_overrides(tmp_path):
     path.write_text(yaml.safe_dump(MINIMAL | {"preflight": True, "machine": None}))
     config = load_config(str(path), ["preflight.max_step_ms=5", "machine.name=v5e-4"])
     assert (config.preflight.max_step_ms, config.preflight.machine) == (5.0, "v5e-4")
+
+
+def test_preflight_is_for_who_names_a_machine_or_asks_for_it():
+    assert parse_config(MINIMAL).preflight is None
+    assert parse_config(MINIMAL | {"preflight": None}).preflight, "the section, empty"
+    assert parse_config(MINIMAL | {"machine": "v5e-4"}).preflight.machine == "v5e-4"
+    assert load_config("digits").preflight.machine == "v5e-1", "the first example shows it"
+    assert load_config("mnist_cnn").preflight is None
 
 
 def test_preflight_can_be_left_out():

@@ -8,6 +8,7 @@ from tests.cli import tpu_pipelines
 from tests.components.corpora import corpus_params
 
 SMALL = (
+    "preflight=true",
     "data.num_tokens=16",
     "data.context_tokens=8",
     "data.test_fraction=0.2",

@@ -88,6 +88,13 @@ def test_death_of_a_child_is_a_verdict(model_file, tmp_path, before, limits, ver
     assert not list(tmp_path.glob("*.json"))
 
 
+def test_a_long_compilation_says_now_and_then_that_it_goes_on(model_file, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sandbox, "_SAY_EVERY_SECONDS", 0.5)
+    task, limits = make_task(model_file("import time; time.sleep(600)")), dataclasses.replace(LIMITS, timeout_seconds=3)
+    assert compile_one(task, tmp_path, limits).verdict == sandbox.TIMED_OUT
+    assert "[preflight_training] v5e-1: still compiling after 1 s; an awkward shape" in capfd.readouterr().err
+
+
 def test_unknown_model_is_a_mistake_of_the_user(tmp_path):
     with pytest.raises(InputError, match="no_such_model"):
         compile_one(make_task("no_such_model"), tmp_path)
