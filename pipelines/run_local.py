@@ -37,6 +37,7 @@ from components.registry import MODEL_DIR, is_on_vertex, model_digest, open_regi
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
 from pipelines.caching import STEPS, data_version, fingerprints, lineage, step_keys
 from pipelines.config import Config
+from pipelines.step_cache import StepCache
 
 SUMMARY_FILE = "summary.json"
 LOG_FILE = "run.log"
@@ -259,10 +260,8 @@ class _Session:
     """One local run: what was there before it, the run itself, and what is there after it."""
 
     def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path) -> None:
-        from kfp.local.cache import LocalCache
-
         self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
-        self._cache = LocalCache(str(cache_dir / "steps"))
+        self._cache = StepCache(cache_dir)
         self._keys = step_keys(config, data)
         self._drop_leftovers()
         self._champion, opponent = self._pin_champion()
@@ -279,13 +278,15 @@ class _Session:
         return self._cache_dir / "checkpoints" / self._keys["train_model"][:16]
 
     def _entry(self, step: str) -> str:
+        from kfp.local.cache import LocalCache
+
         component = f"comp-{step.replace('_', '-')}"
-        return self._cache.compute_key(component, "", [], {}, custom_cache_key=self._keys[step])
+        kfp_cache = LocalCache(str(self._cache.entries_dir))
+        return kfp_cache.compute_key(component, "", [], {}, custom_cache_key=self._keys[step])
 
     def _outputs(self, step: str) -> Path | None:
         """Where the step's artifact lies, if the step is done."""
-        outputs = self._cache.get(self._entry(step))
-        return None if outputs is None else Path(outputs[_ARTIFACTS[step][0]].path)
+        return self._cache.output(self._entry(step), _ARTIFACTS[step][0])
 
     def _drop_leftovers(self) -> None:
         """Forget cached records that no longer match their manifest, and delete what interrupted runs left."""
@@ -295,21 +296,11 @@ class _Session:
                 Manifest.load(records)
             except InputError as error:
                 print(f"hint: cached records are not used: {error}", file=sys.stderr)
-                shutil.rmtree(records)
-        kept = set()
-        for entry in (self._cache_dir / "steps").glob("*.json"):
-            for output in json.loads(entry.read_text()).values():
-                if isinstance(output, dict) and "uri" in output:
-                    kept.add(Path(output["uri"]).parent)
-        for task_dir in self._cache_dir.glob("training-pipeline-*/*"):
-            if task_dir not in kept:
-                shutil.rmtree(task_dir, ignore_errors=True)
+                self._cache.remove(records)
+        self._cache.drop_leftovers()
         for pattern in (".*.tmp", ".*.old"):
             for half in self._run_dir.glob(pattern):
                 shutil.rmtree(half, ignore_errors=True)
-        for pipeline_dir in self._cache_dir.glob("training-pipeline-*"):
-            if not any(pipeline_dir.iterdir()):
-                pipeline_dir.rmdir()
 
     def _pin_champion(self) -> tuple[str, str]:
         """The champion as it is now, and the digest by which the cache knows it.
@@ -331,7 +322,7 @@ class _Session:
         if deployment is not None and deploy is not None:
             current = open_registry(deploy.registry, deploy.model_name).find(deploy.alias)
             if not current or current.number != _read(deployment / DEPLOYMENT_FILE).get("version"):
-                shutil.rmtree(deployment)
+                self._cache.remove(deployment)
 
     def run(self, runner: str) -> None:
         """Run the pipeline; how it went is read from what the steps left."""
@@ -350,6 +341,7 @@ class _Session:
             open(self._run_dir / LOG_FILE, "w") as log,
             contextlib.redirect_stdout(_StepOutput(log)),
             self._environment(),
+            self._cache.for_kfp() as entries_dir,
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
@@ -357,7 +349,7 @@ class _Session:
                 runner=_make_runner(runner, self._config),
                 pipeline_root=str(self._cache_dir),
                 enable_caching=True,
-                cache_root=str(self._cache_dir / "steps"),
+                cache_root=str(entries_dir),
                 raise_on_error=False,
             )
             pipeline = training_pipeline(self._config, cache_keys=self._keys, lineage=lineage(self._config))

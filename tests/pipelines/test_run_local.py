@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -184,6 +186,35 @@ def test_damaged_cached_records_are_written_again(finished_run):
     assert not summary["steps"]["create_tfrecords"]["cached"]
     assert summary["steps"]["train_model"]["cached"], "the same records again: their key is that of their content"
     assert (workspace / "digits" / "records" / shard.name).read_bytes() == content
+
+
+def test_a_copied_workspace_works_and_touches_nothing_outside_itself(finished_run, tmp_path):
+    """Not even a folder that its cache names: that of somebody else, or that of the workspace it was copied from."""
+    original = finished_run[0]
+    workspace = shutil.copytree(original, tmp_path / "copy", symlinks=True)
+    for folder in ("digits", "registry"):
+        shutil.rmtree(workspace / folder)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "mine.jpg").write_bytes(b"the only copy")
+    for path in (workspace / ".cache" / "digits" / "steps").glob("*.json"):
+        entry = json.loads(path.read_text())
+        for name, output in entry.items():
+            assert not str(output.get("uri", "") if isinstance(output, dict) else "").startswith("/")
+            if name == "records":
+                output["uri"] = str(photos)
+        path.write_text(json.dumps(entry))
+    before = sorted((path, path.stat().st_mtime_ns) for path in original.rglob("*"))
+    done, summary = run(workspace, "--set", "deploy=false")
+    assert done.returncode == 0, done.stderr
+    assert (photos / "mine.jpg").read_bytes() == b"the only copy"
+    assert sorted((path, path.stat().st_mtime_ns) for path in original.rglob("*")) == before
+    assert not summary["steps"]["create_tfrecords"]["cached"]
+    assert summary["steps"]["train_model"]["cached"]
+    assert os.path.samefile(
+        workspace / "digits" / "model" / "best.weights.h5",
+        next((workspace / ".cache").glob("digits/training-*/train-model/trained/best.weights.h5")),
+    ), "its own, not the original's"
 
 
 def test_a_broken_budget_stops_the_run_before_training_and_leaves_the_report(tmp_path):

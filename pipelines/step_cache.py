@@ -1,0 +1,118 @@
+"""What the steps of a run's earlier rounds left, read and deleted only where it lies in the run's own cache.
+
+    CACHE/steps/KEY.json                      kfp.local's entry for a step that is done
+    CACHE/training-pipeline-TIME/TASK/OUTPUT  what the step left
+
+An entry names its outputs relative to CACHE, so that a workspace that was moved or copied reads its own. kfp.local
+wants absolute paths: entries have them only while it runs. Where a path was written elsewhere, its last three
+parts count.
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from components import storage
+from components.errors import InputError
+
+_ENTRIES = "steps"
+_PIPELINE = "training-pipeline-"
+
+
+class StepCache:
+    """The cache of one run's name.
+
+    Args:
+        directory: Its folder; created if missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory.absolute()
+        if self.entries_dir.is_symlink():  # What it points at is not ours.
+            self.entries_dir.unlink()
+        self.entries_dir.mkdir(exist_ok=True)
+
+    @property
+    def entries_dir(self) -> Path:
+        """Where kfp.local keeps its entries."""
+        return self.directory / _ENTRIES
+
+    def output(self, key: str, name: str) -> Path | None:
+        """The output of a step that is done, if it is there.
+
+        Args:
+            key: The entry's, as kfp.local computes it.
+            name: The output's.
+        """
+        outputs = self._read(self.entries_dir / f"{key}.json")
+        found = outputs.get(name) if outputs else None
+        return Path(found["uri"]) if isinstance(found, dict) and "uri" in found else None
+
+    def remove(self, output: Path) -> None:
+        """Delete an output; what is not of this cache stays."""
+        if self._locate(str(output)) is not None:
+            shutil.rmtree(output)
+
+    def drop_leftovers(self) -> None:
+        """Delete entries without outputs of this cache, and what interrupted runs left."""
+        kept: set[Path] = set()
+        for path in self.entries_dir.glob("*.json"):
+            outputs = self._read(path)
+            if outputs is None:
+                path.unlink()
+            else:
+                kept.update(Path(one["uri"]).parent for one in outputs.values() if _is_artifact(one))
+        for pipeline_dir in self.directory.glob(f"{_PIPELINE}*"):
+            if pipeline_dir.is_symlink():
+                pipeline_dir.unlink()
+                continue
+            for task_dir in pipeline_dir.iterdir():
+                if task_dir not in kept:
+                    shutil.rmtree(task_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):  # Something is kept in it.
+                pipeline_dir.rmdir()
+
+    @contextlib.contextmanager
+    def for_kfp(self) -> Iterator[Path]:
+        """The entries' folder as kfp.local reads it, for as long as the block runs: with absolute paths."""
+        self._rewrite(str)
+        try:
+            yield self.entries_dir
+        finally:
+            self._rewrite(lambda output: str(output.relative_to(self.directory)))
+
+    def _rewrite(self, name: Callable[[Path], str]) -> None:
+        for path in self.entries_dir.glob("*.json"):
+            if outputs := self._read(path):
+                named = {
+                    key: {**one, "uri": name(Path(one["uri"]))} if _is_artifact(one) else one
+                    for key, one in outputs.items()
+                }
+                storage.write_bytes(path, json.dumps(named).encode())
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        """An entry with absolute paths; None if it is damaged, or its outputs are not in this cache."""
+        try:
+            outputs = json.loads(storage.read_bytes(str(path)))
+            located = {key: self._locate(one["uri"]) for key, one in outputs.items() if _is_artifact(one)}
+        except (InputError, ValueError, AttributeError, TypeError):
+            return None
+        if None in located.values():
+            return None
+        return outputs | {key: {**outputs[key], "uri": str(output)} for key, output in located.items()}
+
+    def _locate(self, uri: str) -> Path | None:
+        """The output of this cache that a path means, if it does and the output is there."""
+        parts = PurePosixPath(uri).parts[-3:]
+        if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
+            return None
+        output, own = self.directory.joinpath(*parts), self.directory.resolve().joinpath(*parts)
+        return output if output.exists() and output.resolve() == own else None
+
+
+def _is_artifact(output: Any) -> bool:
+    return isinstance(output, dict) and "uri" in output

@@ -1,0 +1,106 @@
+import json
+import os
+import shutil
+
+import pytest
+
+from pipelines.step_cache import StepCache
+
+TASK = "training-pipeline-2026-01-01/train-model"
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    """A cache with one step that is done, its entry relative to the cache."""
+    cache = tmp_path / "runs" / ".cache" / "digits"
+    fill(cache / TASK / "trained")
+    write_entry(cache, f"{TASK}/trained")
+    return tmp_path / "runs"
+
+
+def fill(folder):
+    folder.mkdir(parents=True)
+    (folder / "model.json").write_text("{}")
+    return folder
+
+
+def write_entry(cache, uri, key="key"):
+    (cache / "steps").mkdir(exist_ok=True)
+    entry = {"trained": {"__kfp_artifact__": True, "uri": str(uri), "metadata": {"epochs": 3}}, "Output": 1}
+    (cache / "steps" / f"{key}.json").write_text(json.dumps(entry))
+
+
+def open_cache(workspace):
+    return StepCache(workspace / ".cache" / "digits")
+
+
+@pytest.mark.parametrize("name", ["{0}", "{0}/", "{0}/../other/x", "../../../other", "training-pipeline-x/../../other"])
+def test_a_folder_elsewhere_is_neither_read_nor_deleted(workspace, tmp_path, name):
+    other = fill(tmp_path / "other")
+    fill(other / "x")
+    write_entry(workspace / ".cache" / "digits", name.format(other))
+    cache = open_cache(workspace)
+    assert cache.output("key", "trained") is None
+    cache.remove(other)
+    cache.drop_leftovers()
+    assert (other / "model.json").is_file()
+    assert list(cache.entries_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("link", ["training-pipeline-2026-01-01", TASK, f"{TASK}/trained"])
+def test_a_link_out_of_the_cache_is_not_followed(workspace, tmp_path, link):
+    other = tmp_path / "other"
+    place = workspace / ".cache" / "digits" / link
+    shutil.move(place, other)
+    place.symlink_to(other)
+    before = sorted(other.rglob("*"))
+    cache = open_cache(workspace)
+    assert cache.output("key", "trained") is None
+    cache.drop_leftovers()
+    assert sorted(other.rglob("*")) == before
+
+
+def test_entries_that_are_linked_from_elsewhere_are_neither_changed_nor_deleted(workspace, tmp_path):
+    cache = workspace / ".cache" / "digits"
+    write_entry(cache, "/nowhere/x")
+    shutil.move(cache / "steps", tmp_path / "steps")
+    (cache / "steps").symlink_to(tmp_path / "steps")
+    before = (tmp_path / "steps" / "key.json").read_bytes()
+    open_cache(workspace).drop_leftovers()
+    assert (tmp_path / "steps" / "key.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_copied_workspace_reads_its_own(workspace, tmp_path, absolute):
+    if absolute:  # As versions before wrote it, and as a killed run leaves it.
+        write_entry(workspace / ".cache" / "digits", workspace / ".cache" / "digits" / TASK / "trained")
+    copy = shutil.copytree(workspace, tmp_path / "copy")
+    for place in (workspace, copy):
+        cache = open_cache(place)
+        cache.drop_leftovers()
+        assert cache.output("key", "trained") == place / ".cache" / "digits" / TASK / "trained"
+    cache.remove(cache.output("key", "trained"))
+    assert cache.output("key", "trained") is None
+    assert open_cache(workspace).output("key", "trained") is not None
+
+
+def test_kfp_sees_absolute_paths_and_leaves_relative_ones(workspace):
+    cache = open_cache(workspace)
+    with cache.for_kfp() as entries:
+        seen = json.loads((entries / "key.json").read_text())
+        write_entry(cache.directory, cache.directory / TASK / "trained", "new")
+    assert seen["trained"]["uri"] == str(cache.directory / TASK / "trained")
+    for key in ("key", "new"):
+        left = json.loads((entries / f"{key}.json").read_text())
+        assert left["trained"] == {"__kfp_artifact__": True, "uri": f"{TASK}/trained", "metadata": {"epochs": 3}}
+        assert left["Output"] == 1
+
+
+def test_what_interrupted_runs_left_is_deleted(workspace):
+    cache = open_cache(workspace)
+    fill(cache.directory / "training-pipeline-2026-01-01" / "export-model" / "exported")
+    fill(cache.directory / "training-pipeline-2026-01-02" / "train-model" / "trained")
+    (cache.entries_dir / "damaged.json").write_text("[")
+    cache.drop_leftovers()
+    assert os.listdir(cache.entries_dir) == ["key.json"]
+    assert [str(path.relative_to(cache.directory)) for path in cache.directory.glob("training-*/*")] == [TASK]
