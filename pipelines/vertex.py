@@ -33,6 +33,7 @@ _NO_CAPACITY = re.compile(
 )
 # A program that ended quotes what it printed, which may be that the TPU's memory was exhausted: it had its machine.
 _PROGRAM_ENDED = re.compile(r"exited with a non-zero status")
+_ACTIVE_RUNS = 1  # Of a schedule: else runs that wait for a machine pile up.
 _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
 
 
@@ -107,7 +108,8 @@ class Vertex:
             condition = f'display_name="{name}" AND labels.tpu_pipelines_run:*'
             request = {"parent": self._parent, "filter": condition, "order_by": "create_time desc", "page_size": 1}
             for job in self._call("list_pipeline_jobs", request):  # The first page is there.
-                return self._read(job)
+                # A listing does not say how the steps fare; one that is gone by now is found by nobody.
+                return self.get(job.name.rpartition("/")[2])
         return self.get(name) if re.fullmatch(r"[a-z][-a-z0-9]*", name) else None
 
     def cancel(self, job_id: str) -> None:
@@ -153,6 +155,8 @@ class Vertex:
         lacking = [error for name, error in errors if name == _TRAINING_TASK]
         if custom_job and custom_job.error.message:
             errors, lacking = [(_TRAINING_TASK, custom_job.error)], [custom_job.error]
+        elif lacking and custom_job is None:  # Refused at creation, as for want of quota: maybe only the job says why.
+            lacking.append(job.error)
         said = "; ".join(f"{name.replace('-', '_')}: {error.message}" for name, error in errors if error.message)
         return dataclasses.replace(
             found, error=said or found.error, lacks_machine=any(is_out_of_capacity(e.code, e.message) for e in lacking)
@@ -189,7 +193,8 @@ class Vertex:
         """The same schedule of another job, or at another time."""
         schedule = self._schedule(job, cron)
         schedule.name = self._schedule_name(schedule_id)
-        request = {"schedule": schedule, "update_mask": {"paths": ["cron", "create_pipeline_job_request"]}}
+        fields = ["cron", "create_pipeline_job_request", "max_concurrent_active_run_count"]
+        request = {"schedule": schedule, "update_mask": {"paths": fields}}
         return self._read_schedule(self._call("update_schedule", request, "ScheduleService"))
 
     def pause_schedule(self, schedule_id: str) -> None:
@@ -213,7 +218,11 @@ class Vertex:
         request = self._request(job)
         request.pipeline_job_id = ""  # Each run has an id of its own.
         return types().Schedule(
-            display_name=job.name, cron=cron, max_concurrent_run_count=1, create_pipeline_job_request=request
+            display_name=job.name,
+            cron=cron,
+            max_concurrent_run_count=1,  # Required, and of the requests that start runs alone.
+            max_concurrent_active_run_count=_ACTIVE_RUNS,
+            create_pipeline_job_request=request,
         )
 
     def _read_schedule(self, schedule: Any) -> Schedule:
@@ -223,6 +232,7 @@ class Vertex:
         plain = json_format.MessageToDict(type(job).pb(job))
         content = {
             "cron": schedule.cron,
+            "active_runs": schedule.max_concurrent_active_run_count,
             "output": job.runtime_config.gcs_output_directory,
             **{key: plain.get(key, "") for key in ("labels", "serviceAccount", "network", "pipelineSpec")},
         }

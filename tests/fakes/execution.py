@@ -16,8 +16,10 @@ from typing import Any, Protocol
 
 from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
+from google.rpc import code_pb2
 
 from components.models import whole_numbers
+from tests.fakes.google_api import ServiceError
 
 RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.
 _TASK = v1.PipelineTaskDetail.State
@@ -138,6 +140,21 @@ def _fail(vertex: Any, job: v1.PipelineJob, task: str, code: int, message: str) 
     vertex.end_pipeline_job(job.name, v1.PipelineState.PIPELINE_STATE_FAILED, 9, summary)
 
 
+def _refuse(vertex: Any, job: v1.PipelineJob, task: str, error: ServiceError) -> None:
+    """Let a task fail whose custom job was refused at creation: there is none, and only the job says why.
+
+    In the words of the service: github.com/GoogleCloudPlatform/vertex-ai-samples/issues/3479. Whether its task repeats
+    the reason is not documented, so here it does not.
+    """
+    _fail(vertex, job, task, 9, "")
+    status = code_pb2.Code.Name(error.code)
+    job.error.message += (
+        f" Job (project_id = my-project, job_id = 1) is failed due to the above error.; "
+        f"com.google.cloud.ai.platform.common.errors.AiPlatformException: code={status}, message={error}, cause=null; "
+        f"Failed to create custom job for the task. Task name: {task}"
+    )
+
+
 class Simulate:
     """Lets every task succeed at once, without running it; custom jobs are created and met by their machine's capacity.
 
@@ -205,9 +222,13 @@ class Simulate:
             }
             placeholders = pipeline_placeholders(job, job.runtime_config.gcs_output_directory)
             component = task["componentRef"]["name"]
-            created = create_custom_job(
-                _Here(vertex), launcher_arguments(spec, component, executor_input, placeholders)
-            )
+            try:
+                created = create_custom_job(
+                    _Here(vertex), launcher_arguments(spec, component, executor_input, placeholders)
+                )
+            except ServiceError as error:
+                _refuse(vertex, job, name, error)
+                return False
             detail.executor_detail.custom_job_detail.job = created.name
         custom_job = vertex.custom_jobs[detail.executor_detail.custom_job_detail.job]
         if custom_job.state == v1.JobState.JOB_STATE_FAILED:

@@ -78,6 +78,7 @@ class FakeVertex(GoogleApiServer):
     Attributes:
         stock_out: Machine types that cannot be had, as `ct5lp-hightpu-4t` or `us-west1/ct5lp-hightpu-4t`: jobs fail.
         scarce: Machine types for which jobs wait for ever.
+        without_quota: Machine types of which the project may use none: their custom jobs are refused at creation.
         operation_polls: How often a long-running operation says that it is not done yet.
         operation_seconds: How long one takes; nothing of it is to be seen before, but that its name is taken.
     """
@@ -101,6 +102,7 @@ class FakeVertex(GoogleApiServer):
         self.operations: dict[str, operations_pb2.Operation] = {}
         self.stock_out: set[str] = set()
         self.scarce: set[str] = set()
+        self.without_quota: set[str] = set()
         self.operation_polls = 0
         self.operation_seconds = 0.0
         self._pending: dict[str, int] = {}
@@ -211,6 +213,7 @@ class FakeVertex(GoogleApiServer):
         if not job.runtime_config.gcs_output_directory.startswith("gs://"):
             raise ServiceError("INVALID_ARGUMENT", "runtime_config.gcs_output_directory must be a gs:// path.")
         _check_labels(job.labels)
+        _check_network(job.network)
         job.name, job.state = name, v1.PipelineState.PIPELINE_STATE_PENDING
         job.create_time = job.update_time = self.clock()
         self.pipeline_jobs[name] = job
@@ -223,6 +226,9 @@ class FakeVertex(GoogleApiServer):
 
     def list_pipeline_jobs(self, request: v1.ListPipelineJobsRequest) -> v1.ListPipelineJobsResponse:
         jobs, token = select(self.pipeline_jobs.values(), request)
+        jobs = [_copy(job) for job in jobs]
+        for job in jobs:  # pipeline_job.proto, job_detail: "Not available in the list view."
+            job.job_detail = None
         return v1.ListPipelineJobsResponse(pipeline_jobs=jobs, next_page_token=token)
 
     def cancel_pipeline_job(self, request: v1.CancelPipelineJobRequest) -> empty_pb2.Empty:
@@ -263,12 +269,16 @@ class FakeVertex(GoogleApiServer):
         if len(pools) != 1 or pools[0].replica_count != 1:
             raise ServiceError("INVALID_ARGUMENT", "A TPU job has one worker pool of one replica.")
         _check_labels(job.labels)
+        _check_network(job.job_spec.network)
+        machine_type, location = pools[0].machine_spec.machine_type, request.parent.split("/")[3]
+        names = {machine_type, f"{location}/{machine_type}"}
+        if names & self.without_quota:  # In these words: github.com/google-deepmind/xmanager/issues/29.
+            metric = f"aiplatform.googleapis.com/custom_model_training_{machine_type.replace('-', '_')}"
+            raise ServiceError("RESOURCE_EXHAUSTED", f"The following quota metrics exceed quota limits: {metric}")
         job.name = self._new_name(request.parent, "customJobs")
         job.state, job.create_time = v1.JobState.JOB_STATE_PENDING, self.clock()
         self.custom_jobs[job.name] = job
         created = _copy(job)
-        machine_type, location = pools[0].machine_spec.machine_type, request.parent.split("/")[3]
-        names = {machine_type, f"{location}/{machine_type}"}
         if names & self.stock_out:
             self.end_custom_job(
                 job.name,
@@ -345,13 +355,23 @@ class FakeVertex(GoogleApiServer):
         return self._operate(request.name, empty_pb2.Empty)
 
     def fire(self, name: str) -> v1.PipelineJob | None:
-        """Let a schedule's time come; the job that it creates, if it is active."""
+        """Let a schedule's time come; the job that it creates, if it is active and may have one more.
+
+        schedule.proto: `max_concurrent_run_count` limits the requests that start runs, and each of these is answered at
+        once; `max_concurrent_active_run_count` limits the runs that have not ended. Beyond it a run is skipped, unless
+        `allow_queueing` is set.
+        """
         with self.lock:
             schedule = self.schedules[name]
-            if schedule.state != v1.Schedule.State.ACTIVE:
+            most = schedule.max_concurrent_active_run_count
+            active = [job for job in self.pipeline_jobs.values() if job.schedule_name == name]
+            active = [job for job in active if job.state not in PIPELINE_DONE]
+            if schedule.state != v1.Schedule.State.ACTIVE or (most and len(active) >= most):
                 return None
             schedule.started_run_count += 1
-            return self.create_pipeline_job(_copy(schedule.create_pipeline_job_request))
+            job = self.create_pipeline_job(_copy(schedule.create_pipeline_job_request))
+            self.pipeline_jobs[job.name].schedule_name = name
+            return job
 
     # Models
 
@@ -624,6 +644,12 @@ def _merge(item: Any, change: Any, mask: field_mask_pb2.FieldMask) -> None:
             raise ServiceError("INVALID_ARGUMENT", f"update_mask has an unknown field: {path!r}.")
         _pb(item).ClearField(path)
         setattr(item, path, getattr(change, path))
+
+
+def _check_network(network: str) -> None:
+    """pipeline_job.proto and custom_job.proto, network: "Where {project} is a project number, as in `12345`"."""
+    if network and not re.fullmatch(r"projects/\d+/global/networks/[^/]+", network):
+        raise ServiceError("INVALID_ARGUMENT", f"The network's project must be a number. Received: {network!r}.")
 
 
 def _check_labels(labels: Mapping[str, str]) -> None:

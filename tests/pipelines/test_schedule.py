@@ -92,6 +92,27 @@ def test_a_schedule_starts_runs_that_are_found_by_name(job, fake, vertex, backof
     assert created.url.endswith(f"/schedules/{created.schedule_id}?project=my-project")
 
 
+def test_a_run_that_waits_for_its_machine_is_the_only_one(job, fake, vertex, backoff):
+    upsert(vertex, job, NIGHTLY, backoff)
+    name = next(iter(fake.schedules))
+    fake.scarce = {"ct5lp-hightpu-4t"}
+    waiting = fake.fire(name)
+    assert fake.fire(name) is None
+    assert len(fake.pipeline_jobs) == len(fake.custom_jobs) == 1
+    vertex.cancel(waiting.name.rpartition("/")[2])
+    assert fake.fire(name) is not None
+
+
+def test_a_schedule_that_lets_runs_pile_up_is_changed(job, fake, vertex, backoff):
+    upsert(vertex, job, NIGHTLY, backoff)
+    (schedule,) = fake.schedules.values()
+    schedule.max_concurrent_active_run_count = 0  # As the first versions made it.
+    change = upsert(vertex, job, NIGHTLY, backoff)
+    assert (change.action, change.difference) == ("updated", "-active_runs: 0\n+active_runs: 1")
+    (schedule,) = fake.schedules.values()
+    assert schedule.max_concurrent_active_run_count == 1
+
+
 def test_a_schedule_is_paused_resumed_and_deleted(job, fake, vertex, backoff):
     upsert(vertex, job, NIGHTLY, backoff)
     name = next(iter(fake.schedules))

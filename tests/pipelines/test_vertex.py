@@ -189,6 +189,20 @@ def test_a_machine_that_does_not_come_in_time_is_given_up(plan, fake, vertex, cl
     assert 3600 <= sum(clock.slept) < 3600 + 120
 
 
+def test_a_quota_refused_at_creation_leaves_no_custom_job_and_falls_back(plan, fake, vertex, clock):
+    fake.without_quota = {V5E}
+    end = run(plan, vertex, clock)
+    assert (end.state, end.machine) == (State.SUCCEEDED, "v6e-4")
+    assert machines(fake) == [(V6E, "us-central1", "SUCCEEDED")]
+
+
+def test_without_any_quota_the_run_fails_in_the_services_words(plan, fake, vertex, clock):
+    fake.without_quota = {V5E, V6E}
+    end = run(plan, vertex, clock)
+    assert (end.state, end.lacks_machine, machines(fake)) == (State.FAILED, True, [])
+    assert "quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_ct5lp" in end.error
+
+
 def test_another_error_of_the_training_tries_no_other_machine(plan, fake, clock):
     fake.execution = Simulate(failures={"train-model": "The replica workerpool0-0 exited with a non-zero status of 1."})
     end = run(plan, connect(fake, clock), clock)
@@ -497,6 +511,14 @@ def test_a_run_is_cancelled_by_name(fake, environment, capfd):
     assert capfd.readouterr().out.endswith(": being cancelled\n")
     assert main(["status", "digits"]) == 1
     assert machines(fake) == [(V5E, "us-central1", "CANCELLED")]
+
+
+def test_the_status_of_a_promoted_run_asks_for_its_steps(fake, environment, capfd):
+    """A listing has no steps, and without them a promoted model looks like one that the gate held back."""
+    assert main(["submit", "digits", "--set", "machine=v5e-4"]) == 0
+    capfd.readouterr()
+    assert main(["status", "digits"]) == 0
+    assert "  export_model        succeeded\n" in capfd.readouterr().out
 
 
 def test_a_name_that_nothing_has_is_an_error(fake, environment, capfd):
