@@ -11,6 +11,7 @@ _LEAST = {
     "num_threads": 0,
     "max_batch_size": 1,
     "max_wait_ms": 0,
+    "max_connections": 1,
     "max_requests": 1,
     "max_instances": 1,
     "max_body_bytes": 1,
@@ -35,6 +36,8 @@ class ServeParams:
         max_batch_size: Images that the model takes at once. Requests that wait for it are answered together.
         max_wait_ms: How long an idle model waits for company to the first request. On a CPU an image of a batch costs
             what it costs alone, so waiting gains little.
+        max_connections: Connections held at once, fewer where the system's limit of open files is lower. One more gets
+            the place of the one that has kept the server waiting longest, or 503 if all are being answered.
         max_requests: Requests held at once; one more gets 503 and Retry-After.
         max_instances: Instances in a request; more get 413.
         max_body_bytes: Size of a request's body; more gets 413. The default is Vertex's own limit.
@@ -50,6 +53,7 @@ class ServeParams:
     num_threads: int = 0
     max_batch_size: int = 32
     max_wait_ms: float = 0.0
+    max_connections: int = 1000
     max_requests: int = 256
     max_instances: int = 128
     max_body_bytes: int = 1_572_864

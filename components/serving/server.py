@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import functools
+import json
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 
@@ -16,11 +20,16 @@ from components.errors import InputError
 from components.interface import ImageInput
 from components.prediction import ExportedModel, load_model
 from components.serving.application import Application
+from components.serving.connections import Connection, Places, connection_limit
 from components.serving.params import ServeParams
 
 # Longer than Google's load balancers keep theirs (600 s), which would otherwise meet connections just closed:
 # https://cloud.google.com/load-balancing/docs/https#timeouts_and_retries
+# An idle connection costs nobody anything: it is the first to go where its place is needed.
 _KEEP_ALIVE_SECONDS = 620
+_QUEUED_CONNECTIONS = 2048  # By the system, before they are accepted.
+# asyncio accepts as many at once before it looks at anything else; what is above the limit must be closed in between.
+_ACCEPTED_AT_ONCE = 16
 _SHUTDOWN_SECONDS = 25  # Kubernetes kills what has not ended after 30.
 
 
@@ -42,18 +51,23 @@ def serve(export_uri: str, params: ServeParams) -> None:
 
 async def _serve(listener: socket.socket, export_uri: str, params: ServeParams, work: Path) -> None:
     application = Application(params)
+    connection = functools.partial(Connection, Places(connection_limit(params.max_connections)))
     server = _Server(
         uvicorn.Config(
             application.asgi,
+            http=cast(type[asyncio.Protocol], connection),
+            backlog=_ACCEPTED_AT_ONCE,
             lifespan="off",
             ws="none",
             log_config=None,
+            log_level="error",
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
     )
+    asyncio.get_running_loop().set_exception_handler(_AcceptErrors())
     is_loaded = False
 
     def stop() -> None:
@@ -80,9 +94,30 @@ async def _serve(listener: socket.socket, export_uri: str, params: ServeParams, 
 class _Server(uvicorn.Server):
     """uvicorn, but the signals are ours: its own handlers raise them again at the end, and no exit code is 0 then."""
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(_QUEUED_CONNECTIONS)  # `backlog` sets this too, and is small for another reason.
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _AcceptErrors:
+    """Logs once that connections cannot be accepted: asyncio tries again and again, and tells each time."""
+
+    def __init__(self) -> None:
+        self._is_known = False
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or "accept" not in context["message"]:
+            loop.default_exception_handler(context)
+        elif not self._is_known:
+            self._is_known = True
+            message = f"Cannot accept connections: {error.strerror}. Raise the limit (ulimit -n); told once."
+            print(json.dumps({"severity": "ERROR", "message": message}), file=sys.stderr, flush=True)
 
 
 def _listen(host: str, port: int) -> socket.socket:

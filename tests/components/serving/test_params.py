@@ -18,6 +18,7 @@ from components.serving.params import ServeParams, vertex_defaults
         ({"num_threads": -1}, "num_threads=-1"),
         ({"max_batch_size": 0}, "max_batch_size=0"),
         ({"max_wait_ms": float("nan")}, "max_wait_ms=nan"),
+        ({"max_connections": 0}, "max_connections=0"),
         ({"max_requests": 0}, "max_requests=0"),
         ({"max_instances": 0}, "max_instances=0"),
         ({"max_body_bytes": 0}, "max_body_bytes=0"),

@@ -1,0 +1,203 @@
+"""What a client may do with a connection before it has asked for anything: for how long, how many, in which form."""
+
+import asyncio
+import enum
+import http
+import json
+import re
+import resource
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS = 10.0  # For the head of a request, from the first byte or from the connection's beginning.
+ANSWER_SECONDS = 30.0  # For taking some of an answer, once the system's buffers are full.
+# Files that are no connections: the model, libraries, the event loop, and connections that are just being accepted.
+_SPARE_FILES = 128
+
+
+class _Phase(enum.Enum):
+    """Whose turn it is on a connection."""
+
+    HEAD = "the client is sending the head of a request, or what is left of a body that nobody reads any more"
+    BODY = "the client is sending a body, whose time the application watches"
+    ANSWER = "the server is answering"
+    IDLE = "nobody: the next request has not begun"
+
+
+def connection_limit(max_connections: int) -> int:
+    """How many connections to hold: `max_connections`, or what the system's limit of open files leaves."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return max_connections
+    return min(max_connections, max(files - _SPARE_FILES, files // 2))
+
+
+def head_fault(received: bytes) -> str:
+    r"""What is wrong with the head of a request, as far as it has arrived; empty if nothing is.
+
+    Refused is what servers and proxies understand differently, through which one request can be smuggled within
+    another: https://www.rfc-editor.org/rfc/rfc9112#section-11.2. The parser, h11, would let these three pass.
+
+    Example:
+        >>> head_fault(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        ''
+        >>> head_fault(b"GET / HTTP/1.1\nHost: x\n\n")
+        'a line of the head ends in a line feed alone. Expected a carriage return before it'
+    """
+    head, end, _ = received.partition(b"\r\n\r\n")
+    if re.search(rb"(?<!\r)\n", head):
+        return "a line of the head ends in a line feed alone. Expected a carriage return before it"
+    if re.search(rb"\r\n[ \t]", head):
+        return "a header goes on in the next line. Expected a line for each"
+    if end and len(set(re.findall(rb"\r\n(content-length|transfer-encoding)[ \t]*:", head.lower()))) == 2:
+        return "it has both Content-Length and Transfer-Encoding. Expected one of them"
+    return ""
+
+
+class _StrictParser(h11.Connection):
+    """h11, but strict about heads. `fault` says what is wrong with the one that was refused."""
+
+    fault = "its head or its framing is malformed"
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE and (fault := head_fault(self.trailing_data[0])):
+            self.fault = fault
+            raise h11.RemoteProtocolError(fault)
+        return super().next_event()
+
+
+class Places:
+    """Room for a number of connections.
+
+    A newcomer to a full house gets the place of the connection that has kept the server waiting for the longest time.
+    So whoever opens connections and says nothing shuts nobody out.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._open: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}  # For their clients, the longest first.
+
+    def __len__(self) -> int:
+        """Connections that are open."""
+        return len(self._open)
+
+    def enter(self, connection: "Connection") -> bool:
+        """Take a place; False if every other connection is being answered."""
+        if len(self._open) >= self.limit:
+            oldest = next(iter(self._waiting), None)
+            if oldest is None:
+                return False
+            self.leave(oldest)
+            oldest.abort()
+        self._open.add(connection)
+        return True
+
+    def leave(self, connection: "Connection") -> None:
+        """Give a place back."""
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+
+    def note(self, connection: "Connection", is_waiting: bool) -> None:
+        """Remember that from now on the server waits for this connection's client, or the other way round."""
+        self._waiting.pop(connection, None)
+        if is_waiting and connection in self._open:
+            self._waiting[connection] = None
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, with an end to its patience, and an answer in JSON to what is no HTTP."""
+
+    def __init__(self, places: Places, **options: Any) -> None:
+        super().__init__(**options)
+        self.conn: _StrictParser = _StrictParser(h11.SERVER)
+        self._places = places
+        self._phase: _Phase | None = None
+        self._patience: asyncio.TimerHandle | None = None  # With a client that sends nothing, or not enough.
+        self._stalled: asyncio.TimerHandle | None = None  # A client that does not take its answer.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a place, or refuse the client."""
+        super().connection_made(transport)
+        if self._places.enter(self):
+            self._look()
+        else:
+            self._refuse(503, f"The server is busy: it answers on {self._places.limit} connections. Try again later.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give the place back."""
+        self._places.leave(self)
+        _cancel(self._patience)
+        _cancel(self._stalled)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent."""
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or go on with it."""
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        """Begin to wait for a client that does not take its answer."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(ANSWER_SECONDS, self.abort)
+
+    def resume_writing(self) -> None:
+        """End that."""
+        super().resume_writing()
+        _cancel(self._stalled)
+
+    def abort(self) -> None:
+        """Close at once, whatever was still to be sent."""
+        self.transport.abort()
+
+    def handle_events(self) -> None:
+        """Do what the client has asked for, as far as it has arrived."""
+        try:
+            super().handle_events()
+        except h11.LocalProtocolError:  # Not HTTP, after the answer has been sent: there is nothing more to say.
+            self.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, and say why."""
+        self._refuse(400, f"Cannot read the request: {self.conn.fault}.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        content = json.dumps({"error": message}).encode()
+        length = str(len(content)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+        if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            headers.append((b"retry-after", b"1"))
+        reason = http.HTTPStatus(status).phrase.encode()
+        response = h11.Response(status_code=status, headers=headers, reason=reason)
+        for event in (response, h11.Data(data=content), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _look(self) -> None:
+        """See whose turn it is, and be patient with a client for so long."""
+        phase = self._whose_turn()
+        if phase is self._phase:
+            return
+        self._phase = phase
+        self._places.note(self, phase is not _Phase.ANSWER)
+        _cancel(self._patience)
+        if phase is _Phase.HEAD:
+            self._patience = self.loop.call_later(HEAD_SECONDS, self.abort)
+
+    def _whose_turn(self) -> _Phase:
+        if self.cycle is not None and not self.cycle.response_complete:
+            return _Phase.BODY if self.cycle.more_body else _Phase.ANSWER
+        has_begun = self.cycle is None or self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]
+        return _Phase.HEAD if has_begun else _Phase.IDLE
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
