@@ -3,23 +3,18 @@
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from components import artifacts, storage
+from components import storage
 from components.create_tfrecords.sources import Listing
-from components.models import source_files
+from components.fingerprint import Code, code_of, digest_files
+from components.models import model_code
 from components.preflight_training.compiler import versions as compiler_versions
 from pipelines.config import Config
 
 STEPS = ("create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model")
-_COMPONENTS_DIR = Path(artifacts.__file__).parent
-_CODE = (".py", ".jinja", ".css", ".json")
-# Libraries that decide what a step computes.
-_LIBRARIES = ("tensorflow", "keras", "numpy", "ai-edge-litert", "simplejpeg", "pillow", "scikit-learn", "jax")
 # What changes how fast a step runs, never what it gives.
 _WITHOUT_EFFECT = ("num_workers", "checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib")
 
@@ -28,25 +23,25 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _hash_files(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in paths if path.is_file()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
 @functools.cache
+def _code(step: str) -> Code:
+    return code_of([f"components.{step}.component"])
+
+
 def code_version(step: str) -> str:
-    """A fingerprint of everything that a step runs: its own package, what steps share, and the libraries' versions."""
-    own = [path for folder in (step, "models") for path in (_COMPONENTS_DIR / folder).rglob("*")]
-    files = [path for path in (*_COMPONENTS_DIR.glob("*"), *own) if path.suffix in _CODE]
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = ""
-    return _digest(_hash_files(files), versions)
+    """Return the fingerprint of the code that a step runs."""
+    return _code(step).digest
+
+
+def _code_here(step: str) -> str:
+    """The same with the libraries that this machine runs it with; elsewhere, an image holds them."""
+    return _digest(code_version(step), _code(step).versions())
+
+
+def _model(config: Config, is_here: bool) -> str:
+    """The fingerprint of a model's code and of the files that it names."""
+    code = model_code(config.training.model, config.training.model_parameters)
+    return _digest(code.digest, code.versions() if is_here else {})
 
 
 def data_version(listing: Listing, memo: Path) -> str:
@@ -83,9 +78,10 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
     Args:
         config: The run's configuration.
         data: The `data_version` of its source, or what else stands for it.
-        image: What its steps run in.
+        image: The image that its steps run in; empty on this machine, with its libraries.
     """
-    code = ({step: code_version(step) for step in STEPS}, _hash_files(source_files(config.training.model)), image)
+    version = code_version if image else _code_here
+    code = ({step: version(step) for step in STEPS}, _model(config, not image), image)
     parts = {"data": data, "configuration": _decisive(config), "code": code}
     return {name: _digest(part)[:12] for name, part in parts.items()}
 
@@ -102,24 +98,23 @@ def step_keys(config: Config, data: str, opponent: str = "") -> dict[str, str]:
         Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
         Where an alias stands is no output: whoever takes deploy_model from a cache looks whether it still stands there.
     """
-    model_files = _hash_files(source_files(config.training.model))
+    model = _model(config, is_here=True)
     champion, champion_files = config.gate.champion, opponent
     if storage.is_remote(champion):
         champion_files = _digest([dataclasses.astuple(file) for file in storage.list_files(champion)])
     elif champion and Path(champion).is_dir():
-        champion_files = _hash_files(Path(champion).rglob("*.*"))
-    records = _digest(code_version("create_tfrecords"), _params(config.data), data)
-    trained = _digest(code_version("train_model"), _params(config.training), model_files, records)
+        files = [path for path in Path(champion).rglob("*") if path.is_file()]
+        champion_files = digest_files({path.relative_to(champion).as_posix(): path for path in files})
+    records = _digest(_code_here("create_tfrecords"), _params(config.data), data)
+    trained = _digest(_code_here("train_model"), _params(config.training), model, records)
     preflight, deploy = (_params(params) if params else None for params in (config.preflight, config.deploy))
-    evaluated = _digest(code_version("evaluate_model"), _params(config.gate), champion_files, trained)
-    exported = _digest(code_version("export_model"), _params(config.export), trained)
+    evaluated = _digest(_code_here("evaluate_model"), _params(config.gate), champion_files, trained)
+    exported = _digest(_code_here("export_model"), _params(config.export), trained)
     return {
         "create_tfrecords": records,
-        "preflight_training": _digest(
-            code_version("preflight_training"), preflight, compiler_versions(), model_files, records
-        ),
+        "preflight_training": _digest(_code_here("preflight_training"), preflight, compiler_versions(), model, records),
         "train_model": trained,
         "evaluate_model": evaluated,
         "export_model": exported,
-        "deploy_model": _digest(code_version("deploy_model"), deploy, evaluated, exported),
+        "deploy_model": _digest(_code_here("deploy_model"), deploy, evaluated, exported),
     }

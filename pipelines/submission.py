@@ -226,8 +226,9 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             image = compile_pipeline(on_machine(config, machine), target, path, settings).image
             packages.append(path.read_text())
     slug, data = _slug(config.name), _data_version(config)
-    digest = _digest(config, packages[0], data)
-    parts = {f"tpu_pipelines_{part}": value for part, value in fingerprints(config, data, image).items()}
+    made_of = fingerprints(config, data, image)
+    digest = _digest(packages[0], made_of)
+    parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []
     for index, (machine, package) in enumerate(zip(machines, packages, strict=True)):
         if target == "vertex":
@@ -264,16 +265,13 @@ def _data_version(config: Config) -> str:
     return list_examples(config.data).stat_digest() if config.data_location else config.data.source
 
 
-def _digest(config: Config, package: str, data: str) -> str:
+def _digest(package: str, fingerprints: Mapping[str, str]) -> str:
     """What makes a run this run: its pipeline, what its data are, and the code that its steps run.
 
     Where else it could run, and how long to wait for that, make it no other run.
     """
-    from pipelines.caching import step_keys
-
     spec = {key: value for key, value in _parse(package).items() if key != "sdkVersion"}
-    parts = [spec, step_keys(config, data)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps([spec, fingerprints], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def submit(plan: Plan, submitter: Submitter, again: bool = False) -> Submission:

@@ -17,6 +17,7 @@ import numpy as np
 
 from components import progress, records, storage
 from components.artifacts import DEPLOYMENT_FILE, EVALUATION_FILE, PREDICTIONS_FILE, Manifest
+from components.deploy_model import health_check
 from components.deploy_model.params import DeployParams, DeployResult
 from components.deploy_model.vertex import Answer, VertexTarget
 from components.errors import InputError
@@ -255,7 +256,7 @@ def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: 
     export_dir = storage.localize(f"{version.uri}/{EXPORT_DIR}", scratch)
     given, answers = scratch / "inputs.npy", scratch / "answers.npy"
     np.save(given, inputs)
-    command = [sys.executable, "-m", f"{__package__}.health_check", str(export_dir), str(given), str(answers)]
+    command = [sys.executable, "-m", health_check.__name__, str(export_dir), str(given), str(answers)]
     try:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=_HEALTH_CHECK_SECONDS)
     except subprocess.CalledProcessError as error:

@@ -15,14 +15,15 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from components.errors import InputError, did_you_mean
+from components.fingerprint import ROOT, Code, code_of
 from components.interface import FACTS, IMAGE, Interface, Task
 
 REGISTRY = {
@@ -122,21 +123,62 @@ def whole_numbers(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def source_files(name: str) -> list[Path]:
-    """The files that decide what a model of the user's own is: its file, and those that it may import.
-
-    These are the files and packages beside it; of a module in a package, all of that package.
-    """
-    if name.endswith(".keras"):
-        return [Path(name)]
-    if not name.endswith(".py") and ":" not in name:
+    """Return the Python files of a user's own model: its file, and those of the user's that it imports."""
+    if name in REGISTRY or name.endswith(".keras"):
         return []
-    module = "" if name.endswith(".py") else name.split(":", 1)[0]
-    file = Path(_find_module(module) if module else name)
-    above = module.count(".") - (file.name != "__init__.py")  # Folders between the file's and the package's own.
-    if module and above >= 0:
-        return sorted(file.parents[above].rglob("*.py"))
-    packages = (init.parent.rglob("*.py") for init in file.parent.glob("*/__init__.py"))
-    return sorted({*file.parent.glob("*.py"), *itertools.chain.from_iterable(packages)})
+    return sorted(path for path in model_code(name).files.values() if path.suffix == ".py")
+
+
+def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
+    """Return what decides what a model is: its code, and the files that the code or a parameter names.
+
+    Args:
+        name: A registered name, a `.py` or `.keras` file, or `module:function`.
+        parameters: Its hyper-parameters.
+    """
+    named = {text: Path(text) for text in _texts(parameters or {}) if Path(text).is_file()}
+    if name.endswith(".keras"):
+        return Code({Path(name).name: Path(name)}, frozenset())
+    if name in REGISTRY:
+        code = code_of([REGISTRY[name]])
+    elif name.endswith(".py"):
+        path = Path(name).resolve()
+        code = code_of([path], (path.parent, *_own_folders()), (Path(),))
+    else:
+        code = _module_code(name.split(":", 1)[0])
+    return Code({**code.files, **named}, code.libraries)
+
+
+def _module_code(module: str) -> Code:
+    """The code of a model in an importable module."""
+    file = Path(_find_module(module))
+    root = file.parents[module.count(".") + (file.name == "__init__.py")]
+    if not _is_installed(root):
+        return code_of([module], (root, *_own_folders()), (Path(),))
+    # Beside it lies every library there is: all of its own package, and no other.
+    files = (root / module.partition(".")[0]).rglob("*.py") if "." in module else [file]
+    return Code({path.relative_to(root).as_posix(): path for path in files}, frozenset())
+
+
+def _own_folders() -> tuple[Path, ...]:
+    """The folders from which Python imports that hold code of the user's own, and this project's."""
+    folders = [Path(folder).resolve() for folder in sys.path]
+    return (*(folder for folder in folders if folder.is_dir() and not _is_installed(folder)), ROOT)
+
+
+def _is_installed(folder: Path) -> bool:
+    """Whether libraries or Python's own modules lie in a folder."""
+    installed = {"site-packages", "dist-packages"} & {*folder.parts}
+    return bool(installed) or folder.is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in nested parameters."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
 
 
 def _builder(name: str) -> Callable[..., Any]:

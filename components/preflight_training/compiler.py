@@ -22,6 +22,7 @@ from typing import Any
 from components import storage
 from components.errors import InputError
 from components.feeding import steps_per_epoch
+from components.fingerprint import code_of
 from components.interface import Interface
 from components.models import build_model, source_files
 from components.models.compiling import compile_model
@@ -320,7 +321,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
 
 
 def _program_key(program: _Program, layers: Sequence[str], compilation: Compilation) -> str:
-    reader = Path(hlo.__file__).read_text()
+    reader = code_of([hlo.__name__]).digest
     facts = (program.text, layers, dataclasses.asdict(compilation), versions(), reader)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import models, progress, storage
+from components import progress, storage
 from components.errors import InputError
-from components.models import source_files
-from components.preflight_training import compiler, hlo
+from components.fingerprint import code_of
+from components.models import model_code
+from components.preflight_training import compiler
 from components.preflight_training.compiler import Compilation, Outcome, Task
 
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
@@ -88,9 +89,9 @@ def compile_all(
 
 
 def _key(task: Task, compilation: Compilation) -> str:
-    own = (Path(compiler.__file__), Path(hlo.__file__), *sorted(Path(models.__file__).parent.glob("*.py")))
-    sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (*own, *source_files(task.model))]
-    facts = (dataclasses.asdict(task), dataclasses.asdict(compilation), sources, compiler.versions())
+    code = code_of([compiler.__name__]), model_code(task.model, task.model_parameters)
+    digests = [part.digest for part in code]
+    facts = (dataclasses.asdict(task), dataclasses.asdict(compilation), digests, compiler.versions())
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -107,7 +108,7 @@ def _run_child(
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as log, os.fdopen(reading) as pipe:
         child = subprocess.Popen(
-            [sys.executable, "-m", "components.preflight_training.compiler", str(writing)],
+            [sys.executable, "-m", compiler.__name__, str(writing)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -9,7 +9,7 @@ import pytest
 from components import device
 from components.errors import InputError
 from components.interface import LANGUAGE_MODEL, CorpusInput, ImageInput, Interface, TextInput
-from components.models import REGISTRY, build_model, check_model, source_files
+from components.models import REGISTRY, build_model, check_model, model_code, source_files
 from components.models.loading import check_rebuilds
 from tests.cli import readme_model
 
@@ -273,32 +273,43 @@ def test_the_readmes_models_fit_what_they_are_for(tmp_path, file, interface):
     check_rebuilds(build_model(str(tmp_path / file), interface, {}), file, interface.task_name)
 
 
-def test_the_files_of_a_model_are_all_that_it_may_import(tmp_path, monkeypatch):
-    for name in (
-        "mine.py",
-        "beside.py",
-        "blocks/__init__.py",
-        "blocks/deep/res.py",
-        "data/script.py",
-        "nets/small/cnn.py",
-    ):
+def test_the_files_of_a_model_are_those_that_it_imports(tmp_path, monkeypatch):
+    for name, text in {
+        "mine.py": "from blocks import tail\nimport nets.small",
+        "beside.py": "",
+        "blocks/__init__.py": "",
+        "blocks/tail.py": "def tail():\n    from . import deep",
+        "blocks/deep/__init__.py": "import numpy",
+        "data/script.py": "",
+        "nets/__init__.py": "import nets.layers",
+        "nets/layers.py": "",
+        "nets/small/__init__.py": "from .. import layers",
+        "nets/small/cnn.py": "",
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("def build_model(image_shape, num_classes): pass\n")
-    (tmp_path / "nets" / "__init__.py").write_text("")
-    (tmp_path / "nets" / "layers.py").write_text("")
-    (tmp_path / "nets" / "small" / "__init__.py").write_text("")
+        (tmp_path / name).write_text(text)
 
     def names(model):
         return {str(path.relative_to(tmp_path)) for path in source_files(model)}
 
-    beside = {"mine.py", "beside.py", "blocks/__init__.py", "blocks/deep/res.py"}
-    in_package = {"nets/__init__.py", "nets/layers.py", "nets/small/__init__.py", "nets/small/cnn.py"}
-    assert names(str(tmp_path / "mine.py")) == beside | in_package
+    small = {"nets/__init__.py", "nets/layers.py", "nets/small/__init__.py"}
+    mine = {"mine.py", "blocks/__init__.py", "blocks/tail.py", "blocks/deep/__init__.py"} | small
+    assert names(str(tmp_path / "mine.py")) == mine
     monkeypatch.syspath_prepend(tmp_path)
-    assert names("nets.small.cnn:build_model") == names("nets.small:build_model") == in_package
-    assert names("nets:build_model") == in_package
-    assert names("mine:build_model") == beside | in_package
+    assert names("mine:build_model") == mine
+    assert names("nets.small:build_model") == small
+    assert names("nets.small.cnn:build_model") == {"nets/__init__.py", "nets/small/__init__.py", "nets/small/cnn.py"}
+    assert names("nets:build_model") == {"nets/__init__.py", "nets/layers.py"}
     assert source_files("digits_cnn") == []
+
+
+def test_an_installed_models_code_is_its_own_package_alone(tmp_path, monkeypatch):
+    installed = tmp_path / "site-packages"
+    for name in ("their_nets/__init__.py", "their_nets/cnn.py", "other/__init__.py"):
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text("import numpy")
+    monkeypatch.syspath_prepend(installed)
+    assert model_code("their_nets.cnn:build_model").files.keys() == {"their_nets/__init__.py", "their_nets/cnn.py"}
 
 
 def _keras_file(path, *layers):

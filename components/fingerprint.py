@@ -1,0 +1,183 @@
+"""Which code and files decide what a step makes: a module's imports and data files, found without running it.
+
+A module's code is its own file, every module that it or what it imports names in an import statement, wherever in the
+file that statement stands, and the files that a string in one of them names beside it: a template, a style sheet, a
+catalogue, weights. A template's strings count in the same way.
+"""
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+# Distributions that are not called what is imported from them.
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
+# They carry data and show progress, and compute nothing.
+_WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tqdm"})
+_TEMPLATES = (".jinja", ".html")
+_FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
+_READ_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """The code that a module stands for.
+
+    Attributes:
+        files: Path of every file, by its name below the folder in which it was looked for.
+        libraries: Names of the packages outside these folders that are imported, without Python's own.
+    """
+
+    files: dict[str, Path]
+    libraries: frozenset[str]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the files' names and contents."""
+        return digest_files(self.files)
+
+    def versions(self) -> dict[str, str]:
+        """The installed version of every library; empty for one that is not installed under its name."""
+        return {name: _version(_DISTRIBUTIONS.get(name, name)) for name in sorted(self.libraries - _WITHOUT_EFFECT)}
+
+
+def digest_files(files: dict[str, Path]) -> str:
+    """Return the SHA-256 of files' names and contents; a missing file is other content than an empty one."""
+    total = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        content = hashlib.sha256()
+        try:
+            with open(path, "rb") as file:
+                while chunk := file.read(_READ_BYTES):
+                    content.update(chunk)
+            total.update(f"{name}\0{content.hexdigest()}\n".encode())
+        except FileNotFoundError:
+            total.update(f"{name}\0missing\n".encode())
+    return total.hexdigest()
+
+
+def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = (ROOT,), data_folders: Sequence[Path] = ()) -> Code:
+    """Return the code of modules.
+
+    Args:
+        modules: Dotted names, as `components.train_model.component`, or absolute paths of files.
+        roots: Folders in which imports are looked for, in this order; what lies in none of them is a library.
+        data_folders: Folders in which data files are looked for, beside those of the code.
+    """
+    trace = _Trace(roots, data_folders)
+    for module in modules:
+        trace.add_module(module) if isinstance(module, str) else trace.add_file(module)
+    return Code(trace.files, frozenset(trace.libraries))
+
+
+class _Trace:
+    """What has been found so far, from one import to the next."""
+
+    def __init__(self, roots: Sequence[Path], data_folders: Sequence[Path]) -> None:
+        self.files: dict[str, Path] = {}
+        self.libraries: set[str] = set()
+        self._roots, self._data_folders = roots, data_folders
+        self._followed: set[Path | str] = set()
+
+    def add_module(self, module: str) -> None:
+        """Add the files that importing a module runs: its own, those of its packages, and what it imports."""
+        if module in self._followed:
+            return
+        self._followed.add(module)
+        if found := _module_files(module, self._roots):
+            # A package on the way to a module only has to be imported: what it offers to others decides nothing here.
+            self.files |= {self._name(package): package for package in found[:-1]}
+            self.add_file(found[-1])
+        elif (library := module.partition(".")[0]) not in sys.stdlib_module_names:
+            self.libraries.add(library)
+
+    def add_file(self, path: Path) -> None:
+        """Add a file, and what it imports and names."""
+        self.files[self._name(path)] = path
+        if path in self._followed or path.suffix not in (".py", *_TEMPLATES):
+            return
+        self._followed.add(path)
+        imports, strings = _references(path.read_bytes(), path.suffix == ".py")
+        package = self._name(path).split("/")[:-1]
+        for level, name in imports:
+            self.add_module(".".join([*package[: len(package) - level + 1], name] if level else [name]))
+        for text in strings:
+            for named in self._named(text, path):
+                self.add_file(named)
+
+    def _root(self, path: Path) -> Path | None:
+        return next((root for root in self._roots if path.is_relative_to(root)), None)
+
+    def _name(self, path: Path) -> str:
+        """A file's name below the first root that holds it, or as it is named in the code."""
+        root = self._root(path)
+        return (path.relative_to(root) if root else path).as_posix()
+
+    def _named(self, text: str, path: Path) -> Iterator[Path]:
+        """The data files that a string names beside the file that holds it, or in a folder above, below the root."""
+        root = self._root(path)
+        above = [folder for folder in path.parents if root and folder.is_relative_to(root) and folder != root]
+        for folder in (*(above or [path.parent]), *self._data_folders):
+            if (folder / text).is_file():
+                yield folder / text
+
+
+@functools.cache
+def _references(source: bytes, is_python: bool) -> tuple[tuple[tuple[int, str], ...], frozenset[str]]:
+    """The modules that a file imports, as (level, name), and the strings in it that may name a file.
+
+    `from a import b` means `a.b`, whether `b` is a module or not.
+    """
+    if not is_python:
+        strings = set(re.findall(r"[\"']([^\"']+)[\"']", source.decode(errors="replace")))
+        return (), frozenset(filter(_FILE_NAME.fullmatch, strings))
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # A user's; whoever imports it says so.
+        return (), frozenset()
+    imports, strings = [], set()
+    for node in _run(tree):
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = f"{node.module}." if node.module else ""
+            imports += [(node.level, base + alias.name) for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.add(node.value)
+    return tuple(imports), frozenset(filter(_FILE_NAME.fullmatch, strings))
+
+
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a tree but those that stand there for a type checker alone."""
+    yield node
+    is_for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    for child in node.orelse if is_for_types else ast.iter_child_nodes(node):  # type: ignore[attr-defined]
+        yield from _run(child)
+
+
+def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
+    """The files that importing a module runs: its packages' and its own; none for a library's."""
+    for root in roots:
+        found, folder = [], root
+        for part in module.split("."):
+            for path in (folder / part / "__init__.py", folder / f"{part}.py"):
+                if path.is_file():
+                    found.append(path)
+                    break
+            folder /= part
+        if found:
+            return found
+    return []
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

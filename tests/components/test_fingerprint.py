@@ -1,0 +1,128 @@
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from components.fingerprint import ROOT, code_of, digest_files
+from pipelines.caching import STEPS
+
+# What a step must not miss, and what must not concern it, in the places where keys were too narrow or too wide.
+_REACHED = {
+    "create_tfrecords": {"sources.py", "interface.py", "storage.py"},
+    "preflight_training": {"compiler.py", "interface.py", "page.css", "preflight.html.jinja", "machine_catalogue.json"},
+    "train_model": {"interface.py", "models/training_step.py", "models/__init__.py", "callbacks.py"},
+    "evaluate_model": {"page.css", "report.html.jinja", "multi_label.html.jinja", "language_report.html.jinja"},
+    "export_model": {"verification.py", "models/loading.py", "__init__.py"},
+    "deploy_model": {"health_check.py", "prediction.py", "serving/params.py", "vertex_registry.py"},
+}
+_NOT_REACHED = {
+    "create_tfrecords": {"page.css", "machine_catalogue.json", "models/__init__.py", "models/digits_cnn.py"},
+    "preflight_training": {"models/digits_cnn.py", "registry.py", "training.py"},
+    "train_model": {"page.css", "page.py", "machine_catalogue.json", "models/cifar10_cnn.py", "registry.py"},
+    "evaluate_model": {"models/compiling.py", "machine_catalogue.json", "serving/server.py"},
+    "export_model": {"page.css", "registry.py", "prediction.py"},
+    "deploy_model": {"page.css", "models/compiling.py", "report.html.jinja"},
+}
+
+
+def _code(step, root=ROOT):
+    return code_of([f"components.{step}.component"], (root,))
+
+
+def _has(step, name):
+    return bool({f"components/{name}", f"components/{step}/{name}"} & _code(step).files.keys())
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_steps_code_is_what_it_runs_and_nothing_else(step):
+    assert {name for name in _REACHED[step] if not _has(step, name)} == set()
+    assert {name for name in _NOT_REACHED[step] if _has(step, name)} == set()
+    others = [other for other in STEPS if other != step]
+    assert not [name for name in _code(step).files if name.split("/")[1] in others], "no step runs another's code"
+
+
+def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_others(tmp_path):
+    shutil.copytree(ROOT / "components", tmp_path / "components", ignore=shutil.ignore_patterns("__pycache__"))
+    codes = {step: _code(step, tmp_path) for step in STEPS}
+    assert {step: code.digest for step, code in codes.items()} == {step: _code(step).digest for step in STEPS}
+    paths = {path.relative_to(tmp_path).as_posix(): path for path in (tmp_path / "components").rglob("*.*")}
+    unreached = paths.keys() - {name for code in codes.values() for name in code.files}
+    for name in paths.keys() - unreached:
+        with open(paths[name], "ab") as file:
+            file.write(b"\n")
+        changed = {step for step, code in codes.items() if digest_files(code.files) != code.digest}
+        assert changed == {step for step, code in codes.items() if name in code.files}, name
+        paths[name].write_bytes((ROOT / name).read_bytes())
+    assert len(unreached) > 20
+    for name in unreached:
+        with open(paths[name], "ab") as file:
+            file.write(b"\n")
+    (tmp_path / "components" / "models" / "a_new_model.py").write_text("import keras\n")
+    assert {step: _code(step, tmp_path).digest for step in STEPS} == {step: codes[step].digest for step in STEPS}
+    paths["components/page.css"].write_text("")
+    changed = {step for step in STEPS if _code(step, tmp_path).digest != codes[step].digest}
+    assert changed == {"preflight_training", "evaluate_model"}
+
+
+def test_what_a_step_imports_when_it_starts_is_all_in_its_code():
+    """Python itself is asked: whatever it has imported of this project must have been found without running it."""
+    script = (
+        "import importlib, json, os, sys\n"
+        "for step in sys.argv[1:]:\n"
+        "    if os.fork() == 0:\n"
+        "        importlib.import_module(f'components.{step}')\n"
+        "        files = [getattr(m, '__file__', None) for n, m in sys.modules.items() if n.startswith('components')]\n"
+        "        print(json.dumps([step, files]), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *STEPS], capture_output=True, text=True, check=True)
+    imported = dict(map(json.loads, done.stdout.splitlines()))
+    assert imported.keys() == set(STEPS)
+    for step in STEPS:
+        assert set(imported[step]) <= {str(path) for path in _code(step).files.values()}, step
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path):
+    files = {
+        "start.py": "def f():\n    import inside\nclass A:\n    from package import part as other\n",
+        "inside.py": "import os, numpy.linalg\n",
+        "package/__init__.py": "from package.unused import x\n",
+        "package/part.py": "from . import near\nfrom .near import y\n",
+        "package/near.py": "",
+        "package/unused.py": "",
+        "for_types.py": "",
+    }
+    (tmp_path / "package").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "start.py").write_text(
+        files["start.py"] + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import for_types\n"
+    )
+    code = code_of(["start"], (tmp_path,))
+    assert code.files.keys() == {"start.py", "inside.py", "package/__init__.py", "package/part.py", "package/near.py"}
+    assert code.libraries == {"numpy"}
+    assert code.versions().keys() == {"numpy"}
+
+
+def test_data_files_are_those_that_a_string_names(tmp_path):
+    for name, text in {
+        "start.py": "WEIGHTS = 'weights.h5'\nTEXT = 'other.py'\nPAGE = 'page.html.jinja'\nGONE = 'gone.json'\n",
+        "page.html.jinja": "{% include 'style.css' %}",
+        "style.css": "",
+        "weights.h5": "",
+        "unnamed.h5": "",
+        "other.py": "",
+    }.items():
+        (tmp_path / name).write_text(text)
+    files = code_of(["start"], (tmp_path,)).files
+    assert files.keys() == {"start.py", "weights.h5", "page.html.jinja", "style.css"}
+
+
+def test_code_that_is_no_python_counts_by_its_bytes(tmp_path):
+    (tmp_path / "start.py").write_text("def (")
+    before = code_of(["start"], (tmp_path,)).digest
+    (tmp_path / "start.py").write_text("def [")
+    assert code_of(["start"], (tmp_path,)).digest != before
