@@ -15,10 +15,13 @@ from typing import Any
 
 from components.errors import InputError
 from components.outages import Backoff, MissingError, OutageError
-from components.registry import EXPORT_DIR, GATE, Move, check_alias, check_registry
+from components.registry import CHAMPION, EXPORT_DIR, GATE, Move, check_alias, check_registry
 from components.vertex_service import VertexService
 
 DIGEST_LABEL, MODEL_LABEL, PARENT_LABEL = "tpu_pipelines_digest", "tpu_pipelines_model", "tpu_pipelines_parent"
+# Of the version that is read where none is named. The service gives it to the first one, and moves it for nobody:
+# model.proto, version_aliases, "there must be exactly one default version alias for a model".
+_DEFAULT = "default"
 _POLL_SECONDS = 10
 _OPERATION_SECONDS = 3600  # The slowest, a deployment, takes a quarter of that.
 
@@ -168,6 +171,8 @@ class VertexRegistry:
     def promote(self, number: str, alias: str, reason: str, against: str | None = None) -> Move:
         """Move an alias to a version that the gate has let through; nothing happens where it stands there already.
 
+        With `champion` goes the service's own alias `default`, so that whoever names no version reads the champion too.
+
         The service moves an alias without a condition: between the look at where it stands and the move lies one call.
 
         Args:
@@ -180,11 +185,14 @@ class VertexRegistry:
             InputError: If the alias has moved since the comparison.
         """
         current = self.check_promotable(number, alias, against)
-        previous = current.number if current else ""
-        if previous == number:
-            previous = current.parent if current else ""
+        previous, standing = (current.number, current.aliases) if current else ("", ())
+        if current and previous == number:
+            previous = current.parent
         else:
-            request = {"name": f"{self.name}@{number}", "version_aliases": [alias]}
+            standing = ()
+        wanted = [alias, _DEFAULT] if alias == CHAMPION else [alias]
+        if not set(wanted) <= set(standing):
+            request = {"name": f"{self.name}@{number}", "version_aliases": wanted}
             self.call("ModelService", "merge_version_aliases", request)
         return Move(number, previous, GATE, reason, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
 

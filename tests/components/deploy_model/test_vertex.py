@@ -196,12 +196,35 @@ def test_run_again_it_gives_the_same_and_creates_nothing(world):
 def test_the_next_version_gets_its_share_and_the_champion_keeps_the_rest(world):
     world.release(0.8, NOBODY)
     world.release(0.9, world.digest(0.8), dataclasses.replace(PARAMS, endpoint_traffic=10))
-    assert world.versions == {"1": ["default"], "2": ["champion"]}
+    assert world.versions == {"1": [], "2": ["champion", "default"]}
     assert world.endpoints == {"digits": {"1": 90, "2": 10}}
     (first, second) = world.fake.models[canonical(f"{ROOT}/digits")]
     assert (first.labels["tpu_pipelines_parent"], second.labels["tpu_pipelines_parent"]) == ("", "1")
     world.release(0.9, world.digest(0.8))
     assert world.endpoints == {"digits": {"2": 100}}, "who has no traffic is undeployed"
+
+
+def test_who_names_no_version_reads_the_champion(world):
+    def read():
+        return world.registry().call("ModelService", "get_model", {"name": f"{ROOT}/digits"}).version_id
+
+    world.release(0.8, NOBODY)
+    world.release(0.9, world.digest(0.8))
+    assert read() == "2"
+    first, second = world.fake.models[canonical(f"{ROOT}/digits")]
+    second.version_aliases.remove("default")
+    first.version_aliases.append("default")  # As registries are that were filled before.
+    world.release(0.9, world.digest(0.8))
+    assert read() == "2"
+
+
+def test_another_alias_than_the_champions_leaves_the_default_where_it_is(world):
+    world.release(0.8, NOBODY)
+    registry = world.registry()
+    target = VertexTarget(dataclasses.replace(PARAMS, endpoint=""), registry)
+    version = target.register(*world.folders(0.9), metrics={}, reasons=[], lineage={})
+    registry.promote(version.number, "staging", "to be looked at")
+    assert world.versions == {"1": ["champion", "default"], "2": ["staging"]}
 
 
 def test_without_an_endpoint_a_version_is_registered_alone(world):
@@ -257,7 +280,7 @@ def test_an_alias_that_moves_at_the_last_moment_takes_the_traffic_back(world):
 
     with pytest.raises(InputError, match=r"it was compared with 1, and meanwhile the champion is 3"):
         overtaken()
-    assert world.versions["3"] == ["champion"]
+    assert world.versions["3"] == ["champion", "default"]
     assert world.endpoints == {"digits": {"1": 100}}
 
 
@@ -284,7 +307,7 @@ def second_release(world, service=None):
 
 
 def assert_released(world, note):
-    assert world.versions == {"1": ["default"], "2": ["champion"]}, note
+    assert world.versions == {"1": [], "2": ["champion", "default"]}, note
     assert world.endpoints == {"digits": {"1": 50, "2": 50}}, note
 
 
