@@ -260,8 +260,8 @@ class MachineSpec:
         accelerator_count: Cores, with `cloud-tpu`; else 0.
         tpu_topology: Chips along each axis, with all but `cloud-tpu`.
         region: Where to train; empty leaves it to the settings.
-        boot_disk_type: `pd-ssd`, `pd-standard` or `hyperdisk-balanced`.
-        boot_disk_size_gb: From 100 to 64,000.
+        boot_disk_type: `pd-ssd`, `pd-standard` or `hyperdisk-balanced`; empty is Vertex's own choice for the machine.
+        boot_disk_size_gb: From 100, which is Vertex's own, to 64,000.
         spot: Cheaper, and taken away at any time; only on one host.
         reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty is none.
         timeout_seconds: The job is stopped after this time; Vertex's own default is 7 days.
@@ -279,8 +279,8 @@ class MachineSpec:
     accelerator_count: int = 0
     tpu_topology: str = ""
     region: str = ""
-    boot_disk_type: str = "pd-ssd"
-    boot_disk_size_gb: int = 100
+    boot_disk_type: str = ""
+    boot_disk_size_gb: int = MIN_BOOT_DISK_GB
     spot: bool = False
     reservation: str = ""
     timeout_seconds: int = 7 * 24 * 3600
@@ -301,7 +301,7 @@ class MachineSpec:
                 f"Set spot: false; nearest single host: {_names(_nearest(single, machine.chips))}."
             )
         self._check_reservation()
-        if self.boot_disk_type not in BOOT_DISK_TYPES:
+        if self.boot_disk_type not in ("", *BOOT_DISK_TYPES):
             raise InputError(
                 f"boot_disk_type must be one of {', '.join(BOOT_DISK_TYPES)}. Received: {self.boot_disk_type!r}."
                 + did_you_mean(self.boot_disk_type, BOOT_DISK_TYPES)
@@ -351,6 +351,22 @@ class MachineSpec:
     def name(self) -> str:
         """The short name of the slice."""
         return self.slice.name
+
+    def require_one_host(self) -> None:
+        """Check that training works on this machine and all its fallbacks, which it does on one host.
+
+        Raises:
+            InputError: If one has several: each would train by itself, and write over the others' checkpoints.
+        """
+        for machine in self.candidates:
+            one = machine.slice
+            if one.hosts > 1:
+                same = [other for other in load_catalogue().slices if other.generation == one.generation]
+                raise InputError(
+                    f"Training on several hosts does not work yet, and {one.name} has {one.hosts}. Use "
+                    f"{_names(_nearest([other for other in same if other.hosts == 1], one.chips))}, or another of one "
+                    f"host; `tpu-pipelines preflight` takes {one.name} all the same."
+                )
 
     @property
     def candidates(self) -> tuple["MachineSpec", ...]:

@@ -15,7 +15,7 @@ from components import storage
 from components.container import IMAGE, SERVING_IMAGE
 from components.deploy_model.params import VERTEX
 from components.errors import InputError, did_you_mean
-from components.machine_spec import MachineSpec, load_catalogue
+from components.machine_spec import MIN_BOOT_DISK_GB, MachineSpec, load_catalogue
 from components.registry import is_on_vertex, parse_reference
 from components.train_model.params import TrainParams
 from pipelines.caching import code_version, lineage
@@ -87,13 +87,14 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     """The machine of a configuration.
 
     Raises:
-        InputError: If it names none.
+        InputError: If it names none, or one of several hosts.
     """
     if config.machine is None:
         raise InputError(
             f"Cannot compile {config.name!r} for {target}: expected a machine to train on, received none. Use "
             "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
         )
+    config.machine.require_one_host()
     return config.machine
 
 
@@ -226,8 +227,6 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, name
         machine_type=machine.machine_type,
         accelerator_type=machine.accelerator_type,
         accelerator_count=machine.accelerator_count,
-        boot_disk_type=machine.boot_disk_type,
-        boot_disk_size_gb=machine.boot_disk_size_gb,
         strategy="SPOT" if machine.spot else "STANDARD",
         timeout=f"{machine.timeout_seconds}s",
         restart_job_on_worker_restart=machine.restart_job_on_worker_restart,
@@ -254,8 +253,11 @@ def _complete(job: Any, machine: MachineSpec) -> dict[str, Any]:
     spec = json_format.MessageToDict(job.pipeline_spec)
     for part in (spec["root"], *spec["components"].values()):
         parameters = part["inputDefinitions"]["parameters"]
+        (pool,) = parameters["worker_pool_specs"]["defaultValue"]
+        del pool["disk_spec"]  # The wrapper names a type always, also where the machine has none of it.
+        if disk := _disk(machine):
+            pool["disk_spec"] = disk
         if machine.tpu_topology:
-            (pool,) = parameters["worker_pool_specs"]["defaultValue"]
             pool["machine_spec"]["tpu_topology"] = machine.tpu_topology
         if machine.region:
             parameters["location"]["defaultValue"] = machine.region
@@ -266,6 +268,14 @@ def _complete(job: Any, machine: MachineSpec) -> dict[str, Any]:
         # Text, not JSON: its placeholders carry no quotes.
         arguments[payload] = arguments[payload].replace('"scheduling": {', '"scheduling": {"disable_retries": true, ')
     return spec
+
+
+def _disk(machine: MachineSpec) -> dict[str, Any]:
+    """What is asked of the boot disk, in Vertex's words; nothing where its own choice is good enough."""
+    disk: dict[str, Any] = {"boot_disk_type": machine.boot_disk_type} if machine.boot_disk_type else {}
+    if machine.boot_disk_size_gb > MIN_BOOT_DISK_GB:
+        disk["boot_disk_size_gb"] = machine.boot_disk_size_gb
+    return disk
 
 
 def _check_names(component: Any, job: Any) -> None:
@@ -293,6 +303,7 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, name: s
     Raises:
         InputError: If GKE does not have the machine, or it has several hosts.
     """
+    machine.require_one_host()
     try:
         from kfp import kubernetes
     except ImportError as error:
@@ -337,12 +348,6 @@ def _node_selectors(machine: MachineSpec) -> dict[str, str]:
         able = ", ".join(other.name for other in singles if other.generation.name in _GKE_ACCELERATORS)
         raise InputError(
             f"GKE has no TPU {generation}. Received: {one.name}. Expected one of {able}, or --target vertex."
-        )
-    if one.hosts > 1:
-        able = ", ".join(other.name for other in singles if other.generation.name == generation)
-        raise InputError(
-            f"On Kubeflow the training step is one pod, on one host, and {one.name} has {one.hosts}. Expected one of "
-            f"{able}, or --target vertex."
         )
     selectors = {
         "cloud.google.com/gke-tpu-accelerator": _GKE_ACCELERATORS[generation],

@@ -14,8 +14,8 @@ TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_
 _LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # What both Google Cloud and Kubernetes take.
 
 
-def _text(example: str, pattern: str) -> Any:
-    return dataclasses.field(default="", metadata={"example": example, "pattern": pattern})
+def _text(example: str, pattern: str, hint: str = "") -> Any:
+    return dataclasses.field(default="", metadata={"example": example, "pattern": pattern, "hint": hint})
 
 
 def _pairs(example: str, pattern: str) -> Any:
@@ -50,7 +50,11 @@ class Settings:
     bucket: str = _text("gs://my-bucket", r"[a-z0-9]+://[^/\s]\S*")
     vertex_endpoint: str = _text("https://us-west1-my-endpoint.p.googleapis.com", r"https?://[^/\s]+")
     service_account: str = _text("trainer@my-project.iam.gserviceaccount.com", r"[^@\s]+@[^@\s]+")
-    network: str = _text("projects/12345/global/networks/my-network", r"projects/[^/\s]+/global/networks/[^/\s]+")
+    network: str = _text(
+        "projects/12345/global/networks/my-network",
+        r"projects/\d+/global/networks/[^/\s]+",
+        " The project stands there by its number: gcloud projects describe PROJECT --format='value(projectNumber)'.",
+    )
     labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?")
     environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_]\w*=.*")
     kfp_host: str = _text("https://kubeflow.example.com/pipeline", r"https?://[^/\s]\S*")
@@ -66,7 +70,7 @@ class Settings:
                 if text and not re.fullmatch(field.metadata["pattern"], text):
                     raise InputError(
                         f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
-                        f"{field.metadata['example']}. Received: {text!r}."
+                        f"{field.metadata['example']}. Received: {text!r}.{field.metadata.get('hint', '')}"
                     )
 
     def require(self, *names: str) -> None:

@@ -55,6 +55,27 @@ def test_models_have_versions_and_an_alias_names_one(fake):
         upload(fake, "gs://b/3", model_id="digits")
 
 
+def test_a_network_is_named_by_its_projects_number(fake):
+    network = "projects/my-project/global/networks/default"
+    job = {"pipeline_spec": {"root": {}}, "runtime_config": {"gcs_output_directory": "gs://b"}, "network": network}
+    with pytest.raises(exceptions.BadRequest, match="The network's project must be a number"):
+        client(fake, "Pipeline").create_pipeline_job(parent=PARENT, pipeline_job=job)
+
+
+@pytest.mark.parametrize("machine_type", ["ct6e-standard-4t", "tpu7x-standard-4t"])
+def test_where_only_hyperdisk_exists_no_persistent_disk_is_had(fake, machine_type):
+    pool = {"replica_count": 1, "machine_spec": {"machine_type": machine_type}}
+
+    def create(**disk):
+        job = {"display_name": "train", "job_spec": {"worker_pool_specs": [{**pool, "disk_spec": disk}]}}
+        return client(fake, "Job").create_custom_job(parent=PARENT, custom_job=job)
+
+    with pytest.raises(exceptions.BadRequest, match=rf"pd-ssd is not supported by {machine_type}"):
+        create(boot_disk_type="pd-ssd", boot_disk_size_gb=100)
+    assert create(boot_disk_type="hyperdisk-balanced").name
+    assert create().name
+
+
 def test_an_endpoint_splits_its_traffic_as_it_is_told(fake):
     endpoints, predictions = client(fake, "Endpoint"), client(fake, "Prediction")
     names = [upload(fake, f"gs://b/{number}", model_id=f"m{number}").model for number in (1, 2)]

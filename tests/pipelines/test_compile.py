@@ -135,7 +135,7 @@ def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fi
         fields = {key: value for key, value in one.vertex_fields.items() if value}
         assert pool.machine_spec == aiplatform_v1.MachineSpec(fields), one.name
         assert pool.replica_count == 1
-        assert pool.disk_spec == aiplatform_v1.DiskSpec(boot_disk_type="pd-ssd", boot_disk_size_gb=100)
+        assert not pool.disk_spec, "v6e has no pd-ssd: what is not asked for is not sent"
         assert pool.container_spec.args[-1] == "train_model"
 
 
@@ -197,6 +197,17 @@ def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
     assert job.job_spec.scheduling == aiplatform_v1.Scheduling(
         timeout="604800s", strategy="SPOT", restart_job_on_worker_restart=True
     )
+
+
+@pytest.mark.parametrize(
+    "asked", [{"boot_disk_type": "hyperdisk-balanced"}, {"boot_disk_size_gb": 200}, {"boot_disk_type": "pd-ssd"}]
+)
+def test_of_a_disk_only_what_is_asked_for_is_sent(asked):
+    from google.cloud import aiplatform_v1
+
+    machine = parse_machine({"name": "v5e-8", **asked})
+    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
+    assert job.job_spec.worker_pool_specs[0].disk_spec == aiplatform_v1.DiskSpec(asked)
 
 
 def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
@@ -316,11 +327,8 @@ def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
     for one in load_catalogue().slices:
         if one.name in GKE:
             continue
-        message = (
-            rf"On Kubeflow the training step is one pod, on one host, and {one.name} has {one.hosts}\. Expected one of "
-            r".*, or --target vertex\."
-        )
-        if one.generation.name == "v2":
+        message = rf"Training on several hosts does not work yet, and {one.name} has {one.hosts}\. Use "
+        if one.generation.name == "v2" and one.hosts == 1:
             message = rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of {', '.join(GKE)}, or"
         with pytest.raises(InputError, match=message):
             as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits")
@@ -330,6 +338,11 @@ def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        (
+            "machine=v5e-16",
+            r"several hosts does not work yet, and v5e-16 has 4\. Use v5e-8, or another of one host; `tpu-",
+        ),
+        ("machine={name: v5e-4, fallbacks: [v3-32]}", r"several hosts does not work yet, and v3-32 has 4\. Use v3-8,"),
         ("machine=null", r"expected a machine to train on, received none\. Use --set machine=v5e-4"),
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
         (

@@ -47,6 +47,11 @@ def test_the_environment_goes_before_the_file(tmp_path):
         ("bucket", "my-bucket", "'my-bucket'"),
         ("service_account", "trainer", "'trainer'"),
         ("network", "default", "'default'"),
+        (
+            "network",
+            "projects/my-project/global/networks/default",
+            r"'projects/my-project/global/networks/default'\. The project stands there by its number: gcloud projects",
+        ),
         ("labels", "Team=vision", "'Team=vision'"),
         ("labels", "team=Vision", "'team=Vision'"),
         ("environment", "9LIVES=1", "'9LIVES=1'"),

@@ -121,7 +121,8 @@ def test_a_dry_run_says_exactly_what_is_sent(plan, fake, vertex):
 
 
 def test_every_machine_of_the_catalogue_reaches_its_custom_job(fake, vertex, clock):
-    for one in load_catalogue().slices[:: len(load_catalogue().slices) // 5]:
+    single = [one for one in load_catalogue().slices if one.hosts == 1]
+    for one in single[:: len(single) // 5]:
         machine = json.dumps({"name": one.name, "region": one.regions[0]})
         plan = plan_submission(load_config("digits", [f"machine={machine}"]), "vertex", SETTINGS)
         assert run(plan, vertex, clock).state is State.SUCCEEDED
