@@ -6,6 +6,7 @@ No TensorFlow, no Keras, no training code.
 import csv
 import dataclasses
 import functools
+import importlib.util
 import io
 import json
 import math
@@ -13,7 +14,7 @@ import os
 import queue
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from components import storage
-from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE
+from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
 from components.errors import InputError
 from components.generation import Alphabet, Step, generate
 from components.images import ImageRule, UnreadableImageError, decode_pixels
@@ -43,6 +44,7 @@ from components.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer, load_vocabulary
 
 _BATCH_SIZE = 64
 _T = TypeVar("_T")
+_SAVED_MODEL = "saved_model"
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _TEXT_SUFFIXES = (".txt", ".csv")
 
@@ -136,7 +138,8 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         num_threads: Threads for one call of `predict`; 0 is one per core.
 
     Raises:
-        InputError: If it is no export folder, or damaged.
+        InputError: If it is no export folder, damaged, or does not hold the format: without a float LiteRT file the
+            SavedModel answers, which needs TensorFlow.
     """
     path = export_dir / EXPORT_FILE
     if not path.is_file():
@@ -147,29 +150,86 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         facts = json.loads(path.read_bytes())
         if facts["task"] not in TASKS:
             raise KeyError(facts["task"])
-        file = export_dir / (INT8_TFLITE_FILE if use_int8 else FLOAT_TFLITE_FILE)
+        form, file = _choose_format(export_dir, facts.get("left_out", {}), use_int8)
         name, task, given = facts["model"], facts["task"], read_input(facts["input"])
         class_names = tuple(facts["class_names"])
         if tuple(facts["input"]["shape"][1:]) != given.shape:
             raise ValueError(f"a shape of {facts['input']['shape']} for {given}")
         scale, offset = facts["output"].get("scale", 1.0), facts["output"].get("offset", 0.0)
         if isinstance(given, CorpusInput):
-            step, state_size = _lite_step(file, num_threads, len(class_names))
+            load_step = _saved_step if form == _SAVED_MODEL else _lite_step
+            step, state_size = load_step(file, num_threads, len(class_names))
             predict = _last_answers(step, state_size, len(class_names))
             prompts = PromptReader(given, class_names)
             model = ExportedModel(name, class_names, given, predict, prompts, task, step, state_size)
         else:
             reader = Tokenizer(given, load_vocabulary(export_dir, given)) if isinstance(given, TextInput) else given
-            predict = _lite_predictor(file, num_threads, np.float32(scale), np.float32(offset))
+            if form == _SAVED_MODEL:
+                predict = _saved_predictor(file, given, facts["output"]["name"])
+            else:
+                predict = _lite_predictor(file, num_threads, np.float32(scale), np.float32(offset))
             model = ExportedModel(name, class_names, given, predict, reader, task)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
             raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
+    except InputError:  # A ValueError, too.
+        raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT's own are RuntimeErrors.
         raise InputError(
             f"Cannot predict with {export_dir}: it is damaged ({error!r}). Export the model again."
         ) from error
     return model
+
+
+def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool) -> tuple[str, Path]:
+    """The format that answers, and its file or folder."""
+    if use_int8 and "int8" in left_out:
+        raise InputError(
+            f"Cannot predict with int8 of {export_dir}: the export left it out, since {left_out['int8']}. Use "
+            "the float model."
+        )
+    if use_int8 or "float" not in left_out:
+        return ("int8", export_dir / INT8_TFLITE_FILE) if use_int8 else ("float", export_dir / FLOAT_TFLITE_FILE)
+    if importlib.util.find_spec("tensorflow") is None:
+        raise InputError(
+            f"Cannot predict with {export_dir} here: it holds a SavedModel alone, and TensorFlow, which that needs, is "
+            f"not installed. The LiteRT file was left out, since {left_out['float']}."
+        )
+    return _SAVED_MODEL, export_dir / SAVED_MODEL_DIR
+
+
+def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarray]], Any]:
+    """A signature of a SavedModel as a function of arrays, and what TensorFlow tells of it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    signature = loaded.signatures[name]
+
+    def call(**inputs: np.ndarray) -> dict[str, np.ndarray]:
+        _ = loaded  # Its variables live as long as somebody holds it.
+        answer = signature(**{key: tf.constant(value) for key, value in inputs.items()})
+        return {key: value.numpy() for key, value in answer.items()}
+
+    return call, signature
+
+
+def _saved_predictor(path: Path, given: ImageInput | TextInput, answer: str) -> Predict:
+    """A SavedModel as a function of pixels or ids; its answers are in the targets' own units."""
+    name, argument = ("tokens", "tokens") if isinstance(given, TextInput) else ("serving_default", "image")
+    call, _ = _signature(path, name)
+    return lambda inputs: call(**{argument: inputs})[answer]
+
+
+def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
+    """One step of a language model from its SavedModel, and the size of its state."""
+    call, signature = _signature(path, "step")
+
+    def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        answer = call(tokens=np.asarray(ids, np.int32), state=np.asarray(state, np.float32))
+        return answer["probabilities"], answer["state"]
+
+    return step, int(signature.structured_input_signature[1]["state"].shape[1])
 
 
 def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> Predict:

@@ -23,8 +23,10 @@ from components import storage
 from components.artifacts import (
     ARCHITECTURE_FILE,
     BEST_WEIGHTS_FILE,
+    EXPORT_FILE,
     FLOAT_TFLITE_FILE,
     INT8_TFLITE_FILE,
+    SAVED_MODEL_DIR,
     ModelInfo,
     file_crc32c,
 )
@@ -549,13 +551,24 @@ def model_digest(model_dir: Path) -> str:
     return _digest_files(model_dir, (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE), *info.class_names, *words)
 
 
+def left_out_formats(export_dir: Path) -> Mapping[str, str]:
+    """By format, why an export does not hold it; empty where it does not say."""
+    path = export_dir / EXPORT_FILE
+    return json.loads(path.read_bytes()).get("left_out", {}) if path.is_file() else {}
+
+
 def version_digest(model_dir: Path, export_dir: Path) -> str:
     """SHA-256 of what a version is: the trained model and the files that serve it.
 
     Raises:
         InputError: If a file is missing.
     """
-    return _digest_files(export_dir, (FLOAT_TFLITE_FILE, INT8_TFLITE_FILE), model_digest(model_dir))
+    left_out = left_out_formats(export_dir)
+    names = [name for form, name in (("float", FLOAT_TFLITE_FILE), ("int8", INT8_TFLITE_FILE)) if form not in left_out]
+    if not names:
+        saved_model = sorted(path for path in (export_dir / SAVED_MODEL_DIR).rglob("*") if path.is_file())
+        names = [str(path.relative_to(export_dir)) for path in saved_model]
+    return _digest_files(export_dir, names, model_digest(model_dir))
 
 
 def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:

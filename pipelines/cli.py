@@ -117,6 +117,7 @@ def _describe(summary: dict[str, Any]) -> str:
             f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged}"
             f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
         )
+    lines += [f"  {name:<12}left out: {reason}" for name, reason in summary["export"].get("left_out", {}).items()]
     if deployment := summary["deployment"]:
         line = f"  {deployment['model_name']} version {deployment['version']} is the {deployment['alias']}"
         lines += ["", line + (f", after {deployment['previous']}" if deployment["previous"] else "")]

@@ -29,6 +29,7 @@ from components.registry import (
     ModelRegistry,
     RegisteredVersion,
     Registry,
+    left_out_formats,
     model_digest,
     open_registry,
 )
@@ -80,6 +81,12 @@ def deploy_model(
             f"Cannot deploy a language model to the endpoint {params.endpoint!r}: expected a model of images or texts, "
             "which the endpoint is checked with before it serves. Leave deploy.endpoint out; it is registered all the "
             "same."
+        )
+    if params.endpoint and (reason := left_out_formats(export_dir).get("float")):
+        raise InputError(
+            f"Cannot deploy {export_dir} to the endpoint {params.endpoint!r}: its image serves the float LiteRT file, "
+            f"which the export left out, since {reason}. Leave deploy.endpoint out; it is registered all the same. To "
+            "know it before training, set export.required=[float]."
         )
     evaluation = _Evaluation.load(evaluation_dir)
     evaluation.check(model_dir, manifest)

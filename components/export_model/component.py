@@ -1,5 +1,7 @@
 """KFP wrapper of export_model."""
 
+from typing import List
+
 from kfp import dsl
 
 from components.container import IMAGE
@@ -15,6 +17,7 @@ def export_model(
     max_int8_accuracy_drop: float = 0.01,
     calibration_examples: int = 500,
     split: str = "test",
+    required: List[str] = [],
 ) -> None:
     """Export a trained model for CPU serving, compared with the trained one in a fresh process."""
     import dataclasses
@@ -30,6 +33,7 @@ def export_model(
             max_int8_accuracy_drop=max_int8_accuracy_drop,
             calibration_examples=calibration_examples,
             split=split,
+            required=tuple(required),
         )
         output = pathlib.Path(exported.path)
         result = export_model(params, pathlib.Path(records.path), pathlib.Path(model.path), output)

@@ -8,10 +8,11 @@ import logging
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,7 @@ from components import device as devices
 from components import progress, records, storage
 from components.artifacts import (
     EXPORT_FILE,
-    FLOAT_TFLITE_FILE,
-    INT8_TFLITE_FILE,
     LABEL_FEATURE,
-    SAVED_MODEL_DIR,
     TEXT_FEATURE,
     TRAIN,
     Manifest,
@@ -32,7 +30,7 @@ from components.artifacts import (
 )
 from components.errors import InputError
 from components.export_model import language_model, verification
-from components.export_model.params import Compared, ExportParams, ExportResult
+from components.export_model.params import FLOAT, FORMATS, INT8, Compared, ExportParams, ExportResult
 from components.interface import CLASSIFICATION, CORPUS, IMAGE, TASKS, TEXT, CorpusInput, ImageInput, Input, TextInput
 from components.models import UNITS_LAYER
 from components.text import copy_vocabulary, load_vocabulary, tokenizer_ops
@@ -48,11 +46,12 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         params: How close the exported model must be.
         records_dir: What create_tfrecords wrote: calibration from its train split, comparison on `params.split`.
         model_dir: What train_model wrote.
-        output: Gets saved_model/, model.tflite, model_int8.tflite and export.json; appears whole or not at all.
+        output: Gets export.json and what can be made of saved_model/, model.tflite and model_int8.tflite; appears whole
+            or not at all.
 
     Raises:
-        InputError: If a model or data set is damaged, or a format disagrees with the trained model beyond the
-            tolerance.
+        InputError: If a model or data set is damaged, or no format, or not every required one, can be made and is close
+            enough to the trained model.
     """
     storage.require_output(output, EXPORT_FILE)
     manifest = Manifest.load(records_dir)
@@ -70,27 +69,26 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
 
     model = load_trained_model(model_dir)
     with storage.staged_directory(output) as staged:
-        with _quiet():
-            copy_vocabulary(model_dir, staged, info.input)
-            if isinstance(info.input, CorpusInput):
-                language_model.write_saved_model(model, info, staged / SAVED_MODEL_DIR)
-            else:
-                _write_saved_model(model, info, model_dir, staged / SAVED_MODEL_DIR)
+        copy_vocabulary(model_dir, staged, info.input)
 
-            def calibrate() -> np.ndarray:
-                return records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
+        def calibrate() -> np.ndarray:
+            return records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
 
-            lite = _lite_models(info.input, task.answer, model, model_dir, calibrate)
-            (staged / FLOAT_TFLITE_FILE).write_bytes(lite.floating)
-            (staged / INT8_TFLITE_FILE).write_bytes(lite.quantized)
+        made = _make(_Maker(model, info, model_dir, task.answer, calibrate), staged)
         with tempfile.TemporaryDirectory(prefix="export-") as work:
             compared = _write_expectations(params, model, records_dir, manifest, Path(work))
-            formats = _verify_in_fresh_process(staged, Path(work))
+            measured = _verify_in_fresh_process(staged, Path(work), made.formats)
         judged = compared.judged
-        result = ExportResult(compared.num_examples, judged, _finite(compared.trained_score), formats)
-        _check(params, result)
+        left_out = made.left_out | _too_far(params, compared, measured)
+        if INT8 in measured and FLOAT in left_out:  # Quantised from the same, and itself judged by one figure alone.
+            left_out[INT8] = left_out.get(INT8, "the float model, of which it is made, is left out")
+        _check(params, left_out)
+        formats = {name: facts for name, facts in measured.items() if name not in left_out}
+        for name in left_out:
+            _remove(staged / verification.FILES[name])
         for facts in formats.values():
             facts[judged] = _finite(facts[judged])
+        result = ExportResult(compared.num_examples, judged, _finite(compared.trained_score), formats, left_out)
         storage.write_json(
             staged / EXPORT_FILE,
             {
@@ -104,11 +102,12 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                     **_INPUT_FACTS[info.input.kind],
                 },
                 "output": {"name": task.answer, **_scale(model)},
-                "quantization": lite.quantization,
+                "quantization": made.quantization if INT8 in formats else None,
                 "dataset_fingerprint": manifest.fingerprint,
                 "compared_on": {"split": params.split, "num_examples": result.num_examples},
                 f"trained_{judged}": result.trained_score,
                 "formats": formats,
+                "left_out": left_out,
             },
         )
     for name, facts in formats.items():
@@ -118,7 +117,16 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             f"{facts['bytes'] / 2**20:.2f} MiB, "
             f"{facts['latency_ms']:.2f} ms at batch 1, {facts['examples_per_second']:,.0f} {info.input.plural}/s",
         )
+    for name, reason in left_out.items():
+        progress.say(_STEP, f"{name} left out: {reason}")
     return result
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _finite(score: float) -> float | None:
@@ -246,10 +254,10 @@ def _without_units(model: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _LiteModels:
-    """The contents of the two LiteRT files, and what is quantised in the second."""
+    """What writes the two LiteRT files' contents, and what is quantised in the second."""
 
-    floating: bytes
-    quantized: bytes
+    floating: Callable[[], bytes]
+    quantized: Callable[[], bytes]
     quantization: str
 
 
@@ -269,8 +277,8 @@ def _(given: ImageInput, answer: str, model: Any, model_dir: Path, calibrate: Ca
     if any("While" in operation.type for operation in _traced(of_pixels, given, answer, 1).graph.get_operations()):
         return _with_loops(of_pixels, given, answer)
     return _LiteModels(
-        _convert(_converter(of_pixels, given, answer, None)),
-        _calibrated(of_pixels, given, answer, calibrate()),
+        lambda: _convert(_converter(of_pixels, given, answer, None)),
+        lambda: _calibrated(of_pixels, given, answer, calibrate()),
         "weights and activations, by calibration",
     )
 
@@ -283,7 +291,9 @@ def _(given: TextInput, answer: str, model: Any, model_dir: Path, calibrate: Cal
 @_lite_models.register
 def _(given: CorpusInput, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]) -> _LiteModels:
     return _LiteModels(
-        language_model.convert_step(model, quantize=False), language_model.convert_step(model, quantize=True), "weights"
+        lambda: _convert(language_model.step_converter(model, quantize=False)),
+        lambda: _convert(language_model.step_converter(model, quantize=True)),
+        "weights",
     )
 
 
@@ -292,10 +302,74 @@ def _with_loops(model: Any, given: Input, answer: str) -> _LiteModels:
 
     Quantised, its weights are int8, and what is computed with them is quantised as it comes: a loop is not calibrated.
     """
-    tf = records.tensorflow()
-    floating, quantized = (_converter(model, given, answer, 1) for _ in range(2))
-    quantized.optimizations = [tf.lite.Optimize.DEFAULT]
-    return _LiteModels(_convert(floating), _convert(quantized), "weights")
+
+    def convert(quantize: bool) -> bytes:
+        converter = _converter(model, given, answer, 1)
+        if quantize:
+            converter.optimizations = [records.tensorflow().lite.Optimize.DEFAULT]
+        return _convert(converter)
+
+    return _LiteModels(lambda: convert(False), lambda: convert(True), "weights")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    """A trained model, and what it takes to write it in any format."""
+
+    model: Any
+    info: ModelInfo
+    model_dir: Path
+    answer: str
+    calibrate: Callable[[], np.ndarray]
+
+    @functools.cached_property
+    def lite(self) -> _LiteModels:
+        """The model for LiteRT, traced once for both of its files."""
+        return _lite_models(self.info.input, self.answer, self.model, self.model_dir, self.calibrate)
+
+    def write(self, name: str, path: Path) -> None:
+        """Write one format."""
+        if name == FLOAT:
+            path.write_bytes(self.lite.floating())
+        elif name == INT8:
+            path.write_bytes(self.lite.quantized())
+        elif isinstance(self.info.input, CorpusInput):
+            language_model.write_saved_model(self.model, self.info, path)
+        else:
+            _write_saved_model(self.model, self.info, self.model_dir, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """The formats that could be made, why the others could not, and what int8 has in int8."""
+
+    formats: tuple[str, ...]
+    left_out: dict[str, str]
+    quantization: str | None
+
+
+def _make(maker: _Maker, directory: Path) -> _Made:
+    left_out: dict[str, str] = {}
+    with _quiet():
+        for name in FORMATS:
+            path = directory / verification.FILES[name]
+            try:
+                if name == INT8 and FLOAT in left_out:
+                    raise InputError(left_out[FLOAT])
+                maker.write(name, path)
+            except OSError:  # Of this machine's disk, not of the model.
+                raise
+            except Exception as error:  # TensorFlow raises what it happens upon.
+                left_out[name] = str(error) if isinstance(error, InputError) else _told(error)
+                _remove(path)
+    formats = tuple(name for name in FORMATS if name not in left_out)
+    return _Made(formats, left_out, maker.lite.quantization if INT8 in formats else None)
+
+
+def _told(error: Exception) -> str:
+    """An error's kind and first line."""
+    line, *_ = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {line}"
 
 
 def _calibrated(model: Any, given: Input, answer: str, calibration: np.ndarray) -> bytes:
@@ -331,11 +405,9 @@ def _convert(converter: Any) -> bytes:
         return converter.convert()
     except Exception as error:  # Each of its passes raises something else.
         operations = sorted(set(re.findall(r"'(tf\.\w+)' op", str(error))))
-        line, *_ = str(error).strip().splitlines() or [""]
-        reason = ", ".join(operations) or f"{type(error).__name__}: {line}"
         raise InputError(
-            f"LiteRT has no form for a part of this model: {reason}. Expected layers that it can run on a CPU. Replace "
-            "the layer by others and train again."
+            f"LiteRT has no form for a part of this model: {', '.join(operations) or _told(error)}. Replace the layer "
+            "by others that it can run on a CPU, and train again"
         ) from error
 
 
@@ -372,9 +444,9 @@ def _write_expectations(
     return Compared(num_examples, task.judged, task.judge(labels, expected))
 
 
-def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str, Any]]:
+def _verify_in_fresh_process(export_dir: Path, work: Path, formats: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Run verification.py as a script: isolated, so that nothing of the training code can help it."""
-    command = [sys.executable, "-I", verification.__file__, str(export_dir), str(work)]
+    command = [sys.executable, "-I", verification.__file__, str(export_dir), str(work), *formats]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode < 0:
@@ -387,28 +459,47 @@ def _verify_in_fresh_process(export_dir: Path, work: Path) -> dict[str, dict[str
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _check(params: ExportParams, result: ExportResult) -> None:
+def _too_far(params: ExportParams, compared: Compared, measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """By format, why it is too far from the trained model, for those that are."""
+    far = {}
+    for name, facts in measured.items():
+        problems = [facts["error"]] if "error" in facts else _problems(params, compared, name, facts)
+        if problems:
+            far[name] = "; ".join(problems)
+    return far
+
+
+def _problems(params: ExportParams, compared: Compared, name: str, facts: Mapping[str, Any]) -> list[str]:
+    against = f"the trained model on {compared.num_examples:,} examples"
+    if name == INT8:
+        if not math.isfinite(compared.trained_score):
+            return []
+        drop, interval = compared.trained_score - facts[compared.judged], facts["drop_interval"]
+        at_least = interval[0] if interval else -math.inf
+        if math.isfinite(drop) and at_least <= params.max_int8_accuracy_drop:
+            return []
+        return [
+            f"it loses {drop:.4f} of {compared.judged} against {against}, at least {at_least:.4f} with 95 % "
+            f"confidence, allowed {params.max_int8_accuracy_drop} (raise export.calibration_examples, or "
+            "export.max_int8_accuracy_drop)"
+        ]
     problems = []
-    for name, facts in result.formats.items():
-        if name == "int8":
-            if result.trained_score is None:
-                continue
-            drop = result.trained_score - facts[result.judged]
-            if not drop <= params.max_int8_accuracy_drop:  # Written so that NaN fails.
-                problems.append(
-                    f"int8 loses {drop:.4f} of {result.judged}, allowed {params.max_int8_accuracy_drop} (raise "
-                    "export.calibration_examples)"
-                )
-            continue
-        if not facts["max_difference"] <= params.tolerance:  # Written so that NaN fails.
-            problems.append(f"{name} differs by {facts['max_difference']:.2e}, allowed {params.tolerance:.2e}")
-        if facts["agreement"] < params.min_agreement:
-            problems.append(
-                f"{name} gives the same answer for {facts['agreement']:.4%}, required {params.min_agreement:.4%}"
-            )
-    if problems:
+    if not facts["max_difference"] <= params.tolerance:  # Written so that NaN fails.
+        problems.append(f"it differs from {against} by {facts['max_difference']:.2e}, allowed {params.tolerance:.2e}")
+    if facts["agreement"] < params.min_agreement:
+        problems.append(
+            f"it gives the same answer as {against} for {facts['agreement']:.4%}, required {params.min_agreement:.4%}"
+        )
+    return problems
+
+
+def _check(params: ExportParams, left_out: Mapping[str, str]) -> None:
+    """Refuse an export that lacks a required format, or all."""
+    lacking = [name for name in params.required if name in left_out]
+    if lacking or set(left_out) == set(FORMATS):
+        reasons = [f"{name}: {left_out[name]}" for name in lacking or FORMATS]
+        wanted = f"export.required asks for {', '.join(lacking)}" if lacking else "no format is left"
         raise InputError(
-            f"The exported model disagrees with the trained one on {result.num_examples} examples: "
-            f"{'; '.join(problems)}. Nothing was exported. Check the model for layers that behave differently on CPU, "
-            "or loosen the export section."
+            f"Nothing was exported: {wanted}. {'. '.join(reasons)}. Check the model for layers that LiteRT lacks or "
+            "that behave differently on a CPU, or loosen the export section."
         )

@@ -69,9 +69,10 @@ def _step_specs(steps: StepModel) -> list[Any]:
     ]
 
 
-def convert_step(model: Any, quantize: bool) -> bytes:
-    """One step as a LiteRT file: int32[batch] ids and the state in, float32[batch, classes + state_size] out.
+def step_converter(model: Any, quantize: bool) -> Any:
+    """What makes a LiteRT file of one step.
 
+    int32[batch] ids and the state go in, float32[batch, classes + state_size] comes out.
     Quantised, its weights are int8, and what is computed with them is quantised as it comes; the state stays float32.
     """
     tf = records.tensorflow()
@@ -82,7 +83,7 @@ def convert_step(model: Any, quantize: bool) -> bytes:
     converter.experimental_lower_to_saved_model = False  # So that weights become constants.
     if quantize:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    return converter.convert()
+    return converter
 
 
 def write_expectations(split: str, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> Compared:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.artifacts import SPLITS, TEST
-from components.errors import InputError
+from components.errors import InputError, did_you_mean
+
+SAVED_MODEL, FLOAT, INT8 = FORMATS = ("saved_model", "float", "int8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +20,11 @@ class ExportParams:
         min_agreement: Least share of examples for which these predict the same class or the same labels as the trained
             model, or numbers within a twentieth of a standard deviation.
         max_int8_accuracy_drop: How much accuracy int8 may lose against the trained model; of multi-label data micro_f1,
-            of a regression r2.
+            of a regression r2. It is left out where it loses more with 95 % confidence, which few examples do not give.
         calibration_examples: Training images that set the ranges of int8; texts need none.
         split: The split to compare on.
+        required: Formats without which nothing is exported, of `saved_model`, `float` and `int8`. Another that cannot
+            be made, or is not close enough, is left out with its reason.
     """
 
     tolerance: float = 1e-4
@@ -28,6 +32,7 @@ class ExportParams:
     max_int8_accuracy_drop: float = 0.01
     calibration_examples: int = 500
     split: str = TEST
+    required: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("tolerance", "max_int8_accuracy_drop"):
@@ -41,6 +46,12 @@ class ExportParams:
             )
         if self.split not in SPLITS:
             raise InputError(f"split must be one of {', '.join(SPLITS)}. Received: split={self.split!r}.")
+        for name in self.required:
+            if name not in FORMATS:
+                raise InputError(
+                    f"required must name some of {', '.join(FORMATS)}. Received: required={list(self.required)}."
+                    + did_you_mean(name, FORMATS)
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +71,14 @@ class ExportResult:
         num_examples: Examples compared.
         judged: The figure that is compared: `accuracy` (of a language model the next character's), `micro_f1` or `r2`.
         trained_score: That of the trained model on them; None where it cannot be measured, as R² of equal targets.
-        formats: By format (`saved_model`, `float`, `int8`): file, bytes, the figure, agreement, max_difference,
-            latency_ms at batch 1 (median) and examples_per_second at batch 64.
+        formats: By format (`saved_model`, `float`, `int8`): file, bytes, the figure, drop_interval (what it loses of
+            the figure against the trained model: the least and the most, each with 95 % confidence), agreement,
+            max_difference, latency_ms at batch 1 (median) and examples_per_second at batch 64.
+        left_out: By format, why it was not exported.
     """
 
     num_examples: int
     judged: str
     trained_score: float | None
     formats: Mapping[str, Mapping[str, Any]]
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)

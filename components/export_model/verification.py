@@ -1,17 +1,19 @@
 """Judges an export from outside: run as a script in a process of its own, it knows only the exported files.
 
-Usage: python -I verification.py EXPORT_DIR WORK_DIR. WORK_DIR holds inputs, labels, the trained model's answers,
-    and the task.
-Prints one JSON line: facts by format. It must not import anything of this project, and sees to it that it cannot.
+Usage: python -I verification.py EXPORT_DIR WORK_DIR FORMAT… WORK_DIR holds inputs, labels, the trained model's
+    answers, and the task.
+Prints one JSON line: facts by format; of one that does not load or answer, `error` alone. It must not import
+anything of this project, and sees to it that it cannot.
 """
 
 import json
+import math
 import os
 import queue
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,16 @@ _TIE = 1e-6  # Among 100,000 characters there are some with two that are likely 
 # A model for the CPU must not name another device, nor hold an operation that only exists on one.
 _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
 
+_ONE_SIDED_95 = 1.645  # Standard errors, of a normal distribution.
 _SAME_NUMBER = 0.05  # In standard deviations of a regression's target.
 
+FILES = {"saved_model": "saved_model", "float": "model.tflite", "int8": "model_int8.tflite"}
+
 Predict = Callable[[np.ndarray], np.ndarray]
+
+
+class DisagreementError(Exception):
+    """A format that is not what it has to be."""
 
 
 def _saved_model(path: Path, answer: str) -> tuple[Predict, Any]:
@@ -47,7 +56,9 @@ def _refuse_device_ops(signature: Any) -> None:
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     for node in nodes:
         if node.op.startswith(_DEVICE_OPS) or "TPU" in node.device or "GPU" in node.device:
-            raise SystemExit(f"The SavedModel is not for a CPU: node {node.name!r} is {node.op} on {node.device!r}.")
+            raise DisagreementError(
+                f"The SavedModel is not for a CPU: node {node.name!r} is {node.op} on {node.device!r}."
+            )
 
 
 def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str) -> None:
@@ -58,7 +69,7 @@ def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str) 
     encoded = tf.stack([tf.io.encode_png(image) for image in some])
     answer = loaded.signatures["encoded"](encoded=encoded)[name].numpy()
     if not np.array_equal(answer, pixels(some)):
-        raise SystemExit("The SavedModel answers differently to encoded images and to their pixels.")
+        raise DisagreementError("The SavedModel answers differently to encoded images and to their pixels.")
 
 
 def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
@@ -153,7 +164,7 @@ def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
         answer = step(tokens=tf.constant(passages[:, position]), state=state)
         state = answer["state"]
         if not np.allclose(answer["probabilities"], expected[:, position], atol=1e-4):
-            raise SystemExit(f"The SavedModel answers differently step by step, at character {position}.")
+            raise DisagreementError(f"The SavedModel answers differently step by step, at character {position}.")
 
 
 def _as_input(images: np.ndarray, given: dict[str, Any]) -> np.ndarray:
@@ -173,21 +184,52 @@ def _batches(inputs: np.ndarray) -> Iterator[np.ndarray]:
         yield np.asarray(inputs[start : start + _BATCH_SIZE])
 
 
-def _judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
-    """Accuracy, micro F1 or R², by the task."""
+def _contributions(task: str, labels: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """float64[examples, …]: what each example adds to the sums of which the task's figure is made."""
     if task == "classification":
-        return float((answers.argmax(1) == labels).mean())
+        correct = answers.argmax(1) == labels
+        return np.stack([correct, np.ones_like(correct)], axis=-1).astype(np.float64)
     if task == "language_model":
         # It answers every character of a passage; where it is not asked for one, the label is 0.
-        return float((answers.argmax(-1) == labels)[labels != 0].mean())
+        asked = labels != 0
+        correct = (answers.argmax(-1) == labels) & asked
+        return np.stack([correct.sum(1), asked.sum(1)], axis=-1).astype(np.float64)
     if task == "multi_label":
         true, predicted = labels == 1, answers > 0.5
-        hits, mistakes = int((true & predicted).sum()), int((true != predicted).sum())
-        return 2 * hits / max(2 * hits + mistakes, 1)
+        return np.stack([(true & predicted).sum(1), (true != predicted).sum(1)], axis=-1).astype(np.float64)
     truth = labels.astype(np.float64)
-    # A target that does not vary in this split has no R²: 0 / 0.
+    spread = truth - truth.mean(0)
+    return np.stack([(answers - truth) ** 2, spread, spread**2, np.ones_like(spread)], axis=-1)
+
+
+def _figure(task: str, sums: np.ndarray) -> np.ndarray:
+    """Accuracy, micro F1 or R², by the task, of sums of contributions; R² is the mean over the targets."""
+    # Of no examples nothing is known; a target that does not vary has no R²: 0 / 0.
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.mean(1 - ((answers - truth) ** 2).sum(0) / ((truth - truth.mean(0)) ** 2).sum(0)))
+        if task == "multi_label":
+            hits, mistakes = 2 * sums[..., 0], sums[..., 1]
+            return hits / np.maximum(hits + mistakes, 1)
+        if task == "regression":
+            residual, total, squares, count = np.moveaxis(sums, -1, 0)
+            return (1 - residual / (squares - total**2 / count)).mean(-1)
+        return sums[..., 0] / sums[..., 1]
+
+
+def _judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
+    return float(_figure(task, _contributions(task, labels, answers).sum(0)))
+
+
+def _drop_interval(task: str, labels: np.ndarray, expected: np.ndarray, answers: np.ndarray) -> list[float] | None:
+    """How much of the figure answers lose against those expected: the least and the most, each with 95 % confidence.
+
+    By the jackknife over the examples, which are the same for both; None of one example, or where there is no figure.
+    """
+    ours, theirs = (_contributions(task, labels, some) for some in (expected, answers))
+    drop = float(_figure(task, ours.sum(0)) - _figure(task, theirs.sum(0)))
+    without = _figure(task, ours.sum(0) - ours) - _figure(task, theirs.sum(0) - theirs)
+    spread = _ONE_SIDED_95 * math.sqrt((len(labels) - 1) * float(np.var(without)))
+    bounds = [drop - spread, drop + spread]
+    return bounds if len(labels) > 1 and np.isfinite(bounds).all() else None
 
 
 def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
@@ -213,7 +255,7 @@ def _differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.nd
 
 def _measure(
     predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     predict(np.asarray(inputs[:_BATCH_SIZE]))
     start = time.perf_counter()
     answers = np.concatenate([predict(batch) for batch in _batches(inputs)])
@@ -229,6 +271,7 @@ def _measure(
     scale = task.get("scale", 1.0)
     return {
         task["judged"]: _judge(task["task"], labels, answers),
+        "drop_interval": _drop_interval(task["task"], labels, expected, answers),
         "agreement": float(_agree(task["task"], answers, expected, scale).mean()),
         "max_difference": float(_differences(answers, expected, task.get("scale")).max()),
         "latency_ms": statistics.median(times) * 1e3,
@@ -236,40 +279,44 @@ def _measure(
     }
 
 
-def main(export_dir: Path, work: Path) -> None:
-    """Measure every format and print the facts."""
+def main(export_dir: Path, work: Path, formats: Sequence[str]) -> None:
+    """Measure some formats, each by itself, and print the facts."""
     for name in ("components", "pipelines"):
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
-    images = np.load(work / INPUTS_FILE, mmap_mode="r")
+    inputs = np.load(work / INPUTS_FILE, mmap_mode="r")
     labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
     task = json.loads((work / TASK_FILE).read_text())
-    saved_model, loaded = _saved_model(export_dir / "saved_model", task["answer"])
-    is_language_model, strings = task["task"] == "language_model", images
-    if (work / TEXTS_FILE).is_file():
-        strings = np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
-    elif is_language_model:
-        _check_steps(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model)
-    else:
-        _check_encoded(loaded, np.asarray(images[:_ENCODED_CHECKED]), saved_model, task["answer"])
+    is_language_model = task["task"] == "language_model"
     units = task.get("scale", 1.0), task.get("offset", 0.0)
 
-    def lite(file: str) -> tuple[str, Predict, Any]:
-        path = export_dir / file
+    def saved_model() -> tuple[Predict, Any]:
+        predict, loaded = _saved_model(export_dir / FILES["saved_model"], task["answer"])
+        if (work / TEXTS_FILE).is_file():
+            return predict, np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
+        some = np.asarray(inputs[:_ENCODED_CHECKED])
         if is_language_model:
-            return file, step_predictor(path, expected.shape[-1]), images
-        return file, lite_predictor(path, *units), images
+            _check_steps(loaded, some, predict)
+        else:
+            _check_encoded(loaded, some, predict, task["answer"])
+        return predict, inputs
 
-    formats = {
-        "saved_model": ("saved_model", saved_model, strings),
-        "float": lite("model.tflite"),
-        "int8": lite("model_int8.tflite"),
-    }
-    facts = {
-        name: {"file": file, "bytes": _size(export_dir / file), **_measure(predict, inputs, labels, expected, task)}
-        for name, (file, predict, inputs) in formats.items()
-    }
-    print(json.dumps(facts))
+    def lite(name: str) -> tuple[Predict, Any]:
+        path = export_dir / FILES[name]
+        return step_predictor(path, expected.shape[-1]) if is_language_model else lite_predictor(path, *units), inputs
+
+    def facts(name: str) -> dict[str, Any]:
+        try:
+            predict, given = saved_model() if name == "saved_model" else lite(name)
+            size = _size(export_dir / FILES[name])
+            return {"file": FILES[name], "bytes": size, **_measure(predict, given, labels, expected, task)}
+        except DisagreementError as error:
+            return {"error": str(error)}
+        except Exception as error:  # What a file that does not load raises depends on the library.
+            line, *_ = str(error).strip().splitlines() or [""]
+            return {"error": f"It does not answer in a fresh process: {type(error).__name__}: {line}"}
+
+    print(json.dumps({name: facts(name) for name in formats}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -13,11 +13,11 @@ from PIL import Image
 from components import records
 from components.artifacts import Manifest, ModelInfo
 from components.errors import InputError
-from components.export_model import ExportParams, export_model, exporting
-from components.export_model.params import ExportResult
-from components.interface import ImageInput
+from components.export_model import ExportParams, export_model, exporting, verification
+from components.export_model.params import Compared
 from components.models.loading import load_trained_model, predict
 from components.prediction import load_model
+from components.registry import version_digest
 from components.train_model import train_model
 
 # What a server does: it knows the export and nothing of this project.
@@ -68,6 +68,7 @@ def expected(trained_digits, test_images):
         ({"min_agreement": 1.5}, r"min_agreement=1\.5"),
         ({"max_int8_accuracy_drop": -0.1}, r"max_int8_accuracy_drop=-0\.1"),
         ({"calibration_examples": 0}, "calibration_examples=0"),
+        ({"required": ("int4",)}, r"some of saved_model, float, int8\. Received: required=\['int4'\]"),
         ({"split": "dev"}, "train, validation, test.*split='dev'"),
     ],
 )
@@ -97,9 +98,11 @@ def test_export_json_describes_the_export(export_dir, digits_records, trained_di
     assert facts["input"]["signatures"].keys() == {"serving_default", "encoded"}
     assert facts["compared_on"] == {"split": "test", "num_examples": 359}
     assert facts["formats"].keys() == {"saved_model", "float", "int8"}
+    assert facts["left_out"] == {}
     for of_format in facts["formats"].values():
         assert of_format.keys() == {
-            *("file", "bytes", "accuracy", "agreement", "max_difference", "latency_ms", "examples_per_second")
+            *("file", "bytes", "accuracy", "drop_interval", "agreement", "max_difference", "latency_ms"),
+            "examples_per_second",
         }
         assert of_format["latency_ms"] > 0
         assert (export_dir / of_format["file"]).exists()
@@ -164,9 +167,11 @@ def test_lite_models_take_any_batch(export_dir, test_images, expected, file, tol
 
 def test_disagreement_leaves_no_export(digits_records, trained_digits, tmp_path):
     """No other program computes the last bit alike, so a tolerance of zero stands for a model that went wrong."""
-    params = ExportParams(tolerance=0.0, max_int8_accuracy_drop=1.0, calibration_examples=2)
+    params = ExportParams(tolerance=0.0, calibration_examples=2, required=("float", "int8"))
     with pytest.raises(
-        InputError, match=r"disagrees with the trained one on 359 examples: .* differs by .*allowed 0\.00e"
+        InputError,
+        match=r"Nothing was exported: export.required asks for float, int8\. float: it differs from the trained model "
+        r"on 359 examples by .*allowed 0\.00e.*int8: the float model, of which it is made, is left out",
     ):
         export_model(params, digits_records, trained_digits, tmp_path / "export")
     assert list(tmp_path.iterdir()) == []
@@ -222,23 +227,81 @@ def test_a_model_of_images_with_a_loop_exports(quick, digits_records, tmp_path):
 
 def test_a_figure_that_cannot_be_measured_is_not_judged():
     """R² of a split whose targets are all equal: agreement and difference still are."""
-    same = {"r2": math.nan, "agreement": 1.0, "max_difference": 0.0}
+    same = {"r2": math.nan, "agreement": 1.0, "max_difference": 0.0, "drop_interval": None}
     formats = {name: dict(same) for name in ("saved_model", "float", "int8")}
-    exporting._check(ExportParams(), ExportResult(1, "r2", None, formats))
+    compared = Compared(1, "r2", math.nan)
+    assert exporting._too_far(ExportParams(), compared, formats) == {}
     formats["float"]["max_difference"] = 1.0
-    with pytest.raises(InputError, match="float differs by"):
-        exporting._check(ExportParams(), ExportResult(1, "r2", None, formats))
+    assert "it differs from the trained model" in exporting._too_far(ExportParams(), compared, formats)["float"]
 
 
-def test_what_litert_cannot_run_is_named():
-    import keras
+def _left_out(num_examples, num_lost, **params):
+    """Why int8 is left out that loses some of the examples, all of which the trained model knows; None if it is not."""
+    labels = np.zeros(num_examples, np.int64)
+    expected = np.tile(np.float32([1, 0]), (num_examples, 1))
+    answers = expected.copy()
+    answers[:num_lost] = [0, 1]
+    facts = {
+        "accuracy": 1 - num_lost / num_examples,
+        "drop_interval": verification._drop_interval("classification", labels, expected, answers),
+    }
+    compared = Compared(num_examples, "accuracy", 1.0)
+    return exporting._too_far(ExportParams(**params), compared, {"int8": facts}).get("int8")
 
-    image = keras.Input((8, 8, 1))
-    larger = keras.layers.UpSampling2D(interpolation="bicubic")(image)
-    model = keras.Model(image, keras.layers.GlobalAveragePooling2D()(larger))
-    converter = exporting._converter(model, ImageInput((8, 8, 1), "raw"), "probabilities", None)
-    with pytest.raises(InputError, match=r"LiteRT has no form for a part of this model: tf.ResizeBicubic"):
-        exporting._convert(converter)
+
+def test_one_image_of_a_small_test_split_is_chance():
+    assert _left_out(72, 1) is None
+    assert _left_out(72, 1, max_int8_accuracy_drop=0.0) is None
+    assert _left_out(2, 0) is None
+    reason = _left_out(72, 10)
+    assert "loses 0.1389 of accuracy against the trained model on 72 examples, at least 0.07" in reason
+    assert _left_out(10_000, 139), "the same share of more examples is none"
+    assert _left_out(72, 72)
+
+
+def test_an_operation_without_litert_form_leaves_the_saved_model(digits_records, tmp_path, quick):
+    """It is exported, registered under a digest of its own, and answers."""
+    (tmp_path / "bicubic.py").write_text(_BICUBIC)
+    params = dataclasses.replace(quick, model=str(tmp_path / "bicubic.py"), model_parameters={}, epochs=1)
+    train_model(params, digits_records, tmp_path / "model")
+    result = export_model(ExportParams(), digits_records, tmp_path / "model", tmp_path / "export")
+    assert result.formats.keys() == {"saved_model"}
+    assert result.left_out.keys() == {"float", "int8"}
+    assert "tf.ResizeBicubic" in result.left_out["float"]
+    assert {path.name for path in (tmp_path / "export").iterdir()} == {"saved_model", "export.json"}
+    facts = json.loads((tmp_path / "export" / "export.json").read_text())
+    assert facts["left_out"] == result.left_out
+    assert facts["quantization"] is None
+    images = records.load_split(digits_records, Manifest.load(digits_records), "test").inputs[:5]
+    expected = predict(load_trained_model(tmp_path / "model"), images, 5)
+    np.testing.assert_allclose(load_model(tmp_path / "export").predict(images), expected, atol=1e-5)
+    with pytest.raises(InputError, match=r"Cannot predict with int8 .* left it out, since LiteRT has no form"):
+        load_model(tmp_path / "export", use_int8=True)
+    before = version_digest(tmp_path / "model", tmp_path / "export")
+    (tmp_path / "export" / "saved_model" / "saved_model.pb").write_bytes(b"another")
+    assert version_digest(tmp_path / "model", tmp_path / "export") != before
+
+
+def test_an_export_without_any_format_or_a_required_one_is_refused():
+    left_out = {"float": "LiteRT has no form for tf.X", "int8": "LiteRT has no form for tf.X"}
+    exporting._check(ExportParams(required=("saved_model",)), left_out)
+    with pytest.raises(InputError, match=r"export.required asks for float. float: LiteRT has no form for tf.X. Check"):
+        exporting._check(ExportParams(required=("float",)), left_out)
+    with pytest.raises(InputError, match=r"no format is left. saved_model: TypeError: no. float: LiteRT has no form"):
+        exporting._check(ExportParams(), {"saved_model": "TypeError: no", **left_out})
+
+
+_BICUBIC = """
+import keras
+from keras import layers
+
+
+def build_model(image_shape, num_classes):
+    image = keras.Input(image_shape, dtype="uint8")
+    larger = layers.UpSampling2D(interpolation="bicubic")(layers.Rescaling(1 / 255)(image))
+    answer = layers.Dense(num_classes, activation="softmax", dtype="float32")(layers.Flatten()(larger))
+    return keras.Model(image, answer)
+"""
 
 
 @pytest.mark.slow  # Trains on JAX in mixed precision, in a process of its own, and exports: 25 s.

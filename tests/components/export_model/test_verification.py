@@ -1,5 +1,6 @@
 import ast
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def test_verification_cannot_import_this_project_even_if_it_wanted_to(tmp_path):
         "import runpy, sys\n"
         f"space = runpy.run_path({str(_SOURCE)!r})\n"
         "try:\n"
-        f"    space['main'](space['Path']({str(tmp_path)!r}), space['Path']({str(tmp_path)!r}))\n"
+        f"    space['main'](space['Path']({str(tmp_path)!r}), space['Path']({str(tmp_path)!r}), ['float'])\n"
         "except FileNotFoundError:\n"  # There is nothing to verify; the block stands by then.
         "    pass\n"
         "for name in ('components', 'pipelines', 'components.models'):\n"
@@ -60,7 +61,14 @@ def _work(folder, expected):
 def test_verification_tells_wrong_expectations(exported_digits, tmp_path):
     """Expectations that no model meets: the facts must say so, whatever the trained model was."""
     expected = np.full((20, 10), -1, np.float32)
-    words = [sys.executable, "-I", str(_SOURCE), exported_digits.path, str(_work(tmp_path, expected))]
+    words = [
+        sys.executable,
+        "-I",
+        str(_SOURCE),
+        exported_digits.path,
+        str(_work(tmp_path, expected)),
+        *verification.FILES,
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
     for facts in json.loads(done.stdout.splitlines()[-1]).values():
         assert facts["max_difference"] > 1
@@ -68,15 +76,39 @@ def test_verification_tells_wrong_expectations(exported_digits, tmp_path):
 
 
 @pytest.mark.slow  # Another process with TensorFlow: 5 s.
-def test_verification_fails_on_a_damaged_export(exported_digits, tmp_path):
+def test_a_damaged_format_is_named_and_the_others_are_measured(exported_digits, tmp_path):
     import shutil
 
     shutil.copytree(exported_digits.path, tmp_path / "export")
     file = tmp_path / "export" / "model.tflite"
     file.write_bytes(file.read_bytes()[:1000])
     work = _work(tmp_path, np.full((20, 10), 0.1, np.float32))
-    words = [sys.executable, "-I", str(_SOURCE), str(tmp_path / "export"), str(work)]
-    assert subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path).returncode != 0
+    words = [sys.executable, "-I", str(_SOURCE), str(tmp_path / "export"), str(work), "float", "int8"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["float"]["error"].startswith("It does not answer in a fresh process: ")
+    assert facts["int8"]["agreement"] <= 1
+
+
+def test_what_a_format_loses_is_an_interval_of_the_paired_difference():
+    """Against a bootstrap of the examples, and, where every example counts alike, the textbook's formula."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(5, 2, (300, 2))
+    ours, theirs = (truth + rng.normal(0, noise, truth.shape) for noise in (0.3, 0.6))
+    low, high = verification._drop_interval("regression", truth, ours, theirs)
+    drops = []
+    for _ in range(2000):
+        some = rng.integers(0, 300, 300)
+        drops.append(
+            np.subtract(*(verification._judge("regression", truth[some], one[some]) for one in (ours, theirs)))
+        )
+    np.testing.assert_allclose([low, high], np.quantile(drops, [0.05, 0.95]), atol=0.006)
+    labels, expected = np.zeros(100, int), np.tile([1.0, 0.0], (100, 1))
+    answers = np.where(np.arange(100)[:, None] < 9, [0.0, 1.0], expected)
+    half = 1.645 * math.sqrt(0.09 * 0.91 / 100)
+    interval = verification._drop_interval("classification", labels, expected, answers)
+    assert interval == pytest.approx([0.09 - half, 0.09 + half], rel=0.01)
+    assert verification._drop_interval("classification", labels[:1], expected[:1], answers[:1]) is None
 
 
 def test_lite_predictor_follows_the_batch(exported_digits):
