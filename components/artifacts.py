@@ -94,6 +94,7 @@ class Manifest:
         fingerprint: SHA-256 of the content: the same examples in the same order give the same one.
         source: Where the examples came from.
         split_rule: How they were divided, in words.
+        split_rule_version: Of the rule that divides; equal examples are divided alike by equal versions.
         input: What an example is. Its fields stand among the others in the file, and `input` there is its kind.
         task: What a model is asked about it; a key of `interface.TASKS`.
         features: The type of each field of a tf.train.Example.
@@ -111,6 +112,7 @@ class Manifest:
     class_names: tuple[str, ...]
     splits: Mapping[str, Split]
     quarantined: tuple[Quarantined, ...] = ()
+    split_rule_version: int = 1
 
     def save(self, directory: Path) -> None:
         """Write `dataset.json` into `directory`."""

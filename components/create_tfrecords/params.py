@@ -23,9 +23,11 @@ class WriteParams:
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
         test_fraction: Share of all examples to hold out, where the source has no test split.
-        stratify: Hold out the same share of every class, exactly. Without it, an example stays in its split
-            when others are added. Only classification has one class per example; other tasks divide by hash.
-        group_column: A CSV column; examples that share its value stay in one split.
+        stratify: Have every class in every split: one that drew no example lends its nearest, and takes it back once
+            others come. Without it, an example stays in its split whatever is added. Only classification has one
+            class per example; other tasks divide by hash.
+        group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
+            nearest share.
         seed: Salt of the split and of the order in which examples are stored.
         image_size: (height, width) to resize to; empty means that all images must have one size already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.

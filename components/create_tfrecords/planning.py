@@ -7,7 +7,7 @@ import numpy as np
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources import Listing, list_examples
-from components.create_tfrecords.splitting import assign_splits, storage_order
+from components.create_tfrecords.splitting import assign_splits, storage_order, tell_apart
 from components.create_tfrecords.targets import check_variation
 from components.errors import InputError
 from components.interface import CLASSIFICATION, REGRESSION
@@ -53,8 +53,9 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
     if listing.corpus is not None and listing.splits is not None:
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
         return DatasetPlan(listing, places, listing.corpus.split_rule)
+    identities = listing.identities or listing.keys
     splits, rule = assign_splits(
-        listing.keys,
+        identities,
         listing.labels,
         listing.splits,
         validation_fraction=params.validation_fraction,
@@ -63,14 +64,14 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
         stratify=params.stratify and params.task == CLASSIFICATION,
         groups=listing.groups,
     )
-    order = storage_order(listing.keys, params.seed)
+    order = storage_order(tell_apart(identities, listing.labels), params.seed)
     by_split = {name: order[splits[order] == name] for name in SPLITS}
     asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
     for name, fraction in asked.items():
         if fraction and not len(by_split[name]):
             raise InputError(
                 f"The {name!r} split has no examples: {len(listing.keys)} in {params.source!r}, divided so: {rule}. "
-                f"Set data.{name}_fraction higher or to 0, or add data{_where(listing, params)}."
+                f"Set data.{name}_fraction higher or to 0, try another data.seed, or add data{_where(listing, params)}."
                 if name != TRAIN
                 else f"The 'train' split of {params.source!r} has no examples. Add a train/ folder, or lower the "
                 "fractions."

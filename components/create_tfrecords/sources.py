@@ -21,6 +21,7 @@ import numpy as np
 
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.create_tfrecords.copies import identify
 from components.create_tfrecords.corpus import Corpus, list_passages, read_corpus
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.targets import (
@@ -59,6 +60,8 @@ class Listing:
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         version: What identifies an array source's content, or a CSV's own.
         notes: What was left out, for people.
+        identities: What an example is known by wherever it stands: its id, or a hash of its content, which copies share;
+            None where that is its key.
     """
 
     source: str
@@ -75,6 +78,7 @@ class Listing:
     corpus: Corpus | None = None
     version: str = ""
     notes: tuple[str, ...] = ()
+    identities: tuple[str, ...] | None = None
 
     def stat_digest(self) -> str:
         """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
@@ -364,6 +368,7 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         read = split_labels if params.task == MULTI_LABEL else index_labels
         labels, classes = read([row["label"] for row in rows], params.class_names, paths)
     order = sorted(range(len(paths)), key=paths.__getitem__)
+    texts = tuple(rows[i]["text"].encode() for i in order) if kind == TEXT else None
     files: dict[str, storage.StoredFile] = {}
     if kind == TEXT:
         pass
@@ -382,9 +387,10 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
         root=root if kind == IMAGE else "",
         files=files,
-        texts=tuple(rows[i]["text"].encode() for i in order) if kind == TEXT else None,
+        texts=texts,
         kind=kind,
         version=hashlib.sha256(content).hexdigest(),
+        identities=texts and tuple(identify(text).hex() for text in texts),
     )
 
 
@@ -436,6 +442,7 @@ def _from_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
         splits=splits,
         images=images,
         version=version,
+        identities=tuple(identify(image).hex() for image in images),
     )
 
 
@@ -675,6 +682,7 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
         texts=tuple(texts),
         kind=TEXT,
         version=digest.hexdigest(),
+        identities=tuple(identify(text).hex() for text in texts),
     )
 
 

@@ -34,6 +34,7 @@ from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sharding import plan_shards
 from components.create_tfrecords.sources import Listing
+from components.create_tfrecords.splitting import SPLIT_RULE_VERSION
 from components.create_tfrecords.targets import check_variation, describe_targets
 from components.errors import InputError
 from components.images import (
@@ -424,6 +425,7 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         fingerprint=merger.fingerprint(listing.class_names, rule),
         source=listing.source,
         split_rule=plan.split_rule,
+        split_rule_version=SPLIT_RULE_VERSION,
         input=rule.input,
         task=params.task,
         features={**rule.features, LABEL_FEATURE: TASKS[params.task].stored_dtype, KEY_FEATURE: "bytes"},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from components.create_tfrecords import splitting
-from components.create_tfrecords.splitting import assign_splits, hash_unit, hold_out, storage_order
+from components.create_tfrecords.splitting import assign_splits, hash_unit, storage_order, tell_apart
 
 KEYS = [f"img/{i}.png" for i in range(1000)]
 LABELS = np.arange(1000) % 7
@@ -48,25 +48,67 @@ def test_assign_splits_does_not_depend_on_listing_order(stratify):
     assert mixed.tolist() == straight[shuffled].tolist()
 
 
-@pytest.mark.parametrize("members", [2, 3, 5, 10, 99, 100])
-def test_stratified_shares_are_exact_per_class(members):
-    labels = np.repeat([0, 1, 2], members)
-    keys = [f"{label}/{i}" for i, label in enumerate(labels)]
-    held = hold_out(keys, labels, 0.2, purpose="test")
-    wanted = min(max(int(np.floor(0.2 * members + 0.5)), 1), members - 1)
-    assert [int(held[labels == label].sum()) for label in range(3)] == [wanted] * 3
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [(1, ["train"]), (2, ["test", "train"]), (3, ["test", "train", "validation"])],
+)
+def test_a_class_of_few_has_what_it_can_in_every_split(members, expected):
+    for seed in range(20):
+        splits, _ = _split(keys=[f"{i}" for i in range(members)], labels=np.zeros(members, int), seed=seed)
+        assert sorted(splits.tolist()) == expected
 
 
-def test_stratified_hold_out_leaves_a_class_of_one_in_training():
-    held = hold_out(["a", "b", "c"], np.array([0, 1, 1]), 0.5, purpose="test")
-    assert not held[0]
-    assert held.sum() == 1
+def test_every_class_is_in_every_split():
+    labels = np.arange(120) % 12
+    for seed in range(50):
+        splits, _ = _split(keys=[f"{i}" for i in range(120)], labels=labels, seed=seed)
+        assert all(len(set(labels[splits == name].tolist())) == 12 for name in ("train", "validation", "test"))
 
 
-def test_unstratified_adding_examples_moves_none():
-    before, _ = _split(stratify=False)
-    after, _ = _split(keys=KEYS + [f"new/{i}" for i in range(500)], labels=np.zeros(1500, int), stratify=False)
-    assert after[:1000].tolist() == before.tolist()
+def test_copies_stay_together_under_whatever_label():
+    keys = [f"{i // 3}" for i in range(120)]
+    for seed in range(50):
+        splits, _ = _split(keys=keys, labels=np.arange(120) % 7, seed=seed)
+        assert len(set(zip(keys, splits.tolist(), strict=True))) == 40
+
+
+def _grow(random: np.random.Generator, least: int, most: int, **options) -> tuple[np.ndarray, np.ndarray]:
+    """The splits of a data set's examples before and after it has grown, at most to the double."""
+    before = int(random.integers(least, most))
+    labels = random.integers(0, random.integers(2, 6), before + int(random.integers(1, before)))
+    keys = [str(key) for key in random.integers(0, 2**62, len(labels))]
+    first, _ = _split(keys=keys[:before], labels=labels[:before], **options)
+    # Growth has no direction: new examples come in front, behind and between.
+    order = random.permutation(len(keys))
+    then, _ = _split(keys=[keys[i] for i in order], labels=labels[order], **options)
+    return first, then[np.argsort(order)[:before]]
+
+
+def test_a_thousand_data_sets_grow_and_no_example_leaves_the_test_split_for_training():
+    random = np.random.default_rng(0)
+    for _ in range(1000):
+        before, after = _grow(random, 100, 600)
+        assert not np.any((before == "test") & (after == "train"))
+        assert not np.any((before == "train") & (after == "test"))
+
+
+def test_a_thousand_small_data_sets_grow_and_without_stratification_nothing_moves():
+    random = np.random.default_rng(0)
+    for _ in range(1000):
+        before, after = _grow(random, 3, 60, stratify=False)
+        assert before.tolist() == after.tolist()
+
+
+def test_small_classes_take_back_only_what_they_lent():
+    keys, labels = [f"{i}" for i in range(30)], np.arange(30) % 3
+    drawn, _ = _split(keys=keys, labels=labels, stratify=False)
+    for count in range(3, 30):
+        splits, _ = _split(keys=keys[:count], labels=labels[:count])
+        for label in range(3):
+            ours = (labels[:count] == label) & (splits == "test")
+            wanted = (labels[:count] == label) & (drawn[:count] == "test")
+            # All that were drawn, unless all of the class were; one that is lent where none was.
+            assert (ours & wanted).sum() == ours.sum() or (not wanted.any() and ours.sum() == 1)
 
 
 @pytest.mark.parametrize("stratify", [True, False])
@@ -77,6 +119,31 @@ def test_groups_never_straddle_splits(stratify):
     assert all(len(found) == 1 for found in by_group.values())
     assert set(splits.tolist()) == {"train", "validation", "test"}
     assert "by group" in rule
+
+
+@pytest.mark.parametrize("count", [3, 5, 10, 20])
+def test_few_groups_are_filled_to_the_nearest_share(count):
+    groups = [f"patient-{i % count}" for i in range(600)]
+    for seed in range(50):
+        splits, _ = _split(keys=[f"{i}" for i in range(600)], labels=np.zeros(600, int), groups=groups, seed=seed)
+        share = np.mean(splits == "test")
+        assert abs(share - 0.2) <= max(0.05, 0.5 / count, 1 / count - 0.2) + 1e-9
+        assert set(splits.tolist()) == {"train", "validation", "test"}
+
+
+def test_a_group_of_half_of_all_is_not_tested_for_a_fifth():
+    groups = ["large"] * 300 + [f"{i % 10}" for i in range(300)]
+    for seed in range(50):
+        splits, _ = _split(keys=[f"{i}" for i in range(600)], labels=np.zeros(600, int), groups=groups, seed=seed)
+        assert np.mean(splits == "test") == pytest.approx(0.2, abs=0.051)
+
+
+def test_many_groups_stay_where_they_are_when_others_come():
+    def split(count: int) -> np.ndarray:
+        groups = [f"patient-{i // 4}" for i in range(count)]
+        return _split(keys=[f"{i}" for i in range(count)], labels=np.zeros(count, int), groups=groups)[0]
+
+    assert split(8800)[:8000].tolist() == split(8000).tolist()
 
 
 def test_the_sources_own_splits_are_kept():
@@ -90,7 +157,7 @@ def test_fractions_fill_in_only_the_split_that_the_source_lacks():
     own = np.array(["train"] * 700 + ["test"] * 300)
     splits, rule = _split(own=own)
     assert (splits == "test").tolist() == (own == "test").tolist()
-    assert 65 <= int((splits == "validation").sum()) <= 75
+    assert 50 <= int((splits == "validation").sum()) <= 90
     assert rule == "the source's own test, train; validation held out of the rest stratified by class, seed 0"
 
 
@@ -106,6 +173,10 @@ def test_storage_order_is_a_permutation_that_follows_keys_not_places():
     assert order.tolist() != list(range(1000))
     backwards = KEYS[::-1]
     assert [backwards[i] for i in storage_order(backwards, seed=1)] == [KEYS[i] for i in order]
+
+
+def test_what_repeats_is_told_apart_by_label_and_count():
+    assert tell_apart(["b", "a", "a", "a"], np.array([0, 1, 2, 1])) == ["b", "a/1/1", "a/2/1", "a/1/2"]
 
 
 def test_hash_unit_is_uniform_and_independent_between_purposes():
