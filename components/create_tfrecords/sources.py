@@ -21,7 +21,6 @@ import numpy as np
 
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
-from components.create_tfrecords.copies import identify
 from components.create_tfrecords.corpus import Corpus, list_passages, read_corpus
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.targets import (
@@ -33,6 +32,7 @@ from components.create_tfrecords.targets import (
     split_labels,
 )
 from components.errors import InputError, did_you_mean
+from components.identities import identify
 from components.images import has_image_suffix
 from components.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from components.text import MAX_CSV_FIELD_CHARACTERS
@@ -60,7 +60,7 @@ class Listing:
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         version: What identifies an array source's content, or a CSV's own.
         notes: What was left out, for people.
-        identities: What an example is known by wherever it stands: its id, or a hash of its content, which copies share;
+        identities: What an example is known by wherever it stands: its id, or a hash of its content, equal for copies;
             None where that is its key.
     """
 
@@ -390,7 +390,7 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         texts=texts,
         kind=kind,
         version=hashlib.sha256(content).hexdigest(),
-        identities=texts and tuple(identify(text).hex() for text in texts),
+        identities=tuple(identify(text).hex() for text in texts) if texts else None,
     )
 
 

@@ -37,6 +37,7 @@ from components.create_tfrecords.sources import Listing
 from components.create_tfrecords.splitting import SPLIT_RULE_VERSION
 from components.create_tfrecords.targets import check_variation, describe_targets
 from components.errors import InputError
+from components.identities import EXAMPLES_FILE, identify, save_identities
 from components.images import (
     ImageRule,
     UnreadableImageError,
@@ -75,7 +76,6 @@ _RECORD_OVERHEAD_BYTES = 80  # Framing, field names and the key; an estimate, fo
 _TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
 _SHOWN, _CLASSES_SHOWN = 5, 10
 _LISTED = 100  # Of bad inputs, when there are too many of them.
-_IDENTITY_BYTES = 16
 
 
 class _UnusableError(Exception):
@@ -97,12 +97,12 @@ class _Stored:
     Attributes:
         fields: Of its record, without label and key.
         counts: What its split's statistics add up.
-        identity: Equal for equal examples; empty where nobody asks.
+        identity: Equal for equal examples.
     """
 
     fields: Mapping[str, bytes | int]
+    identity: bytes
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    identity: bytes = b""
 
 
 class _Rule(Protocol):
@@ -146,7 +146,7 @@ class _ImageRule:
             raise _UnusableError(str(error)) from error
         if shape != self.input.image_shape:
             raise _OddShapeError(shape)
-        return _Stored({ImageInput.feature: payload})
+        return _Stored({ImageInput.feature: payload}, identify(payload))
 
     def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...]]:
         if self.input.encoding == ENCODED:
@@ -185,13 +185,13 @@ class _TextRule:
         wanted = self.input.num_tokens
         return _Stored(
             {TextInput.feature: ids, TEXT_FEATURE: content},
+            identify(content),
             {
                 "num_truncated": int(encoded.num_tokens > wanted),
                 "num_padded": int(encoded.num_tokens < wanted),
                 "num_tokens": min(encoded.num_tokens, wanted),
                 "num_unknown": encoded.num_unknown,
             },
-            hashlib.blake2b(content, digest_size=_IDENTITY_BYTES).digest(),
         )
 
 
@@ -205,7 +205,7 @@ class _Part:
     bad: list[Quarantined]
     odd: tuple[str, tuple[int, ...]] | None
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
-    identities: tuple[bytes, ...] = ()
+    identities: bytes = b""
 
 
 def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None = None) -> WriteResult:
@@ -269,7 +269,9 @@ def _check_target(directory: Path, source: str) -> None:
 
 
 def _is_ours(file: Path) -> bool:
-    return file.is_file() and (file.name in (MANIFEST_FILE, VOCABULARY_FILE) or file.suffix == ".tfrecord")
+    return file.is_file() and (
+        file.name in (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE) or file.suffix == ".tfrecord"
+    )
 
 
 def _choose_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_Rule, int]:
@@ -434,6 +436,7 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         quarantined=tuple(merger.bad),
     )
     _check_budget(params, plan, manifest)
+    save_identities(staged, {name: bytes(some) for name, some in merger.identities.items()})
     _say_content(manifest)
     if isinstance(rule, _TextRule):
         save_vocabulary(rule.vocabulary, staged)
@@ -470,7 +473,7 @@ class _Merger:
         self._labels: dict[tuple[str, str], list[Any]] = {}
         self._crc: dict[tuple[str, str], int] = {}
         self._counts: dict[str, Counter[str]] = {}
-        self._seen: set[bytes] = set()
+        self.identities: dict[str, bytearray] = {}
         self.bad: list[Quarantined] = []
 
     def add(self, split: str, name: str, part: _Part) -> None:
@@ -487,12 +490,8 @@ class _Merger:
         # Record by record, so that the size of shards and tasks does not show.
         self._digest.update(part.digests)
         self.bad.extend(part.bad)
-        counts = self._counts.setdefault(split, Counter())
-        counts.update(part.counts)
-        if part.identities and split == TRAIN:  # The training split comes first.
-            self._seen.update(part.identities)
-        elif part.identities:
-            counts["num_also_in_train"] += sum(one in self._seen for one in part.identities)
+        self._counts.setdefault(split, Counter()).update(part.counts)
+        self.identities.setdefault(split, bytearray()).extend(part.identities)
 
     def fingerprint(self, class_names: Sequence[str], rule: _Rule) -> str:
         self._digest.update(repr((class_names, rule.input)).encode())
@@ -515,9 +514,15 @@ class _Merger:
                     Shard(name, len(labels), (self._directory / name).stat().st_size, f"{self._crc[split, name]:08x}")
                     for name, labels in members.items()
                 ),
-                statistics=dict(self._counts[split]),
+                statistics={**self._counts[split], **self._count_also_in_train(split)},
             )
         return result
+
+    def _count_also_in_train(self, split: str) -> dict[str, int]:
+        if split == TRAIN:
+            return {}
+        ours, trained = (np.frombuffer(self.identities.get(name, b""), "<u8") for name in (split, TRAIN))
+        return {"num_also_in_train": int(np.isin(ours, trained).sum())}
 
 
 def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
@@ -534,7 +539,7 @@ def _write_part(rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[st
     bad: list[Quarantined] = []
     digests: list[bytes] = []
     counts: Counter[str] = Counter()
-    identities: list[bytes] = []
+    identities = bytearray()
     for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
         try:
             stored = rule.store(storage.read_bytes(f"{rule.root}/{key}") if contents is None else contents[position])
@@ -548,11 +553,10 @@ def _write_part(rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[st
         frames.append(frame)
         kept.append(label)
         counts.update(stored.counts)
-        if stored.identity:
-            identities.append(stored.identity)
+        identities += stored.identity
     with open(path, "wb") as file:
         file.writelines(frames)
-    return _Part(path, kept, b"".join(digests), bad, None, counts, tuple(identities))
+    return _Part(path, kept, b"".join(digests), bad, None, counts, bytes(identities))
 
 
 def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:

@@ -27,6 +27,7 @@ from components.evaluate_model import language_model
 from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
 from components.evaluate_model.language_report import LanguageReportContent, render_language_report
+from components.evaluate_model.leaks import Unseen, find_seen_examples
 from components.evaluate_model.metrics import compute_metrics, scalar_metrics
 from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
@@ -72,7 +73,10 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         judge = _judge_passages if manifest.task == LANGUAGE_MODEL else _judge_examples
         judged = judge(params, device, records_dir, manifest, models)
     champion_metrics = judged.scalars[1] if found.directory else None
-    decision = decide(params, judged.scalars[0], champion_metrics, num_not_finite=judged.num_not_finite)
+    fair = (judged.unseen and judged.unseen.scalars) or judged.scalars
+    decision = decide(params, fair[0], fair[1] if found.directory else None, num_not_finite=judged.num_not_finite)
+    if judged.unseen:
+        decision = dataclasses.replace(decision, reasons=(judged.unseen.reason, *decision.reasons))
     result = EvaluateResult(
         promote=decision.promote,
         reasons=decision.reasons,
@@ -92,6 +96,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
                 "challenger": dataclasses.asdict(judged.metrics[0]),
                 "champion": dataclasses.asdict(judged.metrics[1]) if found.directory else None,
                 "registered_champion": found.registered,
+                "unseen": dataclasses.asdict(judged.unseen) if judged.unseen else None,
             },
         )
         np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
@@ -147,6 +152,7 @@ class _Judged:
         predictions: The arrays of predictions.npz: `labels`, and `probabilities` or `values` as the exported
             model gives them.
         render: The report.
+        unseen: The same figures without what a model has trained on, where it has trained on some of the split.
     """
 
     metrics: Sequence[Any]
@@ -154,6 +160,7 @@ class _Judged:
     num_not_finite: int
     predictions: Mapping[str, Any]
     render: Callable[[ModelInfo, EvaluateResult], str]
+    unseen: Unseen | None = None
 
 
 def _judge_examples(
@@ -165,6 +172,12 @@ def _judge_examples(
     outputs = np.where(bad[:, :, None], _no_answer(manifest), scored.outputs)
     compute = METRICS_BY_TASK[manifest.task]
     metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
+    seen = find_seen_examples(params.split, records_dir, models)
+    unseen = None
+    if seen is not None:
+        rest = ~seen.any(axis=0)
+        left = [compute(scored.labels[rest], of_one[rest], manifest, params) for of_one in outputs if rest.any()]
+        unseen = Unseen.of(seen, scored.keys, [scalar_metrics(one) for one in left])
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         return render_report(
@@ -177,6 +190,7 @@ def _judge_examples(
         num_not_finite=int(bad[0].sum()),
         predictions={"labels": scored.labels, manifest.interface.task.answer: outputs[0]},
         render=render,
+        unseen=unseen,
     )
 
 
@@ -365,6 +379,7 @@ def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mappi
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
         "Best epoch": str(training["best_epoch"]),
         **_text_facts(params.split, manifest),
+        **_copy_facts(params.split, manifest),
     }
 
 
@@ -373,13 +388,15 @@ def _text_facts(split: str, manifest: Manifest) -> Mapping[str, str]:
     if not isinstance(given, TextInput):
         return {}
     side = "last" if given.truncate == START else "first"
-    facts = {
+    return {
         "Texts": f"the {side} {given.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
         "Unknown words": f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens",
     }
-    if "num_also_in_train" in told:
-        facts["Also in train"] = f"{told['num_also_in_train']:,} texts, word for word"
-    return facts
+
+
+def _copy_facts(split: str, manifest: Manifest) -> Mapping[str, str]:
+    copies = manifest.split(split).statistics.get("num_also_in_train")
+    return {} if copies is None else {"Also in train": f"{copies:,} {manifest.input.plural}, exact copies"}
 
 
 def _history(model_dir: Path) -> list[dict[str, Any]]:

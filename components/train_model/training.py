@@ -27,6 +27,7 @@ from components.artifacts import (
 )
 from components.errors import InputError
 from components.feeding import EpochReader, open_training_split, steps_per_epoch
+from components.identities import save_trained_on
 from components.models import build_model
 from components.models.compiling import compile_model
 from components.models.loading import check_rebuilds, predict, save_architecture
@@ -322,6 +323,7 @@ class _Session:
             if self._tensorboard_dir().is_dir():
                 storage.link_tree(self._tensorboard_dir(), staged / _TENSORBOARD_DIR)
             copy_vocabulary(self._records_dir, staged, self.manifest.input)
+            save_trained_on(self._records_dir, staged)
             ModelInfo(
                 name=self.params.model,
                 parameters=dict(self.params.model_parameters),

@@ -128,7 +128,17 @@ def test_json_of_another_shape_is_refused(saved, content):
         Manifest.load(saved)
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Manifest)])
+_SINCE_THE_FIRST = [field.name for field in dataclasses.fields(Manifest) if field.name != "split_rule_version"]
+
+
+def test_a_manifest_from_before_rules_had_versions_is_of_the_first(saved):
+    values = json.loads((saved / "dataset.json").read_text())
+    del values["split_rule_version"]
+    (saved / "dataset.json").write_text(json.dumps(values))
+    assert Manifest.load(saved).split_rule_version == 1
+
+
+@pytest.mark.parametrize("field", _SINCE_THE_FIRST)
 def test_a_missing_field_is_refused_by_name(saved, field):
     values = json.loads((saved / "dataset.json").read_text())
     del values[field]

@@ -27,8 +27,10 @@ def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
     targets = np.zeros(SAMPLE_EXAMPLES * 2, np.float32)
     params = WriteParams(f"npz:{tmp_path / 'rare.npz'}", task="regression", validation_fraction=0.0, test_fraction=0.0)
 
+    images = np.random.default_rng(0).integers(0, 256, (len(targets), 2, 4), np.uint8)
+
     def sample():
-        np.savez(tmp_path / "rare.npz", x=np.zeros((len(targets), 2, 2), np.uint8), y=targets)
+        np.savez(tmp_path / "rare.npz", x=images, y=targets)
         plan = plan_dataset(params)
         return plan, _sample(plan, params.task)
 

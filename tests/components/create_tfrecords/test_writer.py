@@ -396,7 +396,8 @@ def tiny_disk(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_disk_that_fills_up_leaves_nothing_behind(tiny_disk, tmp_path, monkeypatch, workers):
-    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).integers(0, 256, (9000, 8, 8), np.uint8), y=np.arange(9000) % 2)
+    images = np.random.default_rng(0).integers(0, 256, (9000, 8, 8), np.uint8)
+    np.savez(tmp_path / "x.npz", x=images, y=np.arange(9000) % 2)
     monkeypatch.setattr(storage, "require_free_bytes", lambda path, num_bytes: None)  # It would notice.
     with pytest.raises(
         InputError, match=r"Could not write .*/out: the disk is full \(.* MiB free\).*unchanged. Free some"

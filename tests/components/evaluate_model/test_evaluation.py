@@ -12,6 +12,7 @@ from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.evaluate_model.metrics import compute_metrics, scalar_metrics
+from components.identities import load_identities
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
 
@@ -132,6 +133,44 @@ def test_broken_model_is_rejected_with_exit_code_3_and_a_readable_report(
     assert gate["reasons"][0] == "failed: 359 predictions are not finite numbers"
     assert "359 predictions are not finite numbers" in (tmp_path / "evaluation" / "report.html").read_text()
     assert "NaN" not in (tmp_path / "evaluation" / "evaluation.json").read_text()
+
+
+def test_what_a_model_has_trained_on_is_left_out_of_the_comparison_and_named(digits_records, trained_digits, tmp_path):
+    champion = tmp_path / "champion"
+    shutil.copytree(trained_digits, champion)
+    test = load_identities(digits_records, "test")
+    np.save(champion / "trained_on.npy", np.unique(test[:100]))
+    params = dataclasses.replace(_CPU, champion=str(champion))
+    result = evaluate_model(params, digits_records, trained_digits, tmp_path / "e")
+    scored = _scored(tmp_path / "e")
+    keys = records.load_split(digits_records, Manifest.load(digits_records), "test", with_keys=True).keys
+    assert result.reasons[0] == (
+        "passed: judged on 259 examples, without 100 which have been trained on (by the model 0, by the champion 100)"
+    )
+    assert scored["unseen"]["keys"] == list(keys[:100])
+    assert result.num_examples == 359
+    with np.load(tmp_path / "e" / "predictions.npz") as predictions:
+        rest = compute_metrics(predictions["labels"][100:], predictions["probabilities"][100:], list("0123456789"))
+    assert scored["unseen"]["scalars"] == [scalar_metrics(rest)] * 2
+    assert f"accuracy {rest.accuracy:.4f} ties with" in result.reasons[1]
+
+
+def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trained_digits, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(trained_digits, model)
+    np.save(model / "trained_on.npy", np.unique(load_identities(digits_records, "test")))
+    result = evaluate_model(_CPU, digits_records, model, tmp_path / "e")
+    assert result.reasons[0] == (
+        "passed: judged on all 359 examples, though all have been trained on (by the model 359)"
+    )
+
+
+def test_a_model_that_does_not_say_what_it_trained_on_is_judged_on_all(digits_records, trained_digits, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(trained_digits, model)
+    (model / "trained_on.npy").unlink()
+    evaluate_model(_CPU, digits_records, model, tmp_path / "e")
+    assert _scored(tmp_path / "e")["unseen"] is None
 
 
 def test_broken_champion_does_not_stop_its_successor(digits_records, broken_model, trained_digits, tmp_path):

@@ -12,6 +12,7 @@ from components import artifacts
 from components.artifacts import Manifest, ModelInfo
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
+from components.identities import load_identities
 from components.train_model import TrainParams, train_model
 from components.train_model.checkpoint import load_arrays
 
@@ -93,9 +94,11 @@ def test_model_folder_holds_everything_that_later_steps_read(trained_digits, dig
     }
 
 
-def test_examples_are_counted_once_per_epoch(trained_digits):
+def test_examples_are_counted_once_per_epoch_and_the_model_says_which(trained_digits, digits_records):
     training = ModelInfo.load(trained_digits).training
     assert training["examples_seen"] == 3 * 1259
+    trained_on = np.load(trained_digits / "trained_on.npy")
+    assert trained_on.tolist() == sorted(set(load_identities(digits_records, "train").tolist()))
     assert training["steps"] == 3 * 40  # 39 full batches of 32 and one with 11.
     assert [entry["examples"] for entry in _history(trained_digits)] == [1259] * 3
 

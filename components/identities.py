@@ -1,0 +1,59 @@
+"""What examples are known by wherever they go: eight bytes of a hash of their content, in records and in models.
+
+records/examples.npz     uint64[num_examples] for each split, in stored order
+model/trained_on.npy     uint64[…], sorted: what the model has trained on
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.artifacts import TRAIN
+from components.errors import InputError
+
+IDENTITY_BYTES = 8  # Among a million examples two that differ share one with a chance of 3 in 100 million.
+EXAMPLES_FILE = "examples.npz"
+TRAINED_ON_FILE = "trained_on.npy"
+
+
+def identify(content: Any) -> bytes:
+    """Eight bytes that are equal for equal content: a text's bytes, or an array's, which must be contiguous."""
+    return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
+
+
+def save_identities(directory: Path, by_split: Mapping[str, bytes]) -> None:
+    """Write what the examples of each split are known by, one after the other in stored order."""
+    arrays: dict[str, Any] = {name: np.frombuffer(some, "<u8") for name, some in by_split.items()}
+    np.savez(directory / EXAMPLES_FILE, **arrays)
+
+
+def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
+    """uint64[num_examples] of a split; None where records say nothing of it, as of a corpus or written long ago."""
+    path = records_dir / EXAMPLES_FILE
+    if not path.is_file():
+        return None
+    found: Mapping[str, np.ndarray] = _load(path)
+    return found.get(split)
+
+
+def save_trained_on(records_dir: Path, model_dir: Path) -> None:
+    """Let a model say what it was trained on, where its records say it."""
+    identities = load_identities(records_dir, TRAIN)
+    if identities is not None:
+        np.save(model_dir / TRAINED_ON_FILE, np.unique(identities))
+
+
+def find_seen(model_dir: Path, identities: np.ndarray) -> np.ndarray | None:
+    """bool[num_examples]: whether a model has trained on each example; None where it does not say."""
+    path = model_dir / TRAINED_ON_FILE
+    return np.isin(identities, _load(path)) if path.is_file() else None
+
+
+def _load(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"Cannot read {path}: it is damaged ({error}). Write the folder again.") from error
