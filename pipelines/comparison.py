@@ -9,12 +9,11 @@ from typing import Any
 from components import storage
 from components.artifacts import HISTORY_FILE, MODEL_FILE
 from components.errors import InputError
-from components.evaluate_model.params import HIGHER_IS_BETTER, LOWER_IS_BETTER
 from components.interface import TASKS, judged_figure
+from components.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from components.table import lay_out
 from pipelines.run_local import SUMMARY_FILE
 
-HIGHER, LOWER, NEITHER = 1, -1, 0
 _NOTHING = "–"
 _MAX_TEXT = 60
 _COUNTS = ("num_examples", "top_k")
@@ -159,17 +158,11 @@ def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
     return _known(
         _row("status", [run.summary["status"] for run in runs]),
         *(
-            _row(
-                name, [one.get(name) for one in metrics], "{:.4f}".format, _direction(name) if one_dataset else NEITHER
-            )
+            _row(name, [one.get(name) for one in metrics], show, direction(name) if one_dataset else NEITHER)
             for name in names
         ),
         _row("examples", [one.get("num_examples") for one in metrics], "{:,}".format),
     )
-
-
-def _direction(metric: str) -> int:
-    return (metric in HIGHER_IS_BETTER) - (metric in LOWER_IS_BETTER)
 
 
 def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
@@ -199,7 +192,7 @@ def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
         sizes = [size and size / 2**20 for size in read(form, "bytes")]
         rows += [
             _row(f"{form}, MiB", sizes, "{:.2f}".format, LOWER),
-            *(_row(f"{form}, {figure}", read(form, figure), "{:.4f}".format, _direction(figure)) for figure in _JUDGED),
+            *(_row(f"{form}, {figure}", read(form, figure), show, direction(figure)) for figure in _JUDGED),
             _row(f"{form}, ms for one", read(form, "latency_ms"), "{:.2f}".format, LOWER),
             _row(f"{form}, in bulk, per s", read(form, "examples_per_second"), "{:,.0f}".format, HIGHER),
         ]

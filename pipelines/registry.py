@@ -1,7 +1,6 @@
 """The registry in words and as JSON, and what may be done to it by hand."""
 
 import getpass
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import yaml
 
 from components.errors import InputError
 from components.interface import judged_figure
+from components.metric_table import show
 from components.prediction import load_model
 from components.registry import CHAMPION, ModelRegistry, Move, list_models
 from components.table import lay_out
@@ -56,8 +56,8 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         metrics = row["metrics"]
         judged = judged_figure(metrics)
-        score = f"{judged} {metrics[judged]:.4f}" if judged else "-"
-        loss = f"{metrics.get('loss', math.nan):.4f}"
+        score = f"{judged} {show(metrics[judged])}" if judged else "-"
+        loss = show(metrics["loss"]) if "loss" in metrics else "-"
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
     return "\n".join(lay_out(_COLUMNS, lines))

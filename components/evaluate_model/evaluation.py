@@ -28,12 +28,13 @@ from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
 from components.evaluate_model.language_report import LanguageReportContent, render_language_report
 from components.evaluate_model.leaks import Unseen, find_seen_examples
-from components.evaluate_model.metrics import compute_metrics, scalar_metrics
+from components.evaluate_model.metrics import compute_metrics
 from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.regression import compute_regression_metrics
 from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
 from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, THRESHOLD, TextInput
+from components.metric_table import scalars
 from components.registry import model_digest
 from components.text import START, Tokenizer, load_vocabulary
 
@@ -177,7 +178,7 @@ def _judge_examples(
     if seen is not None:
         rest = ~seen.any(axis=0)
         left = [compute(scored.labels[rest], of_one[rest], manifest, params) for of_one in outputs if rest.any()]
-        unseen = Unseen.of(seen, scored.keys, [scalar_metrics(one) for one in left])
+        unseen = Unseen.of(seen, scored.keys, [scalars(figures) for figures in left])
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         return render_report(
@@ -186,7 +187,7 @@ def _judge_examples(
 
     return _Judged(
         metrics=metrics,
-        scalars=[scalar_metrics(one) for one in metrics],
+        scalars=[scalars(figures) for figures in metrics],
         num_not_finite=int(bad[0].sum()),
         predictions={"labels": scored.labels, manifest.interface.task.answer: outputs[0]},
         render=render,
@@ -218,7 +219,7 @@ def _judge_passages(
 
     return _Judged(
         metrics=metrics,
-        scalars=[language_model.scalar_metrics(one) for one in metrics],
+        scalars=[scalars(figures) for figures in metrics],
         num_not_finite=scored.models[0].num_not_finite,
         predictions=language_model.predictions(scored),
         render=render,

@@ -1,19 +1,14 @@
 """May the challenger be promoted? A pure function of numbers, with its reasons in words."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
-from components.evaluate_model.params import LOWER_IS_BETTER, EvaluateParams
+from components.evaluate_model.params import EvaluateParams
+from components.metric_table import BY_NAME, direction, show
 
-# Differences below this are rounding: sums of the same numbers in another order.
+# Share of a value below which a difference is rounding: sums of the same numbers in another order.
 _TOLERANCE = 1e-9
-# Why a metric may be undefined.
-_NEEDS = {
-    "roc_auc": "two classes, both in the split",
-    "macro_roc_auc": "a label that some examples of the split have and others have not",
-    "mean_average_precision": "an example in the split that has a label",
-    "r2": "targets that differ within the split",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,35 +39,48 @@ def decide(
     checks: list[tuple[bool, str]] = []
     if num_not_finite:
         checks.append((False, f"{num_not_finite} predictions are not finite numbers"))
-    for names, sign, word in ((params.minimum, 1, "at least"), (params.maximum, -1, "at most")):
-        for metric, bound in names.items():
-            if metric not in challenger:
-                why = f"it needs {_NEEDS[metric]}" if metric in _NEEDS else "it is of another task"
-                checks.append((False, f"{metric} was not measured: {why}"))
-                continue
-            value = challenger[metric]
-            checks.append(
-                (sign * (value - bound) >= -_TOLERANCE, f"{metric} {_shown(value)}, required {word} {_shown(bound)}")
-            )
+    for bounds, word in ((params.minimum, "at least"), (params.maximum, "at most")):
+        for metric, bound in bounds.items():
+            checks.append(_check_bound(metric, challenger.get(metric), bound, word))
     if champion is None:
         checks.append((True, "there is no champion to beat"))
     else:
         for metric, allowed in params.max_regression.items():
-            if metric in challenger and metric in champion:
-                checks.append(_compare(metric, challenger[metric], champion[metric], allowed))
-            else:
-                checks.append((False, f"{metric} cannot be compared: it needs {_NEEDS[metric]}"))
+            checks.append(_compare(metric, challenger.get(metric), champion.get(metric), allowed))
     promote = all(passed for passed, _ in checks)
     return Decision(promote, tuple(f"{'passed' if passed else 'failed'}: {text}" for passed, text in checks))
 
 
-def _compare(metric: str, challenger: float, champion: float, allowed: float) -> tuple[bool, str]:
-    regression = (champion - challenger) * (-1 if metric in LOWER_IS_BETTER else 1)
-    standing = "ties with" if abs(regression) <= _TOLERANCE else "is worse than" if regression > 0 else "beats"
-    text = f"{metric} {_shown(challenger)} {standing} the champion's {_shown(champion)}"
-    return regression <= allowed + _TOLERANCE, f"{text}; it may be worse by {_shown(allowed)}"
+def _check_bound(metric: str, value: float | None, bound: float, word: str) -> tuple[bool, str]:
+    if value is None:
+        return False, f"{metric} was not measured: {_why_undefined(metric)}"
+    if math.isnan(value):
+        return False, f"{metric} is {show(value)}, required {word} {show(bound)}"
+    if _tie(value, bound):
+        return True, f"{metric} {show(value)}, required {word} {show(bound)}"
+    holds = direction(metric) * (value - bound) > 0
+    return holds, f"{metric} {show(value, bound)}, required {word} {show(bound, value)}"
 
 
-def _shown(value: float) -> str:
-    """To four places, and of a number too small for them to four digits: errors have any unit."""
-    return f"{value:.4g}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
+def _compare(metric: str, challenger: float | None, champion: float | None, allowed: float) -> tuple[bool, str]:
+    if challenger is None or champion is None:
+        return False, f"{metric} cannot be compared: {_why_undefined(metric)}"
+    limit = f"it may be worse by {show(allowed)}"
+    if _tie(challenger, champion):
+        return True, f"{metric} {show(challenger)} ties with the champion's {show(champion)}; {limit}"
+    if math.isnan(challenger) or math.isnan(champion):
+        text = f"{metric} is {show(challenger)}, the champion's is {show(champion)}"
+        return not math.isnan(challenger), text
+    worse_by = (champion - challenger) * direction(metric)
+    standing = "is worse than" if worse_by > 0 else "beats"
+    passed = worse_by <= allowed or _tie(champion - direction(metric) * allowed, challenger)
+    shown = show(challenger, champion), show(champion, challenger)
+    return passed, f"{metric} {shown[0]} {standing} the champion's {shown[1]}; {limit}"
+
+
+def _tie(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=_TOLERANCE)
+
+
+def _why_undefined(metric: str) -> str:
+    return f"it needs {needs}" if (needs := BY_NAME[metric].needs) else "it is of another task"

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from components import progress, records
 from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Manifest
 from components.evaluate_model.params import EvaluateParams
 from components.generation import Alphabet, generate
-from components.interface import PADDING
+from components.interface import LANGUAGE_MODEL, PADDING
 
 _STEP = "evaluate_model"
 _CHUNK_BYTES = 256 << 20  # Answers held in memory at a time.
@@ -36,17 +36,13 @@ class LanguageMetrics:
         accuracy: Share of characters that were the likeliest; the first class wins a tie.
     """
 
+    task: ClassVar[str] = LANGUAGE_MODEL
     num_examples: int
     num_characters: int
     num_unknown: int
     bits_per_character: float
     loss: float
     accuracy: float
-
-
-def scalar_metrics(metrics: LanguageMetrics) -> dict[str, float]:
-    """The figures that are judged, by name."""
-    return {name: getattr(metrics, name) for name in ("bits_per_character", "loss", "accuracy")}
 
 
 @dataclasses.dataclass(frozen=True)

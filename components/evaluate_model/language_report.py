@@ -7,11 +7,6 @@ from components.evaluate_model.language_model import LanguageMetrics, Passage, S
 from components.evaluate_model.report import ENVIRONMENT, HeadlineFigure, headline_figures, training_curves
 
 _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
-_HEADLINES = (
-    ("Bits per character", "bits_per_character", -1, False),
-    ("Loss", "loss", -1, False),
-    ("Next character right", "accuracy", 1, True),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +42,7 @@ def render_language_report(content: LanguageReportContent) -> str:
     return ENVIRONMENT.get_template("language_report.html.jinja").render(
         content=content,
         figures=[
-            *headline_figures(content.metrics, content.champion, _HEADLINES),
+            *headline_figures(content.metrics, content.champion),
             HeadlineFigure("Characters", f"{content.metrics.num_characters:,}"),
             HeadlineFigure("Of them unknown", f"{content.metrics.num_unknown:,}"),
         ],

@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from components.errors import InputError
-from components.evaluate_model.params import ALL_METRICS
+from components.interface import CLASSIFICATION
 
 _CALIBRATION_BINS = 15
 _MAX_ROC_POINTS = 200
@@ -70,6 +70,7 @@ class Metrics:
         roc: With `roc_auc`, at most 200 points by falling threshold, the last one at (1, 1); else empty.
     """
 
+    task: ClassVar[str] = CLASSIFICATION
     num_examples: int
     accuracy: float
     top_k: int
@@ -140,12 +141,6 @@ def compute_metrics(
         roc_auc=roc_auc,
         roc=roc,
     )
-
-
-def scalar_metrics(metrics: Any) -> dict[str, float]:
-    """The figures of any task that are one number, by name; only those that are defined."""
-    found = {name: getattr(metrics, name, None) for name in ALL_METRICS}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _check(labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]) -> None:

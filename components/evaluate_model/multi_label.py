@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from components.errors import InputError
 from components.evaluate_model.metrics import check_not_empty, check_probabilities, roc_curve, share
-from components.interface import THRESHOLD, MultiLabel
+from components.interface import MULTI_LABEL, THRESHOLD, MultiLabel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ class MultiLabelMetrics:
         per_class: One entry per label, in the order of the class names.
     """
 
+    task: ClassVar[str] = MULTI_LABEL
     num_examples: int
     micro_f1: float
     macro_f1: float

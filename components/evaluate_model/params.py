@@ -7,46 +7,10 @@ from collections.abc import Mapping
 from components.artifacts import SPLITS, TEST
 from components.device import ACCELERATORS, BACKENDS
 from components.errors import InputError, did_you_mean
-from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
+from components.metric_table import BY_NAME, HIGHER, LOWER, task_metrics
 
-# By task, the judged figure first.
-METRICS: Mapping[str, tuple[str, ...]] = {
-    CLASSIFICATION: (
-        "accuracy",
-        "top_k_accuracy",
-        "loss",
-        "macro_precision",
-        "macro_recall",
-        "macro_f1",
-        "calibration_error",
-        "roc_auc",
-    ),
-    MULTI_LABEL: (
-        "micro_f1",
-        "loss",
-        "macro_f1",
-        "macro_precision",
-        "macro_recall",
-        "subset_accuracy",
-        "hamming_loss",
-        "mean_average_precision",
-        "macro_roc_auc",
-    ),
-    REGRESSION: ("r2", "loss", "mean_absolute_error", "root_mean_squared_error", "median_absolute_error"),
-    LANGUAGE_MODEL: ("bits_per_character", "loss", "accuracy"),
-}
-ALL_METRICS = tuple(dict.fromkeys(metric for of_task in METRICS.values() for metric in of_task))
-LOWER_IS_BETTER = (
-    "loss",
-    "calibration_error",
-    "hamming_loss",
-    "mean_absolute_error",
-    "root_mean_squared_error",
-    "median_absolute_error",
-    "bits_per_character",
-)
-HIGHER_IS_BETTER = tuple(metric for metric in ALL_METRICS if metric not in LOWER_IS_BETTER)
-_AT_MOST_ONE = (*HIGHER_IS_BETTER, "calibration_error", "hamming_loss")
+# Where a threshold belongs, by the direction of its metric.
+_SIDES = {"minimum": HIGHER, "maximum": LOWER}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +22,8 @@ class EvaluateParams:
             `@0001`) for one from a registry, which may be `projects/PROJECT/locations/REGION/models` on Vertex AI;
             empty for none. In a configuration, empty is the champion of the registry that the deploy section names, and
             none without one.
-        minimum: Least value of a metric, such as {"accuracy": 0.97}.
-        maximum: Greatest value of a metric, such as {"loss": 0.5}.
+        minimum: Least value of a metric of which more is better, such as {"accuracy": 0.97}.
+        maximum: Greatest value of a metric of which less is better, such as {"loss": 0.5}.
         max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted. In a
             configuration, the default is the task's own figure: accuracy, micro_f1 of multi-label data, r2 of a
             regression, bits_per_character of a language model.
@@ -89,16 +53,22 @@ class EvaluateParams:
     def __post_init__(self) -> None:
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
-                if metric not in ALL_METRICS:
+                if metric not in BY_NAME:
                     raise InputError(
-                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(ALL_METRICS)}."
-                        + did_you_mean(metric, ALL_METRICS)
+                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(BY_NAME)}."
+                        + did_you_mean(metric, list(BY_NAME))
+                    )
+                if BY_NAME[metric].direction != _SIDES.get(name, BY_NAME[metric].direction):
+                    better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
+                    raise InputError(
+                        f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models "
+                        f"only. Received: {name}.{metric}={value!r}. Move it to {other}."
                     )
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")
-                if metric in _AT_MOST_ONE and value > 1:
+                if value > (most := BY_NAME[metric].most):
                     advice = f" Did you mean {value / 100:g}?" if value <= 100 else ""
-                    raise InputError(f"{name}.{metric} cannot be above 1. Received: {value!r}.{advice}")
+                    raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
         for metric, value in self.max_regression.items():
             if value < 0:
                 raise InputError(f"max_regression.{metric} must not be negative. Received: {value}.")
@@ -120,10 +90,10 @@ class EvaluateParams:
         """
         for name in ("minimum", "maximum", "max_regression"):
             for metric in getattr(self, name):
-                if metric not in METRICS[task]:
+                if metric not in task_metrics(task):
                     raise InputError(
                         f"{metric!r} in {name} is no metric of the task {task}: expected one of "
-                        f"{', '.join(METRICS[task])}. Change {name}, or data.task."
+                        f"{', '.join(task_metrics(task))}. Change {name}, or data.task."
                     )
 
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from components.errors import InputError
 from components.evaluate_model.metrics import check_finite, check_not_empty
-from components.interface import Task
+from components.interface import REGRESSION, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class RegressionMetrics:
         per_target: One entry per target, in the order of the names.
     """
 
+    task: ClassVar[str] = REGRESSION
     num_examples: int
     mean_absolute_error: float
     root_mean_squared_error: float

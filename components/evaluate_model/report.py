@@ -21,6 +21,7 @@ from components.evaluate_model.metrics import ClassMetrics, Metrics
 from components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from components.evaluate_model.regression import RegressionMetrics
 from components.interface import TASKS
+from components.metric_table import Metric, task_metrics
 
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
@@ -150,7 +151,7 @@ def render_report(content: ReportContent) -> str:
         content=content,
         metrics=content.metrics,
         figures=[
-            *headline_figures(content.metrics, content.champion, _headlines(content.metrics)),
+            *headline_figures(content.metrics, content.champion),
             HeadlineFigure("Examples", f"{content.metrics.num_examples:,}"),
         ],
         curves=training_curves(content.history),
@@ -261,53 +262,24 @@ def _headline_figure(label: str, value: float, before: float | None, sign: int, 
     )
 
 
-Headline = tuple[str, str, int, bool]
-"""Label, name, whether higher (1) or lower (-1) is better, and whether it is a share."""
-
-
-def headline_figures(metrics: Any, champion: Any, headlines: Sequence[Headline]) -> list[HeadlineFigure]:
-    """Those figures of an evaluation that are defined, each beside the champion's; a label may name another figure."""
+def headline_figures(metrics: Any, champion: Any) -> list[HeadlineFigure]:
+    """The headline figures of an evaluation that are defined, each beside the champion's."""
     return [
         _headline_figure(
-            label.format(metrics), getattr(metrics, name), getattr(champion, name) if champion else None, sign, percent
+            metric.label.format(metrics=metrics),
+            getattr(metrics, metric.name),
+            getattr(champion, metric.name) if champion else None,
+            metric.direction,
+            metric.is_share,
         )
-        for label, name, sign, percent in headlines
-        if getattr(metrics, name) is not None
+        for metric in task_metrics(metrics.task).values()
+        if metric.is_headline and getattr(metrics, metric.name) is not None and not _says_no_more(metric, metrics)
     ]
 
 
-def _headlines(metrics: Any) -> Sequence[Headline]:
-    found = _HEADLINES[type(metrics)]
-    says_no_more = isinstance(metrics, Metrics) and metrics.top_k == 1
-    return [one for one in found if one[1] != "top_k_accuracy"] if says_no_more else found
-
-
-_HEADLINES: Mapping[type, Sequence[Headline]] = {
-    Metrics: (
-        ("Accuracy", "accuracy", 1, True),
-        ("Top-{0.top_k} accuracy", "top_k_accuracy", 1, True),
-        ("Loss", "loss", -1, False),
-        ("Macro F1", "macro_f1", 1, False),
-        ("Calibration error", "calibration_error", -1, True),
-        ("ROC AUC", "roc_auc", 1, False),
-    ),
-    MultiLabelMetrics: (
-        ("Micro F1", "micro_f1", 1, False),
-        ("Macro F1", "macro_f1", 1, False),
-        ("All labels right", "subset_accuracy", 1, True),
-        ("Hamming loss", "hamming_loss", -1, True),
-        ("Mean average precision", "mean_average_precision", 1, False),
-        ("Mean ROC AUC", "macro_roc_auc", 1, False),
-        ("Loss", "loss", -1, False),
-    ),
-    RegressionMetrics: (
-        ("R²", "r2", 1, False),
-        ("Mean absolute error", "mean_absolute_error", -1, False),
-        ("Root mean squared error", "root_mean_squared_error", -1, False),
-        ("Median absolute error", "median_absolute_error", -1, False),
-        ("Loss", "loss", -1, False),
-    ),
-}
+def _says_no_more(metric: Metric, metrics: Any) -> bool:
+    """Whether a figure is another one once more: the top one class is what accuracy looks at."""
+    return metric.name == "top_k_accuracy" and metrics.top_k == 1
 
 
 def _weakest_first(item: ClassMetrics | LabelMetrics) -> tuple[bool, float]:

@@ -39,7 +39,7 @@ def test_list_shows_every_version_and_where_the_alias_stands(call):
     assert header.split() == ["model", "version", "alias", "created", "score", "loss", "parent", "MiB"]
     assert first.split()[:2] == ["digits", "0001"]
     assert second.split()[:3] == ["digits", "0002", "champion"]
-    assert second.split()[4:8] == ["accuracy", "0.9900", "nan", "0001"]
+    assert second.split()[4:8] == ["accuracy", "0.9900", "-", "0001"]
     rows = json.loads(call("list", "digits", "--json")[1])
     assert [(row["version"], row["aliases"]) for row in rows] == [("0001", []), ("0002", ["champion"])]
 

@@ -11,8 +11,9 @@ from components.artifacts import Manifest, ModelInfo
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
-from components.evaluate_model.metrics import compute_metrics, scalar_metrics
+from components.evaluate_model.metrics import compute_metrics
 from components.identities import load_identities
+from components.metric_table import scalars
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
 
@@ -43,7 +44,7 @@ def test_every_example_of_the_split_is_scored_once(digits_records, trained_digit
         assert predictions["probabilities"].shape == (359, 10)
         again = compute_metrics(examples.labels, predictions["probabilities"], [str(i) for i in range(10)])
     assert result.num_examples == 359
-    assert result.metrics == scalar_metrics(again)
+    assert result.metrics == scalars(again)
     assert np.sum(_scored(tmp_path / "evaluation")["challenger"]["confusion_matrix"]) == 359
     assert result.metrics["accuracy"] > 0.85
     assert {path.name for path in (tmp_path / "evaluation").iterdir()} == {

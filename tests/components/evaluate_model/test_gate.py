@@ -5,7 +5,7 @@ import pytest
 
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams
-from components.evaluate_model.gate import decide
+from components.evaluate_model.gate import Decision, decide
 
 _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
 
@@ -31,6 +31,35 @@ def test_tie_is_promoted():
 def test_rounding_does_not_undo_a_tie():
     assert decide(EvaluateParams(), {"accuracy": 0.1 + 0.2}, {"accuracy": 0.3}).promote
     assert decide(EvaluateParams(), {"accuracy": 0.3}, {"accuracy": 0.1 + 0.2}).promote
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
+def test_rounding_is_a_share_of_the_value_whatever_its_unit(unit):
+    """A loss of 3e-10 is three times one of 1e-10; one of 1e12 has no digits below 1e-4."""
+    params = EvaluateParams(max_regression={"mean_absolute_error": 0.0})
+    champion = {"mean_absolute_error": unit}
+    assert decide(params, {"mean_absolute_error": unit * (1 + 1e-12)}, champion).promote
+    decision = decide(params, {"mean_absolute_error": unit * 1.0001}, champion)
+    assert not decision.promote
+    assert "is worse than the champion's" in decision.reasons[0]
+
+
+def test_what_differs_is_shown_in_digits_that_differ():
+    decision = decide(EvaluateParams(), {"accuracy": 0.9}, {"accuracy": 0.90001})
+    assert decision.reasons == (
+        "failed: accuracy 0.90000 is worse than the champion's 0.90001; it may be worse by 0.0000",
+    )
+
+
+def test_a_figure_that_is_no_number_beats_nothing_and_is_beaten_by_any():
+    nan, known = {"accuracy": math.nan}, {"accuracy": 0.9}
+    assert decide(EvaluateParams(), nan, known) == Decision(
+        False, ("failed: accuracy is not a number, the champion's is 0.9000",)
+    )
+    assert decide(EvaluateParams(), known, nan) == Decision(
+        True, ("passed: accuracy is 0.9000, the champion's is not a number",)
+    )
+    assert not decide(EvaluateParams(), nan, nan).promote
 
 
 def test_challenger_that_is_worse_is_rejected():
@@ -59,18 +88,26 @@ def test_no_regression_limit_means_that_any_challenger_may_follow():
     assert decision.promote
 
 
-@pytest.mark.parametrize(("bound", "promote"), [(0.95, True), (0.9500001, False)])
-def test_minimum_includes_its_bound(bound, promote):
-    decision = decide(EvaluateParams(minimum={"accuracy": bound}), _BAD, None)
-    assert decision.promote is promote
-    assert "accuracy 0.9500, required at least 0.9500" in decision.reasons[0]
+@pytest.mark.parametrize(
+    ("bound", "reason"),
+    [
+        (0.95, "passed: accuracy 0.9500, required at least 0.9500"),
+        (0.9500001, "failed: accuracy 0.9500000, required at least 0.9500001"),
+    ],
+)
+def test_minimum_includes_its_bound(bound, reason):
+    assert decide(EvaluateParams(minimum={"accuracy": bound}), _BAD, None).reasons[0] == reason
 
 
-@pytest.mark.parametrize(("bound", "promote"), [(0.2, True), (0.1999, False)])
-def test_maximum_includes_its_bound(bound, promote):
-    decision = decide(EvaluateParams(maximum={"loss": bound}), _BAD, None)
-    assert decision.promote is promote
-    assert "loss 0.2000, required at most" in decision.reasons[0]
+@pytest.mark.parametrize(
+    ("bound", "reason"),
+    [
+        (0.2, "passed: loss 0.2000, required at most 0.2000"),
+        (0.1999, "failed: loss 0.2000, required at most 0.1999"),
+    ],
+)
+def test_maximum_includes_its_bound(bound, reason):
+    assert decide(EvaluateParams(maximum={"loss": bound}), _BAD, None).reasons[0] == reason
 
 
 def test_predictions_that_are_not_finite_are_refused_whatever_the_metrics_say():
@@ -79,9 +116,15 @@ def test_predictions_that_are_not_finite_are_refused_whatever_the_metrics_say():
     assert decision.reasons[0] == "failed: 3 predictions are not finite numbers"
 
 
-@pytest.mark.parametrize("metric", ["minimum", "maximum"])
-def test_metric_that_is_nan_fails_its_bound(metric):
-    assert not decide(EvaluateParams(**{metric: {"loss": 0.5}}), {"loss": math.nan}, None).promote
+@pytest.mark.parametrize(
+    ("thresholds", "reason"),
+    [
+        ({"minimum": {"r2": 0.5}}, "failed: r2 is not a number, required at least 0.5000"),
+        ({"maximum": {"loss": 0.5}}, "failed: loss is not a number, required at most 0.5000"),
+    ],
+)
+def test_metric_that_is_nan_fails_its_bound(thresholds, reason):
+    assert decide(EvaluateParams(**thresholds), {"loss": math.nan, "r2": math.nan}, None).reasons[0] == reason
 
 
 def test_metric_that_could_not_be_measured_fails_its_minimum():
@@ -113,6 +156,11 @@ def test_every_check_gives_its_reason_in_words():
         ({"minimum": {"accuracy": 90}}, r"minimum\.accuracy cannot be above 1\. Received: 90\. Did you mean 0\.9\?"),
         ({"minimum": {"accuracy": "0.9"}}, r"minimum\.accuracy must be a finite number.*'0\.9'"),
         ({"minimum": {"accuracy": True}}, r"minimum\.accuracy must be a finite number.*True"),
+        (
+            {"minimum": {"loss": 0.5}},
+            r"loss cannot have a minimum: less of it is better.*\.loss=0\.5\. Move it to maximum",
+        ),
+        ({"maximum": {"accuracy": 0.5}}, r"accuracy cannot have a maximum: more of it is better.*Move it to minimum"),
         ({"max_regression": {"loss": -0.1}}, r"max_regression\.loss must not be negative.*-0\.1"),
         ({"split": "dev"}, "train, validation, test.*split='dev'"),
         ({"top_k": 0}, "top_k=0"),

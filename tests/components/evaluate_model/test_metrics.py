@@ -6,7 +6,8 @@ import pytest
 from sklearn import metrics as judge
 
 from components.errors import InputError
-from components.evaluate_model.metrics import compute_metrics, scalar_metrics
+from components.evaluate_model.metrics import compute_metrics
+from components.metric_table import scalars
 
 
 def _names(num_classes):
@@ -116,12 +117,12 @@ def test_metrics_are_plain_json(dtype):
     labels, probabilities = _random(30, 2)
     result = compute_metrics(labels.astype(np.uint8), probabilities.astype(dtype), _names(2))
     assert json.loads(json.dumps(dataclasses.asdict(result), allow_nan=False))["num_examples"] == 30
-    assert {type(value) for value in scalar_metrics(result).values()} == {float}
+    assert {type(value) for value in scalars(result).values()} == {float}
 
 
 def test_scalar_metrics_name_the_area_only_where_there_is_one():
-    binary = scalar_metrics(compute_metrics(*_random(30, 2), _names(2)))
-    assert set(binary) - set(scalar_metrics(compute_metrics(*_random(30, 3), _names(3)))) == {"roc_auc"}
+    binary = scalars(compute_metrics(*_random(30, 2), _names(2)))
+    assert set(binary) - set(scalars(compute_metrics(*_random(30, 3), _names(3)))) == {"roc_auc"}
     assert len(binary) == 8
 
 

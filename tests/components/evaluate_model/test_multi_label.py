@@ -6,9 +6,8 @@ import pytest
 from sklearn import metrics as judge
 
 from components.errors import InputError
-from components.evaluate_model.metrics import scalar_metrics
 from components.evaluate_model.multi_label import compute_multi_label_metrics
-from components.evaluate_model.params import METRICS
+from components.metric_table import scalars, task_metrics
 
 
 def _random(num_examples, num_classes, digits=6, seed=0):
@@ -72,12 +71,12 @@ def test_a_label_that_all_have_leaves_no_area_under_the_curve():
     labels, probabilities = _random(10, 1)
     result = compute_multi_label_metrics(np.ones_like(labels), probabilities, _names(1))
     assert result.macro_roc_auc is None
-    assert "macro_roc_auc" not in scalar_metrics(result)
+    assert "macro_roc_auc" not in scalars(result)
 
 
 def test_every_scalar_is_a_metric_that_a_gate_may_name():
     result = compute_multi_label_metrics(*_random(50, 3), _names(3))
-    assert set(scalar_metrics(result)) == set(METRICS["multi_label"])
+    assert set(scalars(result)) == set(task_metrics("multi_label"))
     json.dumps(dataclasses.asdict(result), allow_nan=False)
 
 

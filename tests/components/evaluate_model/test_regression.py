@@ -6,10 +6,9 @@ import pytest
 from sklearn import metrics as judge
 
 from components.errors import InputError
-from components.evaluate_model.metrics import scalar_metrics
-from components.evaluate_model.params import METRICS
 from components.evaluate_model.regression import compute_regression_metrics
 from components.interface import Regression
+from components.metric_table import scalars, task_metrics
 
 
 def _random(num_examples, num_targets, seed=0):
@@ -46,12 +45,12 @@ def test_a_target_that_never_changes_has_no_r2():
     result = compute_regression_metrics(targets, values, ["a", "b"], Regression((0.0, 0.0), (1.0, 1.0)))
     assert result.per_target[0].r2 is not None
     assert (result.per_target[1].r2, result.r2) == (None, None)
-    assert set(scalar_metrics(result)) == set(METRICS["regression"]) - {"r2"}
+    assert set(scalars(result)) == set(task_metrics("regression")) - {"r2"}
 
 
 def test_every_scalar_is_a_metric_that_a_gate_may_name():
     result = compute_regression_metrics(*_random(50, 1), ["a"], Regression((0.0,), (1.0,)))
-    assert set(scalar_metrics(result)) == set(METRICS["regression"])
+    assert set(scalars(result)) == set(task_metrics("regression"))
     json.dumps(dataclasses.asdict(result), allow_nan=False)
 
 
