@@ -276,11 +276,18 @@ def naming_full_disk(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise
-        free = shutil.disk_usage(_existing_parent(path.absolute())).free
+        place = _staging_dir(path) or _existing_parent(path.absolute())
+        where = f" in {place}" if _staging_dir(path) else ""
+        free = shutil.disk_usage(place).free
         raise InputError(
-            f"Could not write {path}: the disk is full ({free / 2**20:,.0f} MiB free). What stood under that name "
-            "before, if anything, is unchanged. Free some space or choose another folder, then run again."
+            f"Could not write {path}: the disk is full ({free / 2**20:,.0f} MiB free{where}). What stood under that "
+            "name before, if anything, is unchanged. Free some space or choose another folder, then run again."
         ) from error
+
+
+def _staging_dir(path: Path) -> Path | None:
+    """Where the files of a mounted bucket are written first: on this machine's own disk. None for any other path."""
+    return Path(tempfile.gettempdir()) if path.is_relative_to(BUCKETS_MOUNT) else None
 
 
 def _existing_parent(path: Path) -> Path:
@@ -336,15 +343,22 @@ def _stored(name: str, status: os.stat_result) -> StoredFile:
 def require_free_bytes(path: Path, num_bytes: int) -> None:
     """Check, before any long work, that `num_bytes` will fit on the disk of `path`.
 
+    On a mounted bucket they must fit where they are staged, too: twice, where that is the same disk, as in a pod whose
+    mount is a folder of its node.
+
     Raises:
         InputError: If they will not.
     """
-    free = shutil.disk_usage(_existing_parent(path.absolute())).free
-    if num_bytes > free:
-        raise InputError(
-            f"Cannot write to {path}: expected at least {num_bytes / 2**20:,.0f} MiB of free disk, received "
-            f"{free / 2**20:,.0f} MiB. Free some space or choose another folder."
-        )
+    places = [place for place in (_staging_dir(path), _existing_parent(path.absolute())) if place]
+    devices = [os.stat(place).st_dev for place in places]
+    for place, device in zip(places, devices, strict=True):
+        free, needed = shutil.disk_usage(place).free, num_bytes * devices.count(device)
+        if needed > free:
+            where = f" in {place}, where its files are staged" if place == _staging_dir(path) else ""
+            raise InputError(
+                f"Cannot write to {path}: expected at least {needed / 2**20:,.0f} MiB of free disk{where}, received "
+                f"{free / 2**20:,.0f} MiB. Free some space or choose another folder."
+            )
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from components import storage
 from components.container import SERVING_IMAGE
 from components.deploy_model.params import DeployParams
 from components.errors import InputError
-from components.outages import ExistsError, MissingError, OutageError
+from components.outages import Backoff, ExistsError, MissingError, OutageError
 from components.registry import EXPORT_DIR, RegisteredVersion, fill_version, model_digest, version_digest
 from components.serving.params import ServeParams
 from components.vertex_registry import (
@@ -38,6 +38,12 @@ from components.vertex_service import types
 _MODELS, _ENDPOINTS = "ModelService", "EndpointService"
 _DESCRIPTION_LENGTH = 1000
 _PREDICTION_SECONDS = 120
+# How long a change of the traffic may take to be seen is documented nowhere: an endpoint that was asked before sends a
+# request to nobody ("doesn't have traffic_split": github.com/GoogleCloudPlatform/explainable_ai_sdk/issues/3), or where
+# it went before.
+_ROUTING_SECONDS = 600
+_NO_TRAFFIC = "traffic_split"
+_SURE_REQUESTS = 500  # At a share of 1 %: after so many, one of 150 deployments has got none.
 Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 
 
@@ -207,7 +213,7 @@ class VertexTarget:
         after = give_share(before, deployed, self._params.endpoint_traffic)
         try:
             self._route(endpoint, lambda split: give_share(split, deployed, self._params.endpoint_traffic))
-            check(lambda _: self._predict(endpoint, deployed, check))
+            check(lambda _: self._predict(endpoint, deployed, check, after[deployed]))
             yield endpoint
         except Exception:
             self._withdraw(endpoint, deployed, before, after)
@@ -221,7 +227,7 @@ class VertexTarget:
             try:
                 deployed = self._deploy(endpoint, version)
                 self._route(endpoint, lambda _: {deployed: 100})  # noqa: B023 (called before the next round)
-                check(lambda _: self._predict(endpoint, "", check))  # noqa: B023
+                check(lambda _: self._predict(endpoint, deployed, check))  # noqa: B023
                 return
             except MissingError:  # Another run of the same model was done with it, and has taken it down.
                 if is_last:
@@ -350,29 +356,54 @@ class VertexTarget:
 
         registry.backoff(update)
 
-    def _predict(self, endpoint: str, deployed: str, check: HealthCheck) -> dict[int, np.ndarray]:
-        """What a deployment answers, or any if none is named: float64[outputs] by the example's position.
+    def _predict(self, endpoint: str, deployed: str, check: HealthCheck, share: int = 100) -> dict[int, np.ndarray]:
+        """What a deployment answers, float64[outputs] by the example's position; waits until requests get there.
 
         Examples that another deployment answered are left out.
+
+        Args:
+            endpoint: Its resource name.
+            deployed: The deployment's id.
+            check: Has the examples, and says what an answer is called.
+            share: Percentage of the endpoint's requests that the deployment is to get.
         """
-        service = self._registry.service
-        # A server that only ever fails is no outage to wait out.
-        patience = min(_PREDICTION_SECONDS, self._registry.backoff.patience_seconds)
-        backoff = dataclasses.replace(self._registry.backoff, patience_seconds=patience)
-        answers = {}
-        for position, instance in enumerate(check.instances):
-            request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
-            try:
-                response = backoff(partial(service.call, "PredictionService", "predict", request))
-                if deployed in ("", response.deployed_model_id):
-                    (prediction,) = response.predictions
-                    numbers = prediction[check.answer]
-                    answers[position] = np.array([numbers[name] for name in check.class_names], np.float64)
-            except MissingError:
-                raise
-            except (InputError, ValueError, KeyError, TypeError) as error:
-                raise RuntimeError(f"{endpoint} does not answer as the serving image does: {error!r}") from error
-        return answers
+        examples = list(enumerate(check.instances))
+
+        def ask_all() -> dict[int, np.ndarray]:
+            answers: dict[int, np.ndarray] = {}
+            for turn in range(max(len(examples), _SURE_REQUESTS // share)):
+                if answers and turn >= len(examples):
+                    break
+                position, instance = examples[turn % len(examples)]
+                answer = self._ask(endpoint, instance, check)
+                if answer and answer[0] == deployed:
+                    answers[position] = answer[1]
+            if not answers:
+                raise OutageError(f"{endpoint} sends no request there yet, to the deployment {deployed}.")
+            return answers
+
+        return self._patient(_ROUTING_SECONDS)(ask_all)
+
+    def _ask(self, endpoint: str, instance: Any, check: HealthCheck) -> tuple[str, np.ndarray] | None:
+        """Who answers an example, and what; None where the endpoint has nobody to send it to yet."""
+        request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
+        call = partial(self._registry.service.call, "PredictionService", "predict", request)
+        try:
+            response = self._patient(_PREDICTION_SECONDS)(call)  # A server that only ever fails is no outage.
+            (prediction,) = response.predictions
+            numbers = prediction[check.answer]
+            return response.deployed_model_id, np.array([numbers[name] for name in check.class_names], np.float64)
+        except MissingError:
+            raise
+        except (InputError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, InputError) and _NO_TRAFFIC in str(error):
+                return None
+            raise RuntimeError(f"{endpoint} does not answer as the serving image does: {error!r}") from error
+
+    def _patient(self, seconds: float) -> Backoff:
+        """The registry's way to wait outages out, for so long at most."""
+        backoff = self._registry.backoff
+        return dataclasses.replace(backoff, patience_seconds=min(seconds, backoff.patience_seconds))
 
 
 def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[str, int]:

@@ -1,8 +1,11 @@
 """Claims about files, on disk and on gs:// (the real client against a local server)."""
 
+import errno
 import io
 import os
+import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +241,31 @@ def test_link_tree_that_fails_keeps_the_old_content(tmp_path):
     with pytest.raises(FileNotFoundError, match="none"):
         storage.link_tree(tmp_path / "none", tmp_path / "target")
     assert _contents(tmp_path) == {"target/old": b"old"}
+
+
+def test_on_a_mounted_bucket_the_disk_that_stages_the_files_is_what_can_be_full(tmp_path, monkeypatch):
+    """GCSFuse says of its own disk what no disk has; what is written there lies on the machine's own first.
+
+    Here both are one disk, as in a pod: it has to hold the files twice.
+    """
+    mount, local = tmp_path / "gcs", tmp_path / "local"
+    mount.mkdir()
+    local.mkdir()
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(storage, "BUCKETS_MOUNT", mount)
+    monkeypatch.setattr(tempfile, "tempdir", str(local))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage._replace(free=1 << (60 if Path(path).is_relative_to(mount) else 20))
+    )
+    records = mount / "bucket" / "records"
+    storage.require_free_bytes(records, 1 << 19)
+    with pytest.raises(InputError, match=rf"Cannot write to {records}: expected at least 2 MiB .* in {local}, where"):
+        storage.require_free_bytes(records, 1 << 20)
+    with (
+        pytest.raises(InputError, match=rf"the disk is full \(1 MiB free in {local}\)"),
+        storage.naming_full_disk(records),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_require_free_bytes_compares_with_the_disk_of_a_folder_to_come(tmp_path):

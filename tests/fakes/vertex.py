@@ -78,7 +78,9 @@ class FakeVertex(GoogleApiServer):
     Attributes:
         stock_out: Machine types that cannot be had, as `ct5lp-hightpu-4t` or `us-west1/ct5lp-hightpu-4t`: jobs fail.
         scarce: Machine types for which jobs wait for ever.
+        served: How many requests each deployment of an endpoint has answered.
         without_quota: Machine types of which the project may use none: their custom jobs are refused at creation.
+        traffic_seconds: How long a traffic split goes on as it was after it was changed, for who asks for predictions.
         operation_polls: How often a long-running operation says that it is not done yet.
         operation_seconds: How long one takes; nothing of it is to be seen before, but that its name is taken.
     """
@@ -103,13 +105,15 @@ class FakeVertex(GoogleApiServer):
         self.stock_out: set[str] = set()
         self.scarce: set[str] = set()
         self.without_quota: set[str] = set()
+        self.traffic_seconds = 0.0
         self.operation_polls = 0
         self.operation_seconds = 0.0
         self._pending: dict[str, int] = {}
         self._under_way: list[tuple[datetime.datetime, str, Callable[[], Any]]] = []
         self._reserved: set[str] = set()
         self._predictors: dict[tuple[str, str], Predict] = {}
-        self._served: dict[str, dict[str, int]] = {}
+        self.served: dict[str, dict[str, int]] = {}
+        self._routed: dict[str, list[tuple[datetime.datetime, dict[str, int]]]] = {}
         self._version_numbers: dict[str, int] = {}
         self._numbers = itertools.count(1_000_000_000)
 
@@ -504,6 +508,8 @@ class FakeVertex(GoogleApiServer):
         """Have an endpoint as it is now; whoever has read it before has not."""
         endpoint.update_time, endpoint.etag = self.clock(), f"etag-{next(self._numbers)}"
         self.endpoints[endpoint.name] = endpoint
+        effective = self.clock() + datetime.timedelta(seconds=self.traffic_seconds)
+        self._routed.setdefault(endpoint.name, []).append((effective, dict(endpoint.traffic_split)))
 
     def get_endpoint(self, request: v1.GetEndpointRequest) -> v1.Endpoint:
         return _find(self.endpoints, request.name)
@@ -525,7 +531,8 @@ class FakeVertex(GoogleApiServer):
         endpoint = _find(self.endpoints, request.name)
         if endpoint.deployed_models:
             raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} has deployed models.")
-        del self.endpoints[endpoint.name]
+        del self.endpoints[endpoint.name], self._routed[endpoint.name]
+        self.served.pop(endpoint.name, None)
         return self._operate(endpoint.name, empty_pb2.Empty)
 
     def deploy_model(self, request: v1.DeployModelRequest) -> operations_pb2.Operation:
@@ -596,10 +603,12 @@ class FakeVertex(GoogleApiServer):
     def predict(self, request: v1.PredictRequest) -> v1.PredictResponse:
         endpoint = _find(self.endpoints, request.endpoint)
         # Whoever is furthest behind its share is next: a split of 90 and 10 is kept over every ten requests.
-        shares = {key: share for key, share in endpoint.traffic_split.items() if share}
-        if not shares:
-            raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} has no deployed model with traffic.")
-        served = self._served.setdefault(endpoint.name, {})
+        splits = [split for effective, split in self._routed[endpoint.name] if effective <= self.clock()]
+        there = {deployed.id for deployed in endpoint.deployed_models}
+        shares = {key: share for key, share in (splits[-1] if splits else {}).items() if share and key in there}
+        if not shares:  # In these words: github.com/GoogleCloudPlatform/explainable_ai_sdk/issues/3.
+            raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} doesn't have traffic_split.")
+        served = self.served.setdefault(endpoint.name, {})
         chosen = min(shares, key=lambda key: (served.get(key, 0) + 1) / shares[key])
         served[chosen] = served.get(chosen, 0) + 1
         (deployed,) = (one for one in endpoint.deployed_models if one.id == chosen)

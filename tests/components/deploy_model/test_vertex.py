@@ -227,6 +227,36 @@ def test_another_alias_than_the_champions_leaves_the_default_where_it_is(world):
     assert world.versions == {"1": ["champion", "default"], "2": ["staging"]}
 
 
+@pytest.mark.parametrize("traffic", [100, 1])
+def test_traffic_that_comes_late_is_waited_for(world, traffic):
+    """How late is documented nowhere: what is asked before meets nobody, or the version before."""
+    world.fake.traffic_seconds = 100
+    params = dataclasses.replace(PARAMS, endpoint_traffic=traffic)
+    world.release(0.8, NOBODY, params)
+    world.release(0.9, world.digest(0.8), params)
+    assert world.versions["2"] == ["champion", "default"]
+    (shared,) = world.fake.served.values()
+    assert len(shared) == 2, "the new version was judged where users ask"
+
+
+def test_a_version_that_is_wrong_where_traffic_comes_late_is_found_out(world):
+    world.release(0.8, NOBODY)
+    world.fake.traffic_seconds = 100
+    world.spoiled = [None, {"probabilities": {"a": 0.4, "b": 0.6}}]
+    with pytest.raises(RuntimeError, match=r"0\.4 is not 0\.9"):
+        world.release(0.9, world.digest(0.8))
+    assert world.endpoints == {"digits": {"1": 100}}
+
+
+def test_traffic_that_never_comes_is_taken_back(world):
+    world.release(0.8, NOBODY)
+    world.fake.traffic_seconds = 1e6
+    with pytest.raises(PlatformError, match=r"Gave up after .* s: .*-candidate sends no request there yet"):
+        world.release(0.9, world.digest(0.8))
+    assert world.endpoints == {"digits": {"1": 100}}
+    assert world.versions["1"] == ["champion", "default"]
+
+
 def test_without_an_endpoint_a_version_is_registered_alone(world):
     world.release(0.9, NOBODY, dataclasses.replace(PARAMS, endpoint=""))
     assert world.versions == {"1": ["champion", "default"]}
