@@ -152,7 +152,7 @@ def test_what_a_model_has_trained_on_is_left_out_of_the_comparison_and_named(dig
     assert result.num_examples == 359
     with np.load(tmp_path / "e" / "predictions.npz") as predictions:
         rest = compute_metrics(predictions["labels"][100:], predictions["probabilities"][100:], list("0123456789"))
-    assert scored["unseen"]["scalars"] == [scalar_metrics(rest)] * 2
+    assert scored["unseen"]["scalars"] == [scalars(rest)] * 2
     assert f"accuracy {rest.accuracy:.4f} ties with" in result.reasons[1]
 
 
