@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from components import step_inputs
 from components.errors import InputError
 from components.outages import PlatformError
 
@@ -35,10 +36,18 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def add_params(parser: argparse.ArgumentParser, params: type) -> None:
-    """Add a flag for every field of a Params dataclass; fields without a default are required."""
+    """Add a flag for every field of a Params dataclass; fields without a default are required.
+
+    A field that is a dataclass itself gives the flags of its own fields, but for those that are there already.
+    """
     docs, hints = _attribute_docs(params), typing.get_type_hints(params)
-    for field in dataclasses.fields(params):
+    for field in sorted(dataclasses.fields(params), key=lambda field: dataclasses.is_dataclass(hints[field.name])):
         flag, kind = "--" + field.name.replace("_", "-"), hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            add_params(parser, typing.cast(type, kind))
+            continue
+        if flag in parser._option_string_actions:
+            continue
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         options: dict[str, Any] = {"help": docs.get(field.name, ""), "required": required, "default": argparse.SUPPRESS}
         if kind is bool:
@@ -54,9 +63,7 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
 
 def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
     """The Params that the flags say."""
-    given = vars(namespace)
-    values = {f.name: given[f.name] for f in dataclasses.fields(params) if f.name in given}  # type: ignore[arg-type]
-    return params(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return step_inputs.params_from(vars(namespace), params)
 
 
 def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:

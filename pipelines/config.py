@@ -222,9 +222,7 @@ def _build_preflight(
 def _preflight_on(
     machine: MachineSpec | None, values: Mapping[str, Any], training: TrainParams, section: str
 ) -> PreflightParams:
-    given = {field.name for field in dataclasses.fields(PreflightParams)} - set(PREFLIGHT_KEYS)
-    fixed = {name: getattr(training, name) for name in given if hasattr(training, name)}
-    fixed |= {"machine": CHEAPEST_MACHINE, "region": "", "spot": False}
+    fixed = {"training": training, "epochs": 0, "machine": CHEAPEST_MACHINE, "region": "", "spot": False}
     if machine is not None:
         fixed |= {"machine": machine.name, "region": machine.region, "spot": machine.spot}
     return _build(PreflightParams, values, fixed, section)

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from components.errors import InputError
-from components.models import whole_numbers
 from components.outages import ExistsError, MissingError, OutageError
+from components.step_inputs import whole_numbers
 from pipelines.schedule import Schedule
 from pipelines.settings import TARGET_SETTINGS, Settings
 from pipelines.submission import DIGEST, Job, State, Submission, fingerprints_in, now

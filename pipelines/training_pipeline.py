@@ -20,7 +20,7 @@ PIPELINE_NAME = "training-pipeline"
 
 def _constants(params: Any, *but: str) -> dict[str, Any]:
     """The fields of a Params dataclass as component inputs, without those that arrive another way."""
-    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params) if field.name not in but}
+    values = {name: value for name, value in dataclasses.asdict(params).items() if name not in but}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -74,8 +74,7 @@ def training_pipeline(
             preflight = preflight_training(
                 records=records,
                 epochs=epochs,
-                learning_rate=learning_rate,
-                **_constants(config.preflight, "epochs", "learning_rate"),
+                **_constants(config.preflight, "epochs"),
             )
             training.after(cached("preflight_training", preflight))
         evaluated = cached(

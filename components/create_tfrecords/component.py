@@ -31,34 +31,16 @@ def create_tfrecords(
     num_workers: int = 0,
 ) -> int:
     """Write labelled examples as sharded TFRecord files; returns the number of examples."""
+    inputs = dict(locals())
     import dataclasses
     import pathlib
 
     from components.create_tfrecords import WriteParams, write_records
+    from components.step_inputs import params_from
     from components.step_record import step_record
 
     with step_record("create_tfrecords", records.path):
-        params = WriteParams(
-            source=source,
-            task=task,
-            target_columns=tuple(target_columns),
-            validation_fraction=validation_fraction,
-            test_fraction=test_fraction,
-            stratify=stratify,
-            group_column=group_column,
-            seed=seed,
-            image_size=tuple(int(side) for side in image_size),
-            channels=channels,
-            encoding=encoding,
-            vocabulary_size=vocabulary_size,
-            num_tokens=num_tokens,
-            truncate=truncate,
-            context_tokens=context_tokens,
-            class_names=tuple(class_names),
-            target_shard_mib=target_shard_mib,
-            max_bad_fraction=max_bad_fraction,
-            num_workers=num_workers,
-        )
+        params = params_from(inputs, WriteParams)
         result = write_records(params, pathlib.Path(records.path))
         records.metadata.update(dataclasses.asdict(result))
         return result.num_examples

@@ -28,28 +28,16 @@ def deploy_model(
     lineage: Dict[str, Any] = {},
 ) -> None:
     """Register a promoted model and, once it has answered, make it the champion."""
+    inputs = dict(locals())
     import dataclasses
     import pathlib
 
     from components.deploy_model import DeployParams, deploy_model
-    from components.models import whole_numbers
+    from components.step_inputs import params_from
     from components.step_record import step_record
 
     with step_record("deploy_model", deployment.path):
-        params = DeployParams(
-            registry=registry,
-            model_name=model_name,
-            alias=alias,
-            health_check_examples=health_check_examples,
-            health_check_tolerance=health_check_tolerance,
-            artifacts_uri=artifacts_uri,
-            serving_image=serving_image,
-            endpoint=endpoint,
-            endpoint_traffic=endpoint_traffic,
-            endpoint_machine_type=endpoint_machine_type,
-            endpoint_max_replicas=endpoint_max_replicas,
-            lineage=whole_numbers(lineage),
-        )
+        params = params_from(inputs, DeployParams)
         result = deploy_model(
             params,
             records_dir=pathlib.Path(records.path),

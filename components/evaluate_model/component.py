@@ -31,28 +31,18 @@ def evaluate_model(
 
     It is the one unnamed output, because kfp.local reads no other in a condition.
     """
+    inputs = dict(locals())
     import json
     import pathlib
     import shutil
 
     from components.artifacts import EVALUATION_FILE, REPORT_FILE
     from components.evaluate_model import EvaluateParams, evaluate_model
+    from components.step_inputs import params_from
     from components.step_record import step_record
 
     with step_record("evaluate_model", evaluation.path):
-        params = EvaluateParams(
-            champion=champion,
-            minimum=minimum,
-            maximum=maximum,
-            max_regression=max_regression,
-            split=split,
-            top_k=top_k,
-            batch_size_per_replica=batch_size_per_replica,
-            backend=backend,
-            accelerator=accelerator,
-            num_replicas=num_replicas,
-            num_pictures=num_pictures,
-        )
+        params = params_from(inputs, EvaluateParams)
         output = pathlib.Path(evaluation.path)
         result = evaluate_model(params, pathlib.Path(records.path), pathlib.Path(model.path), output)
         scored = json.loads((output / EVALUATION_FILE).read_text())

@@ -20,21 +20,16 @@ def export_model(
     required: List[str] = [],
 ) -> None:
     """Export a trained model for CPU serving, compared with the trained one in a fresh process."""
+    inputs = dict(locals())
     import dataclasses
     import pathlib
 
     from components.export_model import ExportParams, export_model
+    from components.step_inputs import params_from
     from components.step_record import step_record
 
     with step_record("export_model", exported.path):
-        params = ExportParams(
-            tolerance=tolerance,
-            min_agreement=min_agreement,
-            max_int8_accuracy_drop=max_int8_accuracy_drop,
-            calibration_examples=calibration_examples,
-            split=split,
-            required=tuple(required),
-        )
+        params = params_from(inputs, ExportParams)
         output = pathlib.Path(exported.path)
         result = export_model(params, pathlib.Path(records.path), pathlib.Path(model.path), output)
         exported.metadata.update(dataclasses.asdict(result))

@@ -109,19 +109,6 @@ def _find_module(module_name: str) -> str:
     return spec.origin
 
 
-def whole_numbers(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters, nested or not, as they were before they travelled as JSON, whose 32.0 was a 32."""
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: whole(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [whole(item) for item in value]
-        return int(value) if isinstance(value, float) and value.is_integer() else value
-
-    return {name: whole(value) for name, value in parameters.items()}
-
-
 def source_files(name: str) -> list[Path]:
     """Return the Python files of a user's own model: its file, and those of the user's that it imports."""
     if name in REGISTRY or name.endswith(".keras"):

@@ -4,52 +4,17 @@ Every function takes uint8 images and gives uint8 images of the same shape, as t
 is the same with and without augmentation. What is drawn depends on the seed, the step and the replica alone.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from components.errors import InputError
+from components.models.hyperparameters import TrainParams
 
-FLIPS = ("none", "horizontal", "vertical", "horizontal_and_vertical")
 _NUM_SHARES = 1024
 
 
-class Augmentation(Protocol):
-    """What a training's parameters say of it; see `TrainParams`."""
-
-    @property
-    def random_flip(self) -> str: ...  # noqa: D102
-    @property
-    def random_crop_pixels(self) -> int: ...  # noqa: D102
-    @property
-    def mixup_alpha(self) -> float: ...  # noqa: D102
-    @property
-    def label_smoothing(self) -> float: ...  # noqa: D102
-
-
-def check_augmentation(settings: Any) -> None:
-    """Check an `Augmentation`'s values.
-
-    Raises:
-        InputError: If a value is unknown or out of range.
-    """
-    if settings.random_flip not in FLIPS:
-        raise InputError(
-            f"random_flip must be one of {', '.join(FLIPS)}. Received: random_flip={settings.random_flip!r}."
-        )
-    if settings.random_crop_pixels < 0:
-        raise InputError(
-            f"random_crop_pixels must not be negative. Received: random_crop_pixels={settings.random_crop_pixels}."
-        )
-    if not 0 <= settings.mixup_alpha <= 10:
-        raise InputError(f"mixup_alpha must be from 0 to 10. Received: mixup_alpha={settings.mixup_alpha}.")
-    if not 0 <= settings.label_smoothing < 1:
-        raise InputError(
-            f"label_smoothing must be at least 0 and below 1. Received: label_smoothing={settings.label_smoothing}."
-        )
-
-
-def check_images(settings: Augmentation, input_shape: tuple[int | None, ...]) -> None:
+def check_images(settings: TrainParams, input_shape: tuple[int | None, ...]) -> None:
     """Check that a model's input can be augmented.
 
     Raises:
@@ -66,11 +31,6 @@ def check_images(settings: Augmentation, input_shape: tuple[int | None, ...]) ->
             f"random_crop_pixels must be smaller than the image. Received: random_crop_pixels="
             f"{settings.random_crop_pixels} for images of {input_shape[1]}×{input_shape[2]} pixels."
         )
-
-
-def softens_labels(settings: Augmentation) -> bool:
-    """Whether labels become probabilities, float32[batch, num_classes]."""
-    return bool(settings.label_smoothing or settings.mixup_alpha)
 
 
 class Draws:
@@ -110,7 +70,7 @@ class Draws:
         return tf.random.stateless_uniform((size,), key, 0, limit, tf.int32)
 
 
-def augment(images: Any, labels: Any, settings: Augmentation, draws: Draws, num_classes: int, groups: int) -> Any:
+def augment(images: Any, labels: Any, settings: TrainParams, draws: Draws, num_classes: int, groups: int) -> Any:
     """A batch as the training step is to see it.
 
     Args:
@@ -122,12 +82,12 @@ def augment(images: Any, labels: Any, settings: Augmentation, draws: Draws, num_
         groups: Equal parts of the batch within which images are mixed: replicas that share this array.
 
     Returns:
-        (images, labels); the latter float32[batch, num_classes] where `softens_labels`.
+        (images, labels); the latter float32[batch, num_classes] where `settings.softens_labels`.
     """
     from keras import ops
 
     images = _flip_and_crop(images, settings, draws)
-    if not softens_labels(settings):
+    if not settings.softens_labels:
         return images, labels
     targets = ops.one_hot(labels, num_classes, dtype="float32")
     if settings.label_smoothing:
@@ -140,7 +100,7 @@ def augment(images: Any, labels: Any, settings: Augmentation, draws: Draws, num_
     return images, targets
 
 
-def _flip_and_crop(images: Any, settings: Augmentation, draws: Draws) -> Any:
+def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws) -> Any:
     """Images moved by up to `random_crop_pixels` either way, what comes in mirrored at the edge, and flipped."""
     from keras import ops
 

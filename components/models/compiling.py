@@ -5,76 +5,14 @@ Training runs that step; preflight compiles the very same one for a TPU.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from components.errors import InputError
 from components.interface import CLASSIFICATION, PADDING, Interface
-from components.models.augmentation import Augmentation, check_augmentation, softens_labels
+from components.models.hyperparameters import TrainParams
 from components.models.training_step import average_weights, prepare_batches
-
-OPTIMIZERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "cosine")
-SCALINGS = ("auto", "linear", "sqrt", "none")
-
-
-class Optimization(Augmentation, Protocol):
-    """What both steps' parameters say of it; see `TrainParams`."""
-
-    @property
-    def optimizer(self) -> str: ...  # noqa: D102
-    @property
-    def learning_rate(self) -> float: ...  # noqa: D102
-    @property
-    def learning_rate_scaling(self) -> str: ...  # noqa: D102
-    @property
-    def learning_rate_schedule(self) -> str: ...  # noqa: D102
-    @property
-    def warmup_epochs(self) -> float: ...  # noqa: D102
-    @property
-    def weight_decay(self) -> float: ...  # noqa: D102
-    @property
-    def ema_decay(self) -> float: ...  # noqa: D102
-    @property
-    def epochs(self) -> int: ...  # noqa: D102
-
-
-# The names of all that it says.
-OPTIMIZATION = tuple(
-    name for kind in (Augmentation, Optimization) for name, value in vars(kind).items() if isinstance(value, property)
-)
-
-
-def check_optimization(settings: Any) -> None:
-    """Check what both steps' parameters share: an `Optimization` with a `batch_size_per_replica`.
-
-    Raises:
-        InputError: If a value is unknown or out of range.
-    """
-    for name in ("epochs", "batch_size_per_replica"):
-        if getattr(settings, name) < 1:
-            raise InputError(f"{name} must be at least 1. Received: {name}={getattr(settings, name)}.")
-    if not (math.isfinite(settings.learning_rate) and settings.learning_rate > 0):
-        raise InputError(f"learning_rate must be positive. Received: learning_rate={settings.learning_rate}.")
-    for name in ("warmup_epochs", "weight_decay"):
-        if not 0 <= getattr(settings, name) < math.inf:
-            raise InputError(f"{name} must not be negative, and finite. Received: {name}={getattr(settings, name)}.")
-    if settings.weight_decay and settings.optimizer == "adam":
-        raise InputError(
-            f"weight_decay={settings.weight_decay} needs optimizer=adamw or sgd. Received: "
-            f"optimizer={settings.optimizer!r}."
-        )
-    if not 0 <= settings.ema_decay < 1:
-        raise InputError(f"ema_decay must be at least 0 and below 1. Received: ema_decay={settings.ema_decay}.")
-    check_augmentation(settings)
-    for name, known in (
-        ("optimizer", OPTIMIZERS),
-        ("learning_rate_schedule", SCHEDULES),
-        ("learning_rate_scaling", SCALINGS),
-    ):
-        if getattr(settings, name) not in known:
-            raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(settings, name)!r}.")
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, optimizer: str) -> float:
@@ -102,7 +40,7 @@ def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -
     return min(round(warmup_epochs * steps_per_epoch), total_steps - 1)
 
 
-def _optimizer(settings: Optimization, num_replicas: int, steps_per_epoch: int, trained: Sequence[Any]) -> Any:
+def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, trained: Sequence[Any]) -> Any:
     import keras
 
     rate: Any = scale_learning_rate(
@@ -165,7 +103,7 @@ _METRICS: Mapping[str, Callable[[], Any]] = {"bits_per_character": _bits_per_cha
 def compile_model(
     model: Any,
     interface: Interface,
-    settings: Optimization,
+    settings: TrainParams,
     num_replicas: int,
     steps_per_epoch: int,
     jit_compile: bool,
@@ -187,7 +125,7 @@ def compile_model(
     Raises:
         InputError: If the model's input or task cannot be augmented as `settings` say.
     """
-    softened = softens_labels(settings)
+    softened = settings.softens_labels
     if softened and interface.task_name != CLASSIFICATION:
         raise InputError(
             f"label_smoothing and mixup_alpha are for data with one class of several. Received: {interface.task_name}. "

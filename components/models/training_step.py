@@ -8,10 +8,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from components.models.augmentation import Augmentation, Draws, augment, check_images, softens_labels
+from components.models.augmentation import Draws, augment, check_images
+from components.models.hyperparameters import TrainParams
 
 
-def prepare_batches(model: Any, settings: Augmentation, num_replicas: int) -> None:
+def prepare_batches(model: Any, settings: TrainParams, num_replicas: int) -> None:
     """Augment every batch that the compiled model trains on, if `settings` say so.
 
     Raises:
@@ -20,7 +21,7 @@ def prepare_batches(model: Any, settings: Augmentation, num_replicas: int) -> No
     import keras
 
     check_images(settings, model.input_shape)
-    if settings.random_flip == "none" and not settings.random_crop_pixels and not softens_labels(settings):
+    if settings.random_flip == "none" and not settings.random_crop_pixels and not settings.softens_labels:
         return
     uses_jax = keras.backend.backend() == "jax"
     # A variable, not a constant: the program is the same for every seed. Keras has seeded Python's generator.

@@ -14,10 +14,9 @@ import os
 import re
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from components import storage
 from components.errors import InputError
@@ -26,6 +25,7 @@ from components.fingerprint import code_of
 from components.interface import Interface
 from components.models import build_model, source_files
 from components.models.compiling import compile_model
+from components.models.hyperparameters import TrainParams
 from components.models.loading import check_rebuilds
 from components.preflight_training import hlo
 from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
@@ -40,22 +40,19 @@ class Task:
     """What to train, whatever the machine.
 
     Attributes:
-        model: A registered name, a .py or .keras file, or module:function.
-        model_parameters: Its hyper-parameters.
+        training: Model and hyper-parameters; backend and Keras dtype policy are those that are compiled for.
         interface: What it takes and gives.
         num_examples: Of the training split.
-        optimization: What `compile_model` asks for, by name.
-        backend: `jax` or `tensorflow`.
-        precision: The Keras dtype policy.
     """
 
-    model: str
-    model_parameters: Mapping[str, Any]
+    training: TrainParams
     interface: Interface
     num_examples: int
-    optimization: Mapping[str, Any]
-    backend: str
-    precision: str
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        """The task that `dataclasses.asdict` turned into a mapping."""
+        return cls(TrainParams(**raw["training"]), Interface.from_dict(raw["interface"]), raw["num_examples"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +124,10 @@ def versions() -> dict[str, str]:
 
 def _build(task: Task, compilation: Compilation) -> Any:
     """The compiled Keras model, all its variables made."""
-    model = build_model(task.model, task.interface, task.model_parameters)
+    model = build_model(task.training.model, task.interface, task.training.model_parameters)
     batch_size = compilation.batch_size_per_replica * compilation.devices
     steps = steps_per_epoch(task.num_examples, batch_size)
-    settings: Any = types.SimpleNamespace(**task.optimization)
-    compile_model(model, task.interface, settings, compilation.devices, steps, jit_compile=True)
+    compile_model(model, task.interface, task.training, compilation.devices, steps, jit_compile=True)
     return model
 
 
@@ -156,8 +152,8 @@ def _objection(task: Task) -> str:
     """Why train_model would refuse the model, however well it compiles; empty if it would not."""
 
     def check() -> None:
-        model = build_model(task.model, task.interface, task.model_parameters)
-        check_rebuilds(model, task.model, task.interface.task.name)
+        model = build_model(task.training.model, task.interface, task.training.model_parameters)
+        check_rebuilds(model, task.training.model, task.interface.task.name)
 
     try:
         _without_values(check)
@@ -296,7 +292,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
     layers: list[str] = []  # Known as soon as the model is built, also where its step cannot be lowered.
     start = time.monotonic()
     try:
-        lower = _lower_jax if task.backend == "jax" else _lower_tensorflow
+        lower = _lower_jax if task.training.backend == "jax" else _lower_tensorflow
         program = lower(task, compilation, layers)
         path = cache_dir / f"program-{_program_key(program, layers, compilation)}.json"
         if path.is_file():
@@ -414,7 +410,7 @@ def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, 
     """The innermost layer, and the line of the model's own code, that an error passed through or names in its text."""
     import keras
 
-    own = {str(path.resolve()) for path in source_files(task.model)}
+    own = {str(path.resolve()) for path in source_files(task.training.model)}
     layer = source = ""
     # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.
     for path, line in re.findall(r'File "/?([^"]+)", line (\d+)', text):
@@ -440,7 +436,7 @@ def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> 
     for number, compilation in enumerate(compilations):
         yield {"started": number}
         keras.utils.clear_session()  # Else a layer is called dense_2 the second time. It forgets the settings too.
-        keras.config.set_dtype_policy(task.precision)
+        keras.config.set_dtype_policy(task.training.precision)
         keras.config.disable_flash_attention()  # As in training: see device.prepare.
         keras.config.disable_traceback_filtering()  # Its frames say which layer failed.
         try:
@@ -457,7 +453,7 @@ def main() -> None:
     """Read a request from stdin, and write what comes of it, a JSON line each, to the pipe given as argument."""
     request = json.load(sys.stdin)
     end_with(request["parent"])
-    task = Task(**{**request["task"], "interface": Interface.from_dict(request["task"]["interface"])})
+    task = Task.from_dict(request["task"])
     compilations = [Compilation(**one) for one in request["compilations"]]
     with os.fdopen(int(sys.argv[1]), "w") as pipe, contextlib.suppress(BrokenPipeError):
         for message in _serve(task, compilations, Path(request["cache_dir"])):

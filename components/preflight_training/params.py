@@ -2,13 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
 
-from components.device import BACKENDS, PRECISIONS
 from components.errors import InputError
 from components.machine_spec import MachineSpec, parse_machine
-from components.models.compiling import check_optimization
+from components.models.hyperparameters import TrainParams
 
 CHEAPEST_MACHINE = "v5e-1"
 
@@ -18,25 +15,10 @@ class PreflightParams:
     """What to compile, for which machine, and what it may cost; one field per component input.
 
     Attributes:
-        model: A registered name, a .py or .keras file, or module:function.
-        model_parameters: Its hyper-parameters.
-        epochs: Passes over the training split, for the time and price of a run.
-        batch_size_per_replica: Examples per replica and step.
-        optimizer: As train_model takes it.
-        learning_rate: As train_model takes it.
-        learning_rate_scaling: As train_model takes it.
-        learning_rate_schedule: As train_model takes it.
-        warmup_epochs: As train_model takes it.
-        weight_decay: As train_model takes it.
-        random_flip: As train_model takes it.
-        random_crop_pixels: As train_model takes it.
-        mixup_alpha: As train_model takes it.
-        label_smoothing: As train_model takes it.
-        ema_decay: As train_model takes it.
-        backend: `jax` compiles the step of all replicas, `tensorflow` that of one; `auto` is jax.
-        precision: `float32`, `mixed_bfloat16` or `auto`, which on a TPU is the latter.
-        in_memory_mib: As train_model takes it: decides how the host feeds the device.
-        shuffle_buffer: As train_model takes it.
+        training: What train_model takes: model, hyper-parameters, backend, precision, and how the host feeds the
+            device. Of the backends `jax` compiles the step of all replicas, `tensorflow` that of one; `auto` is jax. A
+            precision of `auto` is mixed_bfloat16, as on a TPU.
+        epochs: Passes over the training split, for the time and price of a run; 0 takes the training's.
         machine: Short name of a TPU slice, as `tpu-pipelines machines` lists them.
         region: Where the price is taken; empty is the cheapest region that trains on the machine.
         spot: Whether the price is that of a spot machine.
@@ -50,25 +32,8 @@ class PreflightParams:
         compile_memory_mib: Give up a compilation that takes more memory.
     """
 
-    model: str
-    model_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    epochs: int = 10
-    batch_size_per_replica: int = 128
-    optimizer: str = "adam"
-    learning_rate: float = 0.001
-    learning_rate_scaling: str = "auto"
-    learning_rate_schedule: str = "constant"
-    warmup_epochs: float = 0.0
-    weight_decay: float = 0.0
-    random_flip: str = "none"
-    random_crop_pixels: int = 0
-    mixup_alpha: float = 0.0
-    label_smoothing: float = 0.0
-    ema_decay: float = 0.0
-    backend: str = "auto"
-    precision: str = "auto"
-    in_memory_mib: int = 4096
-    shuffle_buffer: int = 20_000
+    training: TrainParams
+    epochs: int = 0
     machine: str = CHEAPEST_MACHINE
     region: str = ""
     spot: bool = False
@@ -80,10 +45,8 @@ class PreflightParams:
     compile_memory_mib: int = 16_384
 
     def __post_init__(self) -> None:
-        check_optimization(self)
-        for name, known in (("backend", BACKENDS), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
+        if self.epochs < 0:
+            raise InputError(f"epochs must not be negative; 0 takes the training's. Received: epochs={self.epochs}.")
         _ = self.machine_spec  # Refuses what cannot be had.
         for name in ("max_step_ms", "max_price_usd", "max_host_wait"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -97,9 +60,14 @@ class PreflightParams:
                 raise InputError(f"{name} must be positive. Received: {name}={getattr(self, name)}.")
 
     @property
+    def run_epochs(self) -> int:
+        """Passes over the training split that a run is priced by."""
+        return self.epochs or self.training.epochs
+
+    @property
     def machine_spec(self) -> MachineSpec:
         """The machine, where and how it is paid for."""
-        return parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, self.backend)
+        return parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, self.training.backend)
 
 
 @dataclasses.dataclass(frozen=True)

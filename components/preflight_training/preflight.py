@@ -9,7 +9,6 @@ from components import progress, storage
 from components.artifacts import PREFLIGHT_FILE
 from components.device import choose_precision
 from components.machine_spec import MachineSpec, Slice
-from components.models.compiling import OPTIMIZATION
 from components.preflight_training import sandbox
 from components.preflight_training.advice import advise, compare
 from components.preflight_training.compiler import DOES_NOT_FIT, FITS, Compilation, Outcome, Task, versions
@@ -51,7 +50,8 @@ def preflight_training(
     storage.require_output(output, PREFLIGHT_FILE)
     cache_dir = cache_dir or sandbox.default_cache_dir()
     sandbox.require_compiler()
-    data = load_facts(records_dir, FEED_BATCH, params.in_memory_mib, params.shuffle_buffer, cache_dir)
+    training = params.training
+    data = load_facts(records_dir, FEED_BATCH, training.in_memory_mib, training.shuffle_buffer, cache_dir)
     report = examine(params, data, [params.machine_spec], cache_dir)
     with storage.staged_directory(output) as staged:
         write_report(report, staged)
@@ -83,19 +83,19 @@ def examine(
         InputError: If the model cannot be used, or the TPU compiler is not installed.
     """
     session = _Session(params, data, cache_dir)
-    names = ", ".join(machine.name for machine in machines)
-    progress.say(_STEP, f"compiling the training step of {params.model} for {names}; minutes at worst, and kept")
-    outcomes = session.compile([(machine.slice, params.batch_size_per_replica) for machine in machines])
+    training, names = params.training, ", ".join(machine.name for machine in machines)
+    progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
+    outcomes = session.compile([(machine.slice, training.batch_size_per_replica) for machine in machines])
     count = Counter(machine.name for machine in machines)
     reports = [
         session.report(machine, count[machine.name] > 1, outcome, cached)
         for machine, (outcome, cached) in zip(machines, outcomes, strict=True)
     ]
     return PreflightReport(
-        model=params.model,
-        model_parameters=dict(params.model_parameters),
-        backend=session.task.backend,
-        precision=session.task.precision,
+        model=training.model,
+        model_parameters=dict(training.model_parameters),
+        backend=session.task.training.backend,
+        precision=session.task.training.precision,
         compiler=versions(),
         data=data,
         machines=tuple(reports),
@@ -106,16 +106,11 @@ def examine(
 class _Session:
     def __init__(self, params: PreflightParams, data: DataFacts, cache_dir: Path) -> None:
         self._params, self._data, self._cache_dir = params, data, cache_dir
-        backend = "jax" if params.backend == "auto" else params.backend
-        self.task = Task(
-            model=params.model,
-            model_parameters=params.model_parameters,
-            interface=data.interface,
-            num_examples=data.num_examples,
-            optimization={name: getattr(params, name) for name in OPTIMIZATION},
-            backend=backend,
-            precision=choose_precision("tpu", backend, ()) if params.precision == "auto" else params.precision,
-        )
+        training = params.training.program
+        backend = "jax" if training.backend == "auto" else training.backend
+        precision = choose_precision("tpu", backend, ()) if training.precision == "auto" else training.precision
+        training = dataclasses.replace(training, epochs=params.run_epochs, backend=backend, precision=precision)
+        self.task = Task(training, data.interface, data.num_examples)
 
     def compile(self, programs: Sequence[tuple[Slice, int]]) -> list[tuple[Outcome, bool]]:
         """What comes of a batch per replica on a machine, for each."""
@@ -137,11 +132,11 @@ class _Session:
         """Everything about one machine."""
         params, data, machine = self._params, self._data, spec.slice
         label = label_of(spec.name, spec.region, spec.spot, has_namesakes)
-        batch_size = params.batch_size_per_replica * machine.devices
+        batch_size = params.training.batch_size_per_replica * machine.devices
         step = epoch = cost = None
         layers: tuple[LayerTime, ...] = ()
         if outcome.cost is not None:
-            summed = gradient_bytes(outcome.parameters) if self.task.backend == "tensorflow" else 0
+            summed = gradient_bytes(outcome.parameters) if self.task.training.backend == "tensorflow" else 0
             step = time_step(outcome.cost, machine, summed)
             epoch = time_epoch(step, data.num_examples, batch_size, data.host.feed_per_second)
             layers = time_layers(outcome.cost, machine)
@@ -160,7 +155,7 @@ class _Session:
             source=outcome.source,
             compile_seconds=outcome.compile_seconds,
             cached=cached,
-            batch_size_per_replica=params.batch_size_per_replica,
+            batch_size_per_replica=params.training.batch_size_per_replica,
             global_batch=batch_size,
             parameters=outcome.parameters,
             peak_bytes=outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes,
@@ -168,7 +163,7 @@ class _Session:
             largest_batch=self._largest_batch(machine, outcome),
             step=step,
             epoch=epoch,
-            epochs=params.epochs,
+            epochs=params.run_epochs,
             cost=cost,
             layers=layers,
             host_calls=outcome.cost.host_calls if outcome.cost else (),
@@ -187,7 +182,7 @@ class _Session:
         return Cost(
             usd_per_hour=price.usd_per_hour,
             usd_per_epoch=per_epoch,
-            usd_per_run=per_epoch * self._params.epochs,
+            usd_per_run=per_epoch * self._params.run_epochs,
             region=price.region,
             kind=price.kind,
             source=price.source,
@@ -229,13 +224,13 @@ class _Session:
             )
         if params.max_price_usd and cost is not None and cost.usd_per_run > params.max_price_usd:
             broken.append(
-                f"a run of {params.epochs} epochs on {label} costs {dollars(cost.usd_per_run)} at list price, "
+                f"a run of {params.run_epochs} epochs on {label} costs {dollars(cost.usd_per_run)} at list price, "
                 f"max_price_usd={params.max_price_usd:g}"
             )
         return tuple(broken)
 
     def _largest_batch(self, machine: Slice, outcome: Outcome) -> LargestBatch | None:
-        asked = self._params.batch_size_per_replica
+        asked = self._params.training.batch_size_per_replica
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
             return self._search_largest_batch(machine, asked)
         if outcome.memory is None:

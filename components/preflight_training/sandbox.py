@@ -89,7 +89,7 @@ def compile_all(
 
 
 def _key(task: Task, compilation: Compilation) -> str:
-    code = code_of([compiler.__name__]), model_code(task.model, task.model_parameters)
+    code = code_of([compiler.__name__]), model_code(task.training.model, task.training.model_parameters)
     digests = [part.digest for part in code]
     facts = (dataclasses.asdict(task), dataclasses.asdict(compilation), digests, compiler.versions())
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -105,6 +105,7 @@ def _run_child(
         "cache_dir": str(cache_dir),
         "parent": os.getpid(),
     }
+    environment = {"KERAS_BACKEND": task.training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as log, os.fdopen(reading) as pipe:
         child = subprocess.Popen(
@@ -113,7 +114,7 @@ def _run_child(
             stdout=log,
             stderr=log,
             pass_fds=(writing,),
-            env=os.environ | _ENVIRONMENT | {"KERAS_BACKEND": task.backend, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env=os.environ | _ENVIRONMENT | environment,
             start_new_session=True,
         )
         os.close(writing)

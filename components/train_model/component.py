@@ -37,39 +37,15 @@ def train_model(
     checkpoint_seconds: float = 60.0,
 ) -> None:
     """Train a Keras model; a restarted task continues from its checkpoint."""
+    inputs = dict(locals())
     import dataclasses
     import pathlib
 
-    from components.models import whole_numbers
+    from components.step_inputs import params_from
     from components.step_record import step_record
     from components.train_model import TrainParams, train_model
 
     with step_record("train_model", trained.path):
-        params = TrainParams(
-            model=model,
-            model_parameters=whole_numbers(model_parameters),
-            epochs=epochs,
-            batch_size_per_replica=batch_size_per_replica,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            learning_rate_scaling=learning_rate_scaling,
-            learning_rate_schedule=learning_rate_schedule,
-            warmup_epochs=warmup_epochs,
-            weight_decay=weight_decay,
-            random_flip=random_flip,
-            random_crop_pixels=random_crop_pixels,
-            mixup_alpha=mixup_alpha,
-            label_smoothing=label_smoothing,
-            ema_decay=ema_decay,
-            early_stopping_epochs=early_stopping_epochs,
-            seed=seed,
-            backend=backend,
-            accelerator=accelerator,
-            num_replicas=num_replicas,
-            precision=precision,
-            in_memory_mib=in_memory_mib,
-            shuffle_buffer=shuffle_buffer,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        params = params_from(inputs, TrainParams)
         result = train_model(params, pathlib.Path(records.path), pathlib.Path(trained.path))
         trained.metadata.update(dataclasses.asdict(result))

@@ -220,13 +220,16 @@ def bench_preflight(work: Path) -> None:
     from components.preflight_training import PreflightParams
     from components.preflight_training.data import DataFacts, HostRate
     from components.preflight_training.preflight import examine
+    from components.train_model import TrainParams
 
     def step_ms(backend: str, names: list[str], tuned: bool) -> list[float]:
         params = PreflightParams(
-            model=str(Path(__file__).parent / "resnet50.py"),
-            model_parameters={"tuned": tuned},
-            optimizer="sgd",
-            backend=backend,
+            TrainParams(
+                model=str(Path(__file__).parent / "resnet50.py"),
+                model_parameters={"tuned": tuned},
+                optimizer="sgd",
+                backend=backend,
+            ),
             compile_timeout_seconds=1800,
         )
         host = HostRate(1e9, 1e9, in_memory=False, cpus=1)

@@ -18,7 +18,7 @@ from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
 from google.rpc import code_pb2
 
-from components.models import whole_numbers
+from components.step_inputs import whole_numbers
 from tests.fakes.google_api import ServiceError
 
 RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.

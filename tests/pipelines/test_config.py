@@ -96,8 +96,8 @@ def test_deploy_can_be_left_out():
 def test_preflight_takes_the_training_and_the_machine_as_they_stand():
     training = {"epochs": 3, "batch_size_per_replica": 32, "optimizer": "sgd"}
     config = parse_config(MINIMAL | {"training": training, "machine": {"name": "v5e-4", "region": "us-west1"}})
-    assert config.preflight.optimizer == "sgd"
-    assert (config.preflight.epochs, config.preflight.batch_size_per_replica) == (3, 32)
+    assert config.preflight.training.optimizer == "sgd"
+    assert config.preflight.training == config.training
     assert (config.preflight.machine, config.preflight.region) == ("v5e-4", "us-west1")
     assert parse_config(MINIMAL | {"preflight": True}).preflight.machine == "v5e-1", "the cheapest"
 

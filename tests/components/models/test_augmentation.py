@@ -1,24 +1,15 @@
 """What augmentation makes of images and labels, on both backends."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from components import device
 from components.errors import InputError
-from components.models.augmentation import Draws, augment, check_augmentation, check_images, mixup_shares
+from components.models.augmentation import Draws, augment, check_images, mixup_shares
+from components.models.hyperparameters import TrainParams
 
 _IMAGES = np.random.default_rng(0).integers(0, 256, (96, 6, 5, 3), np.uint8)
 _LABELS = (np.arange(96) % 4).astype(np.int32)
-
-
-@dataclass
-class _Settings:
-    random_flip: str = "none"
-    random_crop_pixels: int = 0
-    mixup_alpha: float = 0.0
-    label_smoothing: float = 0.0
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +31,7 @@ def _augment(settings, seed=1, step=2, groups=1, images=_IMAGES):
     ],
 )
 def test_each_image_is_flipped_by_chance_of_its_own(random_flip, axes):
-    flipped, labels = _augment(_Settings(random_flip))
+    flipped, labels = _augment(TrainParams("digits_cnn", random_flip=random_flip))
     assert flipped.dtype == np.uint8
     assert np.array_equal(labels, _LABELS)
     found = [
@@ -53,7 +44,7 @@ def test_each_image_is_flipped_by_chance_of_its_own(random_flip, axes):
 
 def test_crops_move_an_image_both_ways_and_mirror_its_edge():
     padded = np.pad(_IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="reflect")
-    cropped, _ = _augment(_Settings(random_crop_pixels=2))
+    cropped, _ = _augment(TrainParams("digits_cnn", random_crop_pixels=2))
     moves = set()
     for image, out in zip(padded, cropped, strict=True):
         (move,) = [(y, x) for y in range(5) for x in range(5) if np.array_equal(out, image[y : y + 6, x : x + 5])]
@@ -64,7 +55,7 @@ def test_crops_move_an_image_both_ways_and_mirror_its_edge():
 
 def test_a_crop_and_a_flip_are_one_of_the_flipped_images_crops():
     padded = np.pad(_IMAGES, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
-    changed, _ = _augment(_Settings("horizontal", 1))
+    changed, _ = _augment(TrainParams("digits_cnn", random_flip="horizontal", random_crop_pixels=1))
     for image, out in zip(padded, changed, strict=True):
         crops = [image[y : y + 6, x : x + 5] for y in range(3) for x in range(3)]
         assert any(np.array_equal(out, way) for crop in crops for way in (crop, crop[:, ::-1]))
@@ -72,7 +63,7 @@ def test_a_crop_and_a_flip_are_one_of_the_flipped_images_crops():
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_mixup_mixes_images_and_labels_of_one_group_alike(groups):
-    mixed, targets = _augment(_Settings(mixup_alpha=0.4), groups=groups)
+    mixed, targets = _augment(TrainParams("digits_cnn", mixup_alpha=0.4), groups=groups)
     assert mixed.dtype == np.uint8
     size = 96 // groups
     partner = np.concatenate([np.arange(start, start + size)[::-1] for start in range(0, 96, size)])
@@ -99,7 +90,7 @@ def test_mixup_shares_are_quantiles_of_the_beta_distribution(alpha):
 def test_smoothed_labels_give_the_loss_of_keras():
     import keras
 
-    _, targets = _augment(_Settings(label_smoothing=0.1))
+    _, targets = _augment(TrainParams("digits_cnn", label_smoothing=0.1))
     np.testing.assert_allclose(targets, 0.9 * np.eye(4)[_LABELS] + 0.025, atol=1e-6)
     guesses = np.random.default_rng(1).dirichlet(np.ones(4), 96).astype(np.float32)
     expected = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)(np.eye(4)[_LABELS], guesses)
@@ -107,7 +98,7 @@ def test_smoothed_labels_give_the_loss_of_keras():
 
 
 def test_what_is_drawn_depends_on_seed_and_step_alone():
-    settings = _Settings("horizontal", 2, 0.2)
+    settings = TrainParams("digits_cnn", random_flip="horizontal", random_crop_pixels=2, mixup_alpha=0.2)
     one, same = _augment(settings), _augment(settings)
     assert np.array_equal(one[0], same[0])
     assert np.array_equal(one[1], same[1])
@@ -152,13 +143,13 @@ def test_all_of_it_holds_with_jax(run_python):
 )
 def test_a_value_out_of_range_is_named(changes, message):
     with pytest.raises(InputError, match=message):
-        check_augmentation(_Settings(**changes))
+        TrainParams("digits_cnn", **changes)
 
 
 def test_what_cannot_be_augmented_is_named():
-    check_images(_Settings(label_smoothing=0.1), (None, 250))
+    check_images(TrainParams("digits_cnn", label_smoothing=0.1), (None, 250))
     with pytest.raises(InputError, match=r"are for images\. Received: a model whose input is \(None, 250\)"):
-        check_images(_Settings(mixup_alpha=0.2), (None, 250))
-    check_images(_Settings(random_crop_pixels=7), (None, 8, 9, 1))
+        check_images(TrainParams("digits_cnn", mixup_alpha=0.2), (None, 250))
+    check_images(TrainParams("digits_cnn", random_crop_pixels=7), (None, 8, 9, 1))
     with pytest.raises(InputError, match="random_crop_pixels=8 for images of 8×9 pixels"):
-        check_images(_Settings(random_crop_pixels=8), (None, 8, 9, 1))
+        check_images(TrainParams("digits_cnn", random_crop_pixels=8), (None, 8, 9, 1))

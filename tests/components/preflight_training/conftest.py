@@ -1,5 +1,6 @@
 """The TPU compiler on the smallest programs: what to compile, and a cache that tests share."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,31 +15,20 @@ from components.machine_spec import load_catalogue
 from components.preflight_training import sandbox
 from components.preflight_training.compiler import Compilation, Outcome, Task
 from components.preflight_training.estimate import bytes_per_cycle
+from components.train_model import TrainParams
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
-OPTIMIZATION: Mapping[str, Any] = {
-    "optimizer": "adam",
-    "learning_rate": 0.001,
-    "learning_rate_scaling": "auto",
-    "learning_rate_schedule": "constant",
-    "warmup_epochs": 0.0,
-    "weight_decay": 0.0,
-    "random_flip": "none",
-    "random_crop_pixels": 0,
-    "mixup_alpha": 0.0,
-    "label_smoothing": 0.0,
-    "ema_decay": 0.0,
-    "epochs": 3,
-}
 SMALL: Mapping[str, Any] = {"filters": 4, "units": 8}  # Of digits_cnn; compiles in half a second.
+TRAINING = TrainParams("digits_cnn", SMALL, epochs=3, backend="jax", precision="mixed_bfloat16")
 LIMITS = sandbox.Limits(timeout_seconds=120, memory_mib=8192)
 
 
-def make_task(model: str = "digits_cnn", parameters: Mapping[str, Any] | None = None, backend: str = "jax") -> Task:
+def make_task(model: str = "digits_cnn", parameters: Mapping[str, Any] | None = None, **of_training: Any) -> Task:
     """A model of 8×8 grey images and 10 classes to train."""
     if parameters is None:
         parameters = SMALL if model == "digits_cnn" else {}
-    return Task(model, parameters, DIGITS, 1259, OPTIMIZATION, backend, "mixed_bfloat16")
+    training = dataclasses.replace(TRAINING, model=model, model_parameters=parameters, **of_training)
+    return Task(training, DIGITS, 1259)
 
 
 def make_compilation(machine: str = "v5e-1", batch_size: int = 8) -> Compilation:

@@ -18,8 +18,7 @@ from pipelines.config import load_config, ready_examples
 from tests.components.conftest import EVERYTHING
 from tests.components.preflight_training.conftest import (
     LIMITS,
-    OPTIMIZATION,
-    SMALL,
+    TRAINING,
     compile_one,
     make_compilation,
     make_task,
@@ -123,9 +122,13 @@ def test_a_damaged_keras_file_is_no_verdict_on_the_tpu(tmp_path, cache_dir):
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_nothing_speaks_against_a_language_model_whose_learning_rate_changes(cache_dir, backend):
     task = dataclasses.replace(
-        make_task("shakespeare_lstm", {"embedding": 4, "units": 8, "num_layers": 1}, backend),
+        make_task(
+            "shakespeare_lstm",
+            {"embedding": 4, "units": 8, "num_layers": 1},
+            backend=backend,
+            learning_rate_schedule="cosine",
+        ),
         interface=Interface(CorpusInput(8, 20), 20, LANGUAGE_MODEL),
-        optimization={**OPTIMIZATION, "learning_rate_schedule": "cosine"},
     )
     outcome = compile_one(task, cache_dir)
     assert (outcome.verdict, outcome.objection) == (FITS, "")
@@ -199,16 +202,15 @@ def test_tensorflows_step_is_that_of_one_replica(cache_dir):
 
 
 _LOWER = """
-import json, os, pathlib, sys
+import dataclasses, json, os, pathlib, sys
 from components import device
 device.prepare("jax", "cpu", 2, "mixed_bfloat16")
 import jax, keras
 keras.distribution.set_distribution(None)  # The compiler's process knows of no devices.
 from components.preflight_training import compiler
-from tests.components.preflight_training.conftest import DIGITS, SMALL, OPTIMIZATION
+from tests.components.preflight_training.conftest import DIGITS, TRAINING
 from tests.components.preflight_training.test_compiler import without_places
-optimization = {**OPTIMIZATION, **json.loads(sys.argv[2])}
-task = compiler.Task("digits_cnn", SMALL, DIGITS, 1259, optimization, "jax", "mixed_bfloat16")
+task = compiler.Task(dataclasses.replace(TRAINING, **json.loads(sys.argv[2])), DIGITS, 1259)
 compilation = compiler.Compilation("here", "", (), 2, 1.0, 32)
 model = compiler._without_values(lambda: compiler._build(task, compilation))
 text = compiler.trace_step(model, compiler._shapes(task, compilation), jax.devices()).lower().as_text()
@@ -228,8 +230,7 @@ def without_places(text):
 
 def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
     plain, augmented = (
-        compile_one(dataclasses.replace(make_task(), optimization=one), cache_dir, machine="v5e-8")
-        for one in (OPTIMIZATION, {**OPTIMIZATION, **EVERYTHING})
+        compile_one(make_task(**of_training), cache_dir, machine="v5e-8") for of_training in ({}, EVERYTHING)
     )
     assert augmented.cost.collectives == plain.cost.collectives
     assert augmented.cost.cycles > plain.cost.cycles
@@ -239,8 +240,7 @@ def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
 
 
 def test_augmentation_compiles_on_tensorflow_too(cache_dir):
-    task = dataclasses.replace(make_task(backend="tensorflow"), optimization={**OPTIMIZATION, **EVERYTHING})
-    outcome = compile_one(task, cache_dir)
+    outcome = compile_one(make_task(backend="tensorflow", **EVERYTHING), cache_dir)
     assert (outcome.verdict, outcome.reason) == (FITS, "")
     assert outcome.cost.unknown_loops == 0
 
@@ -254,14 +254,10 @@ def test_the_step_compiled_is_the_very_step_that_training_runs(
     command = step_command(
         "train_model",
         {
-            "model": "digits_cnn",
-            "model_parameters": SMALL,
+            **dataclasses.asdict(TRAINING),
             "batch_size_per_replica": 32,
             "num_replicas": 2,
-            "backend": "jax",
             "accelerator": "cpu",
-            "precision": "mixed_bfloat16",
-            **OPTIMIZATION,
             **changes,
             "seed": 7,
             "epochs": 1,
@@ -285,9 +281,9 @@ _MACHINES = ["v2-8", "v3-8", "v5e-4", "v5e-8", "v6e-8", "7x-4"]
 def test_every_example_fits_every_chip(example, tmp_path):
     training = load_config(example).training
     interface, num_examples = READY_DATA[training.model]
-    optimization = {**OPTIMIZATION, **everything_for(interface)}
     precision = choose_precision("tpu", "jax", ()) if training.precision == "auto" else training.precision
-    task = Task(training.model, training.model_parameters, interface, num_examples, optimization, "jax", precision)
+    model = {"model": training.model, "model_parameters": training.model_parameters, "precision": precision}
+    task = Task(dataclasses.replace(TRAINING, **model, **everything_for(interface)), interface, num_examples)
     compilations = [make_compilation(machine, training.batch_size_per_replica) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
     for machine, (outcome, _) in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):

@@ -26,9 +26,11 @@ def run_component(digits_records, cache_dir, tmp_path, monkeypatch):
                 records=dsl.Dataset(name="records", uri=str(digits_records)),
                 preflight=preflight,
                 report=report,
-                model="digits_cnn",
-                model_parameters={"filters": 4.0, "units": 8.0},  # KFP hands whole numbers over as floats.
-                batch_size_per_replica=32,
+                training={  # KFP hands whole numbers over as floats.
+                    "model": "digits_cnn",
+                    "model_parameters": {"filters": 4.0, "units": 8.0},
+                    "batch_size_per_replica": 32.0,
+                },
                 **values,
             )
         except InputError as raised:

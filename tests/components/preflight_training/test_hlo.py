@@ -343,15 +343,16 @@ def test_cost_survives_json():
 
 
 _COUNT = """
-import json, os, sys
+import dataclasses, json, os, sys
 import keras
 from components.interface import ImageInput, Interface
 from components.preflight_training import compiler
 from components.preflight_training.hlo import read_cost
-from tests.components.preflight_training.conftest import OPTIMIZATION, make_compilation
+from tests.components.preflight_training.conftest import TRAINING, make_compilation
 model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]
 keras.config.set_dtype_policy("mixed_bfloat16")
-task = compiler.Task(model, {}, Interface(ImageInput(shape, "raw"), 10), 50_000, OPTIMIZATION, "jax", "mixed_bfloat16")
+training = dataclasses.replace(TRAINING, model=model, model_parameters={})
+task = compiler.Task(training, Interface(ImageInput(shape, "raw"), 10), 50_000)
 compilation = make_compilation(machine, 128)
 built = compiler._without_values(lambda: compiler._build(task, compilation))
 devices = compiler._topology(compilation).devices

@@ -12,17 +12,17 @@ from components.machine_spec import parse_machine
 from components.preflight_training import PreflightParams, preflight_training
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.preflight import examine
+from components.train_model import TrainParams
 from tests.components.preflight_training.conftest import SMALL
 
-_PARAMS = PreflightParams(
-    model="digits_cnn", model_parameters=SMALL, batch_size_per_replica=32, epochs=3, machine="v5e-1"
-)
+_PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3), machine="v5e-1")
 # A host whose rate is known, so that waiting can be calculated.
 _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 2))
 
 
 def _examine(cache_dir, data=_DATA, **changes):
-    params = dataclasses.replace(_PARAMS, **changes)
+    of_training = {name: changes.pop(name) for name in tuple(changes) if hasattr(_PARAMS.training, name)}
+    params = dataclasses.replace(_PARAMS, training=dataclasses.replace(_PARAMS.training, **of_training), **changes)
     (report,) = examine(params, data, [params.machine_spec], cache_dir).machines
     return report
 
@@ -107,7 +107,7 @@ def test_failure_tells_reason_layer_and_line(digits_records, cache_dir, tmp_path
         "    return keras.Sequential([keras.Input(image_shape, dtype='uint8'), keras.layers.Rescaling(1 / 255),\n"
         "        Special(name='special'), keras.layers.Flatten(), keras.layers.Dense(num_classes)])\n"
     )
-    params = dataclasses.replace(_PARAMS, model=str(model), model_parameters={})
+    params = dataclasses.replace(_PARAMS, training=TrainParams(str(model)))
     result = preflight_training(params, digits_records, tmp_path / "out", cache_dir)
     assert not result.passed
     assert (result.step_ms, result.epoch_seconds, result.usd_per_run) == (0.0, 0.0, 0.0)
@@ -186,7 +186,7 @@ def test_a_folder_of_something_else_is_refused(digits_records, cache_dir, tmp_pa
 
 
 def test_a_mistake_leaves_nothing_behind(digits_records, cache_dir, tmp_path):
-    params = dataclasses.replace(_PARAMS, model="digits_cmm")
+    params = dataclasses.replace(_PARAMS, training=TrainParams("digits_cmm"))
     with pytest.raises(InputError, match="digits_cnn"):
         preflight_training(params, digits_records, tmp_path / "out", cache_dir)
     assert list(tmp_path.iterdir()) == []

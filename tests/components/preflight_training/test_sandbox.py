@@ -116,7 +116,7 @@ def test_known_outcome_starts_no_process(tmp_path, monkeypatch):
         (make_task(), make_compilation(batch_size=9)),
         (make_task(), make_compilation("v6e-1")),
         (make_task("digits_cnn", {**SMALL, "units": 9}), make_compilation()),
-        (dataclasses.replace(make_task(), precision="float32"), make_compilation()),
+        (make_task(precision="float32"), make_compilation()),
         (dataclasses.replace(make_task(), num_examples=99), make_compilation()),
     ):
         with pytest.raises(FileNotFoundError, match="/nowhere/python"):
@@ -200,7 +200,7 @@ def test_child_ends_when_its_parent_is_killed(model_file, tmp_path):
         "from tests.components.preflight_training.conftest import compile_one, make_task\n"
         "compile_one(make_task(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, task.model, str(tmp_path / "cache")]) as parent:
+    with subprocess.Popen([sys.executable, "-c", code, task.training.model, str(tmp_path / "cache")]) as parent:
         try:
             assert _wait_for(marker.exists, 60)
         finally:
