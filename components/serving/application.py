@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,11 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from components.errors import InputError
 from components.prediction import ExportedModel
 from components.serving.batching import Batcher
-from components.serving.instances import TooManyInstancesError, parse_request, render_predictions
+from components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomError
+from components.serving.instances import PredictRequest, TooLargeError, parse_image, parse_request, render_predictions
 from components.serving.params import ServeParams
 
 _BODY_TIMEOUT_SECONDS = 30.0
 _MAX_THREADS = 4  # Each may decode an image of `max_image_pixels`, 120 MB, that a small file claims to be.
+# Large images are decoded by threads that let all others go first.
+_NICENESS = 10
 _RETRY_AFTER = {"Retry-After": "1"}
 _CLIENT_LEFT = 499  # As nginx has it. Nobody reads this answer; it is for the log.
 
@@ -38,6 +41,7 @@ class Application:
         self._params = params
         self._state = "loading"
         self._num_requests = 0
+        self._held = HeldBytes(params.max_held_bytes)
         routes = [
             Route(params.health_route, self._health, methods=["GET"]),
             Route(params.predict_route, self._predict, methods=["POST"]),
@@ -51,7 +55,11 @@ class Application:
         """Answer with `model`, for as long as the block lasts."""
         self._model = model
         self._batcher = Batcher(model.predict, self._params.max_batch_size, self._params.max_wait_ms / 1e3)
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS), "json") as self._threads:
+        num_threads = min(os.cpu_count() or 1, _MAX_THREADS)
+        with (
+            FairThreads(num_threads, "json") as self._threads,
+            FairThreads(num_threads, "images", _NICENESS) as self._image_threads,
+        ):
             async with self._batcher.running():
                 if self._state == "loading":
                     self._state = "ready"
@@ -67,51 +75,76 @@ class Application:
     async def _predict(self, request: Request) -> Response:
         if self._state != "ready":
             raise HTTPException(503, f"The server is {self._state}. Try again later.", _RETRY_AFTER)
+        self._check_number()
+        try:
+            with self._held.hold() as hold:
+                body = await self._read_body(request, hold)
+                self._check_number()
+                self._num_requests += 1  # Only now: whoever withholds the end of a body shuts nobody out.
+                try:
+                    return await self._answer(request, body, hold)
+                finally:
+                    self._num_requests -= 1
+        except InputError as error:
+            raise HTTPException(400, str(error)) from error
+        except TooLargeError as error:
+            raise HTTPException(413, str(error)) from error
+        except NoRoomError as error:
+            raise HTTPException(
+                503, f"The server is busy: it holds {self._held.total:,} bytes. Try again later.", _RETRY_AFTER
+            ) from error
+        except ClientDisconnect as error:
+            raise HTTPException(_CLIENT_LEFT, "The client left.") from error
+
+    def _check_number(self) -> None:
         if self._num_requests >= self._params.max_requests:
             raise HTTPException(
                 503, f"The server is busy: it holds {self._num_requests} requests. Try again later.", _RETRY_AFTER
             )
-        self._num_requests += 1
-        try:
-            return await self._answer(request)
-        except InputError as error:
-            raise HTTPException(400, str(error)) from error
-        except TooManyInstancesError as error:
-            raise HTTPException(413, str(error)) from error
-        except ClientDisconnect as error:
-            raise HTTPException(_CLIENT_LEFT, "The client left.") from error
-        finally:
-            self._num_requests -= 1
 
-    async def _answer(self, request: Request) -> Response:
-        body = await self._read_body(request)
-        loop, model = asyncio.get_running_loop(), self._model
+    async def _answer(self, request: Request, body: bytearray, hold: Hold) -> Response:
         # Off the event loop, which a large body or image would block for all others.
-        asked = await loop.run_in_executor(
-            self._threads,
-            parse_request,
-            body,
-            model.reader,
-            self._params.max_instances,
-            self._params.max_image_pixels,
-        )
+        asked = await self._parse(request, body)
+        self._hold_instances(hold, asked)
         request.state.instances = len(asked.inputs)
+        for num_pixels, numbers in asked.parts():
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            await self._image_threads.run(num_pixels, asked.decode, numbers)
         outputs = await self._batcher.predict(asked.inputs)
-        content = await loop.run_in_executor(self._threads, render_predictions, model, outputs, asked.top)
+        content = await self._threads.run(outputs.size, render_predictions, self._model, outputs, asked.top)
         return Response(content, media_type="application/json")
 
-    async def _read_body(self, request: Request) -> bytes:
+    async def _parse(self, request: Request, body: bytearray) -> PredictRequest:
+        parse: Any = (parse_request, body, self._model.reader)
+        if request.headers.get("content-type", "").startswith("image/"):
+            parse = (parse_image, body, self._model.reader, request.query_params.get("top"))
+        return await self._threads.run(len(body), *parse, self._params)
+
+    def _hold_instances(self, hold: Hold, asked: PredictRequest) -> None:
+        if asked.num_bytes > self._held.limit:
+            raise TooLargeError(
+                f"All requests together may hold {self._held.limit:,} bytes (--max-held-bytes). Received: instances "
+                f"that take {asked.num_bytes:,}. Send them in several requests."
+            )
+        hold.resize(asked.num_bytes)
+
+    async def _read_body(self, request: Request, hold: Hold) -> bytearray:
         limit = self._params.max_body_bytes
         body = bytearray()
         try:
-            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
-                _check_size(int(request.headers.get("content-length", 0)), limit)  # Before the first byte is read.
-                async for chunk in request.stream():
-                    body += chunk
-                    _check_size(len(body), limit)
+            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS) as patience:
+                with hold.arriving(lambda: patience.reschedule(0)):
+                    _check_size(int(request.headers.get("content-length", 0)), limit)  # Before the first byte is read.
+                    async for chunk in request.stream():
+                        _check_size(len(body) + len(chunk), limit)
+                        hold.resize(len(body) + len(chunk))
+                        body += chunk
         except TimeoutError as error:
+            if hold.gave_way:
+                raise NoRoomError from error
             raise HTTPException(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:.0f} s.") from error
-        return bytes(body)
+        return body
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -127,7 +160,9 @@ class Application:
 def _check_size(num_bytes: int, limit: int) -> None:
     if num_bytes > limit:
         raise HTTPException(
-            413, f"A body may have {limit:,} bytes. Received: {num_bytes:,} or more. Send fewer or smaller images."
+            413,
+            f"A body may have {limit:,} bytes (--max-body-bytes). Received: {num_bytes:,} or more. Send fewer or "
+            "smaller images.",
         )
 
 

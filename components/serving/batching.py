@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from components.prediction import Predict
+from components.serving.fairness import FairQueue
 
 _Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 
@@ -16,19 +17,29 @@ class Batcher:
     """Gathers examples while the model is busy, and hands them to it as one batch.
 
     The model runs in one thread of its own, so the event loop stays free and nothing calls the model twice at a time.
+    Requests share it fairly: a large one is taken in parts, between which small ones have their turn.
     """
 
     def __init__(self, predict: Predict, max_batch_size: int, max_wait_seconds: float = 0.0) -> None:
         self._predict = predict
         self._max_batch_size = max_batch_size
         self._max_wait_seconds = max_wait_seconds
-        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._waiting: FairQueue[_Waiting] = FairQueue()
+        self._has_come = asyncio.Event()
 
     async def predict(self, inputs: np.ndarray) -> np.ndarray:
         """Answer what the model takes, dtype[N, …] → float32[N, …], any N from 1."""
+        size = self._max_batch_size
+        if len(inputs) <= size:
+            return await self._put(inputs, 0, len(inputs))
+        parts = (self._put(inputs, start, start + size) for start in range(0, len(inputs), size))
+        return np.concatenate(await asyncio.gather(*parts))
+
+    def _put(self, inputs: np.ndarray, start: int, end: int) -> asyncio.Future[np.ndarray]:
         answer: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
-        self._waiting.put_nowait((inputs, answer))
-        return await answer
+        self._waiting.put((inputs[start:end], answer), end, is_last=end >= len(inputs))
+        self._has_come.set()
+        return answer
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -46,6 +57,7 @@ class Batcher:
         while True:
             batch = await self._gather()
             inputs = np.concatenate([inputs for inputs, _ in batch])
+            self._waiting.note(len(inputs))
             try:
                 answers = await loop.run_in_executor(thread, self._predict_in_parts, inputs)
             except Exception as error:  # Whatever it is, it is the requests' to report; the next batch may do better.
@@ -61,12 +73,18 @@ class Batcher:
 
     async def _gather(self) -> list[_Waiting]:
         """The next batch: the first request, and those that come until the batch is full or the wait is over."""
-        batch = [await self._waiting.get()]
+        batch = [await self._next()]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._max_wait_seconds):  # 0 takes what is there already.
                 while sum(len(inputs) for inputs, _ in batch) < self._max_batch_size:
-                    batch.append(await self._waiting.get())
+                    batch.append(await self._next())
         return batch
+
+    async def _next(self) -> _Waiting:
+        while not self._waiting:
+            self._has_come.clear()
+            await self._has_come.wait()
+        return self._waiting.pop()
 
     def _predict_in_parts(self, inputs: np.ndarray) -> np.ndarray:
         size = self._max_batch_size

@@ -1,18 +1,21 @@
-"""The bodies of requests and answers: JSON to pixels, probabilities to JSON."""
+"""The bodies of requests and answers: JSON or an image file to pixels, probabilities to JSON."""
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from components.errors import InputError, did_you_mean
-from components.images import ImageRule, UnreadableImageError, decode_pixels
+from components.images import ImageRule, OpenImage, UnreadableImageError, open_image
 from components.interface import MULTI_LABEL, REGRESSION, ImageInput
 from components.prediction import ExportedModel, PromptReader
+from components.serving.params import ServeParams
 from components.text import Tokenizer
 
 ImageShape = tuple[int, int, int]
@@ -24,8 +27,37 @@ _INPUT_NAMES = ("image", "encoded")
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
 
 
-class TooManyInstancesError(Exception):
-    """A request holds more instances than the server takes."""
+# Images with fewer pixels in all are decoded at once, in some 10 ms; of others a part of about so many at a time.
+PART_PIXELS = 1_048_576
+
+
+class TooLargeError(Exception):
+    """A request holds more than the server takes."""
+
+
+class _ProcessorTime:
+    """The time that a processor may spend on a request's images, whichever threads take turns at it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._limit = self._left = seconds
+        self._end = 0.0
+
+    @contextlib.contextmanager
+    def spending(self) -> Iterator[None]:
+        start = time.thread_time()
+        self._end = start + self._left
+        try:
+            yield
+        finally:
+            self._left -= time.thread_time() - start
+
+    def check(self) -> None:
+        """Give up once it is over."""
+        if time.thread_time() > self._end:
+            raise UnreadableImageError(
+                f"a file that takes too long: expected a request's images to take {self._limit:g} s "
+                "(--max-decode-seconds)"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +67,51 @@ class PredictRequest:
     Attributes:
         inputs: As the model takes them, of images uint8[N, height, width, channels]; N from 1.
         top: How many probabilities to give; None is all of them.
+        waiting: Images that are still to be decoded, part by part, by their number; gone once they are.
     """
 
     inputs: np.ndarray
     top: int | None
+    waiting: dict[int, OpenImage]
+    _time: _ProcessorTime
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes until it is answered."""
+        return self.inputs.nbytes + sum(image.num_bytes for image in self.waiting.values())
+
+    def parts(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """The images that wait, some at a time: how many pixels, and which."""
+        numbers: list[int] = []
+        cost = 0
+        for number, of_one in [(number, _cost(image, self.inputs.shape)) for number, image in self.waiting.items()]:
+            numbers.append(number)
+            cost += of_one
+            if cost >= PART_PIXELS:
+                yield cost, numbers
+                numbers, cost = [], 0
+        if numbers:
+            yield cost, numbers
+
+    def decode(self, numbers: Sequence[int]) -> None:
+        """Decode these.
+
+        Raises:
+            InputError: If one cannot be, or takes too long; names the instance.
+        """
+        for number in numbers:
+            with _naming(number), self._time.spending(), _naming_what_is_expected():
+                self._time.check()
+                self.inputs[number] = self.waiting.pop(number).decode()
+
+
+def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
+    """In pixels: those that it has, or those that it is enlarged to."""
+    return max(image.num_pixels, shape[1] * shape[2])
 
 
 def parse_request(
-    body: bytes, wanted: ImageInput | Tokenizer | PromptReader, max_instances: int, max_image_pixels: int
+    body: bytes | bytearray, wanted: ImageInput | Tokenizer | PromptReader, limits: ServeParams
 ) -> PredictRequest:
     """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
 
@@ -53,7 +122,7 @@ def parse_request(
 
     Raises:
         InputError: If it is anything else; the message names the instance.
-        TooManyInstancesError: If there are more than `max_instances`.
+        TooLargeError: If there are more instances, or pixels in all, than `limits` has it.
     """
     request = _known_keys(_load_json(body), "The body", (_INSTANCES, _PARAMETERS))
     instances = request.get(_INSTANCES)
@@ -62,18 +131,56 @@ def parse_request(
             f'"instances" must be a list of at least one {wanted.noun}. Received: '
             f"{'an empty list' if instances == [] else _describe(instances)}."
         )
-    if len(instances) > max_instances:
-        raise TooManyInstancesError(
-            f"A request may hold {max_instances} instances. Received: {len(instances)}. Send them in several requests."
+    if len(instances) > limits.max_instances:
+        raise TooLargeError(
+            f"A request may hold {limits.max_instances} instances (--max-instances). Received: {len(instances)}. Send "
+            "them in several requests."
         )
-    top = _parse_top(request.get(_PARAMETERS))
+    return _open_instances(instances, wanted, _parse_top(request.get(_PARAMETERS)), limits)
+
+
+def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: ServeParams) -> PredictRequest:
+    """Read a body that is one image file itself; `top` as it stands in the address.
+
+    Raises:
+        InputError: If it is no image, or the model takes none.
+        TooLargeError: As `parse_request`.
+    """
+    if not isinstance(wanted, ImageInput):
+        raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON.")
+    number = None if top is None else _parse_top({_TOP: int(top) if top.isdecimal() else top})
+    return _open_instances([bytes(body)], wanted, number, limits)
+
+
+def _open_instances(instances: Sequence[Any], wanted: Any, top: int | None, limits: ServeParams) -> PredictRequest:
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
-    for index, instance in enumerate(instances):
-        try:
-            inputs[index] = _parse_instance(wanted, instance, max_image_pixels)
-        except InputError as error:
-            raise InputError(f"instances[{index}]: {error}") from error
-    return PredictRequest(inputs, top)
+    processor_time, waiting = _ProcessorTime(limits.max_decode_seconds), {}
+    num_pixels = 0
+    for number, instance in enumerate(instances):
+        with _naming(number), processor_time.spending():
+            parsed = _parse_instance(wanted, instance, limits, processor_time)
+        if not isinstance(parsed, OpenImage):
+            inputs[number] = parsed
+            continue
+        waiting[number] = parsed
+        num_pixels += _cost(parsed, inputs.shape)
+        if num_pixels > limits.max_request_pixels:
+            raise TooLargeError(
+                f"A request's images may have {limits.max_request_pixels:,} pixels in all (--max-request-pixels), each "
+                "at least those that the model takes. Received: more. Send them in several requests, or smaller."
+            )
+    request = PredictRequest(inputs, top, waiting, processor_time)
+    if num_pixels <= PART_PIXELS:
+        request.decode(list(waiting))
+    return request
+
+
+@contextlib.contextmanager
+def _naming(number: int) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"instances[{number}]: {error}") from error
 
 
 def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | None) -> bytes:
@@ -107,7 +214,7 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
     return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _load_json(body: bytes) -> Any:
+def _load_json(body: bytes | bytearray) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
@@ -143,29 +250,34 @@ def _parse_top(parameters: Any) -> int | None:
 
 
 @functools.singledispatch
-def _parse_instance(wanted: Any, instance: Any, max_image_pixels: int) -> np.ndarray:
-    """One instance as the model takes it."""
+def _parse_instance(wanted: Any, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray | OpenImage:
+    """One instance as the model takes it, or an image that is still to be decoded."""
     raise TypeError(f"No reader for instances of {type(wanted)}.")
 
 
 @_parse_instance.register
-def _(wanted: ImageInput, instance: Any, max_image_pixels: int) -> np.ndarray:
-    image_shape = wanted.image_shape
+def _(wanted: ImageInput, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray | OpenImage:
     image = instance
     if isinstance(instance, dict) and len(instance) == 1:
         image = next((instance[name] for name in _INPUT_NAMES if name in instance), instance)
     if isinstance(image, list):
-        return _check_pixels(image, image_shape)
+        return _check_pixels(image, wanted.image_shape)
+    if isinstance(image, bytes):
+        return _open_file(image, wanted.image_shape, limits, time)
     if isinstance(image, dict) and image.keys() == {_ENCODED} and isinstance(image[_ENCODED], str):
-        return _decode_file(image[_ENCODED], image_shape, max_image_pixels)
+        try:
+            content = base64.b64decode(image[_ENCODED], validate=True)
+        except ValueError as error:
+            raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
+        return _open_file(content, wanted.image_shape, limits, time)
     raise InputError(
-        f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(image_shape)}. '
+        f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(wanted.image_shape)}. '
         f"Received: {_describe(instance)}."
     )
 
 
 @_parse_instance.register
-def _(wanted: PromptReader | Tokenizer, instance: Any, max_image_pixels: int) -> np.ndarray:
+def _(wanted: PromptReader | Tokenizer, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray:
     text = instance
     if isinstance(instance, dict) and instance.keys() == {_TEXT}:
         text = instance[_TEXT]
@@ -174,17 +286,19 @@ def _(wanted: PromptReader | Tokenizer, instance: Any, max_image_pixels: int) ->
     return wanted.read(text)
 
 
-def _decode_file(encoded: str, image_shape: ImageShape, max_pixels: int) -> np.ndarray:
-    height, width, channels = image_shape
-    rule = ImageRule((height, width), channels, max_pixels)
+def _open_file(content: bytes, shape: ImageShape, limits: ServeParams, time: _ProcessorTime) -> OpenImage:
+    rule = ImageRule((shape[0], shape[1]), shape[2], limits.max_image_pixels)
+    with _naming_what_is_expected():
+        time.check()
+        return open_image(content, rule, time.check)
+
+
+@contextlib.contextmanager
+def _naming_what_is_expected() -> Iterator[None]:
     try:
-        return decode_pixels(base64.b64decode(encoded, validate=True), rule)
-    except ValueError as error:
-        raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
+        yield
     except UnreadableImageError as error:
-        raise InputError(
-            f'expected a JPEG, PNG, GIF, BMP, WebP, TIFF or PPM file in "b64". Received: {error}.'
-        ) from error
+        raise InputError(f"expected a JPEG, PNG, GIF, BMP, WebP, TIFF or PPM file. Received: {error}.") from error
 
 
 def _check_pixels(nested: list[Any], image_shape: ImageShape) -> np.ndarray:

@@ -16,6 +16,9 @@ _LEAST = {
     "max_instances": 1,
     "max_body_bytes": 1,
     "max_image_pixels": 1,
+    "max_request_pixels": 1,
+    "max_decode_seconds": 0,
+    "max_held_bytes": 1,
 }
 _HIGHEST_PORT = 65535
 # https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements#aip-variables
@@ -38,11 +41,16 @@ class ServeParams:
             what it costs alone, so waiting gains little.
         max_connections: Connections held at once, fewer where the system's limit of open files is lower. One more gets
             the place of the one that has kept the server waiting longest, or 503 if all are being answered.
-        max_requests: Requests held at once; one more gets 503 and Retry-After.
+        max_requests: Requests whose bodies have arrived that are held at once; one more gets 503 and Retry-After.
         max_instances: Instances in a request; more get 413.
         max_body_bytes: Size of a request's body; more gets 413. The default is Vertex's own limit.
         max_image_pixels: Pixels of an image file, which may be far more than its bytes; one with more gets 400, and is
             not decoded. A pixel takes 3 to 7 bytes while it is.
+        max_request_pixels: Pixels of all image files of a request, each with at least those that the model takes; more
+            get 413.
+        max_decode_seconds: Processor time for the image files of a request; one that takes longer gets 400.
+        max_held_bytes: Bytes of bodies and instances that all requests hold together. Where they do not suffice, the
+            request whose body has been arriving for the longest time gets 503, else the one that needs more.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +66,9 @@ class ServeParams:
     max_instances: int = 128
     max_body_bytes: int = 1_572_864
     max_image_pixels: int = 16_777_216
+    max_request_pixels: int = 67_108_864
+    max_decode_seconds: float = 2.0
+    max_held_bytes: int = 134_217_728
 
     def __post_init__(self) -> None:
         """Check every value.

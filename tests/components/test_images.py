@@ -14,6 +14,7 @@ from components.images import (
     check_encoded,
     convert_pixels,
     decode_pixels,
+    open_image,
     resize_pixels,
 )
 
@@ -211,3 +212,40 @@ def test_check_encoded_refuses_truncated_jpeg(encode):
     content = encode(size=(64, 64), kind="JPEG")
     with pytest.raises(UnreadableImageError, match="damaged JPEG"):
         check_encoded(content[:-200], AS_FOUND)
+
+
+def _file(size: tuple[int, int], kind: str, **options) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).resize(size).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])
+def test_an_open_image_knows_its_size_and_is_decoded_as_any(kind):
+    content, rule = _file((90, 70), kind), ImageRule((8, 8), 3)
+    image = open_image(content, rule, lambda: None)
+    assert (image.num_pixels, image.num_bytes) == (90 * 70, len(content))
+    assert np.array_equal(image.decode(), decode_pixels(content, rule))
+
+
+def _of_many_scans(size: int, num_scans: int) -> bytes:
+    """A progressive JPEG whose last scan stands in it again and again."""
+    content = _file((size, size), "JPEG", progressive=True)
+    end = content.rindex(b"\xff\xd9")
+    scan = content[content.rindex(b"\xff\xda") : end]
+    return content[:end] + scan * num_scans + content[end:]
+
+
+@pytest.mark.parametrize("content", [_file((3000, 3000), "PNG"), _of_many_scans(1000, 400)], ids=["PNG", "JPEG"])
+def test_an_image_is_given_up_when_watch_says_so(content):
+    calls = 0
+
+    def watch():
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise UnreadableImageError("it takes too long")
+
+    with pytest.raises(UnreadableImageError, match="it takes too long"):
+        open_image(content, AS_FOUND, watch).decode()

@@ -20,6 +20,7 @@ from components.evaluate_model.language_model import compute_language_metrics, s
 from components.export_model import ExportParams, export_model
 from components.prediction import continue_texts, load_model
 from components.serving.instances import parse_request, render_predictions
+from components.serving.params import ServeParams
 from components.train_model import train_model
 from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines
@@ -232,15 +233,15 @@ def test_what_cannot_be_continued_is_refused_in_words(folder, prompts, how, mess
 def test_a_served_text_gets_the_probabilities_of_the_next_character(folder):
     model = load_model(folder / "export")
     body = json.dumps({"instances": [{"text": "the c"}, "a do"], "parameters": {"top": 2}}).encode()
-    asked = parse_request(body, model.reader, 4, max_image_pixels=1)
+    asked = parse_request(body, model.reader, ServeParams())
     answer = json.loads(render_predictions(model, model.predict(asked.inputs), asked.top))["predictions"]
     assert [len(one["probabilities"]) for one in answer] == [2, 2]
     (written,) = continue_texts(folder / "export", ["the c"], length=1, temperature=0)
     assert answer[0]["class"] == written.text
     with pytest.raises(InputError, match=r'instances\[0\]: expected a string, or {"text": "…"}. Received: a number'):
-        parse_request(b'{"instances": [3]}', model.reader, 4, max_image_pixels=1)
+        parse_request(b'{"instances": [3]}', model.reader, ServeParams())
     with pytest.raises(InputError, match=r"instances\[0\]: expected a text of at least one character"):
-        parse_request(b'{"instances": [""]}', model.reader, 4, max_image_pixels=1)
+        parse_request(b'{"instances": [""]}', model.reader, ServeParams())
 
 
 def test_the_champion_answers_as_it_was_evaluated(folder, tmp_path):

@@ -155,7 +155,7 @@ def test_predict_on_the_command_line_takes_texts(exported_reviews, tmp_path):
 @pytest.mark.parametrize("instance", [TEXTS[1], {"text": TEXTS[1]}])
 def test_server_takes_strings(exported_reviews, instance):
     model = load_model(exported_reviews)
-    asked = parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4, max_image_pixels=1)
+    asked = parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, ServeParams())
     answer = json.loads(render_predictions(model, model.predict(asked.inputs), asked.top))
     assert answer["predictions"][0]["class"] == "neg"
 
@@ -164,7 +164,7 @@ def test_server_takes_strings(exported_reviews, instance):
 def test_server_refuses_what_is_no_text(exported_reviews, instance):
     model = load_model(exported_reviews)
     with pytest.raises(InputError, match=r'instances\[0\]: expected a string, or {"text": "…"}. Received: '):
-        parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, 4, max_image_pixels=1)
+        parse_request(json.dumps({"instances": [instance]}).encode(), model.reader, ServeParams())
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_body_without_a_stated_length_is_cut_off_at_the_limit(app, model):
         async with app.ready(model.exported):
             status, message, _ = await predict(app, b"x" * 600, b"x" * 600, LEAVES)
             assert status == 413
-            assert "may have 1,000 bytes. Received: 1,200 or more" in message
+            assert "may have 1,000 bytes (--max-body-bytes). Received: 1,200 or more" in message
 
     run(scenario())
 
@@ -150,6 +150,45 @@ def test_body_that_does_not_arrive_gets_408(app, model, monkeypatch):
         async with app.ready(model.exported):
             status, message, _ = await predict(app, BODY[:5], STAYS_SILENT)
             assert (status, message) == (408, "The body did not arrive within 0 s.")
+
+    run(scenario())
+
+
+def test_bodies_that_do_not_end_shut_nobody_out(model):
+    """Neither do they hold more bytes than they may, nor places; the one that has been arriving longest gives way."""
+    app = Application(ServeParams(max_requests=3, max_body_bytes=1000, max_held_bytes=2500))
+
+    async def scenario():
+        async with app.ready(model.exported):
+            withheld = [asyncio.create_task(predict(app, b"x" * 900, STAYS_SILENT)) for _ in range(8)]
+            await asyncio.sleep(0.05)
+            assert [task.done() for task in withheld] == [True] * 6 + [False] * 2
+            status, message, headers = await withheld[0]
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert "busy: it holds 1,800 bytes" in message
+            for _ in range(5):
+                assert (await predict(app))[0] == 200
+            for task in withheld:
+                task.cancel()
+            await asyncio.gather(*withheld, return_exceptions=True)
+            assert app._held.total == 0
+
+    run(scenario())
+
+
+def test_instances_that_can_never_be_held_are_refused_for_good(model):
+    pixels = b'{"instances": [%s]}' % b", ".join([b"[[7]]"] * 9)
+
+    async def scenario():
+        app = Application(ServeParams(max_held_bytes=8, max_body_bytes=8))
+        async with app.ready(model.exported):
+            assert (await predict(app, pixels))[0] == 413
+        app = Application(ServeParams(max_held_bytes=100))
+        large = ExportedModel("pets", ("cat", "dog"), _ONE_PIXEL, model, ImageInput((10, 11, 1), "raw"))
+        async with app.ready(large):
+            status, message, _ = await predict(app, b'{"instances": [%s]}' % json.dumps([[0] * 11] * 10).encode())
+            assert (status, "busy" in message) == (503, True)
+            assert app._held.total == 0
 
     run(scenario())
 

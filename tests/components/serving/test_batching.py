@@ -129,3 +129,24 @@ def test_cancelled_request_leaves_the_others_their_own_answers():
             assert await tasks[2] == [3]
 
     run(scenario())
+
+
+def test_a_large_request_lets_small_ones_in_between():
+    async def scenario():
+        model = Model(0.005)
+        batcher = Batcher(model, max_batch_size=4)
+        order = []
+
+        async def asked(name, *values):
+            assert await ask(batcher, *values) == list(values)
+            order.append(name)
+
+        async with batcher.running():
+            large = [asyncio.create_task(asked("large", *range(100))) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            small = [asyncio.create_task(asked("small", value)) for value in range(5)]
+            await asyncio.gather(*large, *small)
+        assert order == ["small"] * 5 + ["large"] * 3
+        assert max(model.sizes) == 4
+
+    run(scenario())

@@ -2,6 +2,7 @@ import base64
 import dataclasses
 import io
 import json
+import time
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from PIL import Image
 
 from components.errors import InputError
 from components.images import ImageRule, decode_pixels
-from components.interface import ImageInput
-from components.prediction import ExportedModel
-from components.serving.instances import TooManyInstancesError, parse_request, render_predictions
+from components.interface import CorpusInput, ImageInput
+from components.prediction import ExportedModel, PromptReader
+from components.serving.instances import TooLargeError, parse_image, parse_request, render_predictions
+from components.serving.params import ServeParams
 
+LIMITS = ServeParams(max_instances=4, max_image_pixels=10_000)
 GREY, COLOUR = (2, 3, 1), (2, 3, 3)
 PIXELS = np.arange(6, dtype=np.uint8).reshape(GREY) * 40
 MODEL = ExportedModel(
@@ -20,13 +23,12 @@ MODEL = ExportedModel(
 )
 
 
-def parse(*instances, shape=GREY, **rest):
+def parse(*instances, shape=GREY, limits=LIMITS, **rest):
     body = instances[0] if instances and isinstance(instances[0], bytes) else {"instances": list(instances), **rest}
     return parse_request(
         body if isinstance(body, bytes) else json.dumps(body).encode(),
         ImageInput(shape, "raw"),
-        max_instances=4,
-        max_image_pixels=10_000,
+        limits,
     )
 
 
@@ -121,6 +123,57 @@ def test_image_with_too_many_pixels_is_refused():
         parse(b64(buffer.getvalue()))
 
 
+def grey_png(size):
+    buffer = io.BytesIO()
+    Image.new("1", size).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_images_with_too_many_pixels_in_all_are_refused_before_they_are_decoded():
+    limits = ServeParams(max_request_pixels=4_000_000)
+    body = json.dumps({"instances": [b64(grey_png((1024, 1024)))] * 4}).encode()
+    with pytest.raises(TooLargeError, match=r"may have 4,000,000 pixels in all \(--max-request-pixels\)"):
+        parse_request(body, ImageInput(GREY, "raw"), limits)
+    tiny, large = json.dumps({"instances": [b64(grey_png((1, 1)))] * 4}).encode(), ImageInput((1024, 1024, 1), "raw")
+    with pytest.raises(TooLargeError, match="at least those that the model takes"):
+        parse_request(tiny, large, limits)
+
+
+def test_large_images_are_decoded_part_by_part(encode):
+    contents = [encode(size=(700, 700), kind="PNG") for _ in range(5)]
+    asked = parse(*map(b64, contents), shape=COLOUR, limits=ServeParams())
+    parts = list(asked.parts())
+    assert parts == [(3 * 700 * 700, [0, 1, 2]), (2 * 700 * 700, [3, 4])]
+    assert asked.num_bytes == asked.inputs.nbytes + sum(map(len, contents))
+    for _, numbers in parts:
+        asked.decode(numbers)
+    assert asked.num_bytes == asked.inputs.nbytes
+    expected = [decode_pixels(content, ImageRule(COLOUR[:2], 3)) for content in contents]
+    assert np.array_equal(asked.inputs, expected)
+
+
+def test_images_that_take_too_long_are_given_up():
+    asked = parse(*[b64(grey_png((4096, 4096)))] * 4, limits=ServeParams(max_decode_seconds=0.02))
+    start = time.thread_time()
+    with pytest.raises(InputError, match=r"instances\[\d\].*Received: a file that takes too long.*0.02 s \(--max-deco"):
+        asked.decode([0, 1, 2, 3])
+    assert time.thread_time() - start < 0.2
+
+
+def test_a_body_may_be_an_image_itself(encode):
+    content = encode(size=(40, 31), kind="JPEG")
+    asked = parse_image(bytearray(content), ImageInput(COLOUR, "raw"), "2", LIMITS)
+    assert asked.top == 2
+    assert np.array_equal(asked.inputs, parse(b64(content), shape=COLOUR).inputs)
+    assert parse_image(content, ImageInput(COLOUR, "raw"), None, LIMITS).top is None
+    with pytest.raises(InputError, match=r"expected a JPEG.*Received: not an image"):
+        parse_image(b"no image", ImageInput(COLOUR, "raw"), None, LIMITS)
+    with pytest.raises(InputError, match=r'"top" must be a whole number from 1\. Received: x'):
+        parse_image(content, ImageInput(COLOUR, "raw"), "x", LIMITS)
+    with pytest.raises(InputError, match=r"The model takes a text\. Received: an image"):
+        parse_image(content, PromptReader(CorpusInput(8, 4), ("a",)), None, LIMITS)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -149,7 +202,7 @@ def test_bad_body_is_refused(body, message):
 
 
 def test_too_many_instances_are_refused():
-    with pytest.raises(TooManyInstancesError, match=r"may hold 4 instances\. Received: 5"):
+    with pytest.raises(TooLargeError, match=r"may hold 4 instances \(--max-instances\)\. Received: 5"):
         parse(*[PIXELS.tolist()] * 5)
 
 

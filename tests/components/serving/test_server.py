@@ -58,6 +58,32 @@ def test_server_agrees_with_the_command_line(server, export_dir, digits, tmp_pat
     assert prediction["probabilities"] == json.loads(done.stdout)["classes"]
 
 
+def test_an_image_may_be_the_body_itself(server, digits):
+    instance = png(digits[0], size=(31, 20))
+    content = base64.b64decode(instance["b64"])
+    wrapped = server.predict({"instances": [instance], "parameters": {"top": 2}})
+    answer = server.request("POST", "/predict?top=2", content, {"Content-Type": "image/png"})
+    assert (answer.status, answer.body) == (200, wrapped.body)
+    answer = server.request("POST", "/predict", b"no image", {"Content-Type": "image/jpeg"})
+    assert (answer.status, "Received: not an image" in answer.body["error"]) == (400, True)
+
+
+def test_small_requests_do_not_wait_for_large_ones(server, digits):
+    """Each of four 4096² pixels, a few kilobytes: 8 of them held the server for many seconds."""
+    image = png(np.zeros((1, 1, 1), np.uint8), size=(4096, 4096))
+    small, large = {"instances": digits[:1].tolist()}, {"instances": [image] * 4}
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(server.predict, large) for _ in range(8)]
+        time.sleep(0.2)
+        start = time.perf_counter()
+        assert server.predict(small).status == 200
+        assert time.perf_counter() - start < 1
+        assert not all(one.done() for one in asked)
+        assert {one.result().status for one in asked} <= {200, 400}  # On a slow machine it takes too long.
+        too_many = server.predict({"instances": [image] * 5})
+    assert (too_many.status, "67,108,864 pixels" in too_many.body["error"]) == (413, True)
+
+
 def test_fifty_at_a_time_get_what_each_gets_alone(server, digits):
     bodies = [{"instances": digits[i : i + 1 + i % 3].tolist()} for i in range(50)]
     alone = [server.predict(body).body for body in bodies]
@@ -95,8 +121,20 @@ def test_good_and_bad_requests_do_not_disturb_each_other(server, export_dir, dig
         ("POST", "/health", {}, 405, "There is no POST /health"),
         ("POST", "/predict", b"", 400, "must be JSON"),
         ("POST", "/predict", {"instances": [[[0] * 8] * 7]}, 400, r"instances\[0\]: expected pixels \[8\]\[8\]\[1\]"),
-        ("POST", "/predict", {"instances": [[[0] * 8] * 8] * 129}, 413, "may hold 128 instances. Received: 129"),
-        ("POST", "/predict", b" " * 5_000_000, 413, "may have 1,572,864 bytes. Received: 5,000,000"),
+        (
+            "POST",
+            "/predict",
+            {"instances": [[[0] * 8] * 8] * 129},
+            413,
+            r"may hold 128 instances \(--max-instances\). Received: 129",
+        ),
+        (
+            "POST",
+            "/predict",
+            b" " * 5_000_000,
+            413,
+            r"may have 1,572,864 bytes \(--max-body-bytes\). Received: 5,000,000",
+        ),
     ],
 )
 def test_mistakes_are_answered_in_json(server, method, path, body, status, message):
@@ -174,7 +212,7 @@ def test_flags_set_the_limits(start_server, digits):
             return s.request("POST", "/v1/digits:predict", body)
 
         assert predict({"instances": digits[:2].tolist()}).status == 200
-        assert "may hold 2 instances" in predict({"instances": [0, 0, 0]}).body["error"]
+        assert "may hold 2 instances (--max-instances)" in predict({"instances": [0, 0, 0]}).body["error"]
         assert predict(b" " * 2001).status == 413
 
 

@@ -1,0 +1,198 @@
+"""Who is next, and whose bytes are kept: requests share the server by what they cost, not by who came first."""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """Hands out work in the order in which it would be done if all that waits were worked on at the same time.
+
+    So small work does not wait for large work that waits itself, and large work is not put off for ever: weighted fair
+    queueing (https://en.wikipedia.org/wiki/Weighted_fair_queueing), all weights equal.
+
+    Example:
+        >>> queue = FairQueue()
+        >>> for name, cost in (("large", 9), ("second", 9), ("small", 1)):
+        ...     queue.put(name, cost)
+        >>> [queue.pop() for _ in range(3)]
+        ['small', 'large', 'second']
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, T]] = []
+        self._numbers = itertools.count()  # Equals are served in the order of their arrival.
+        self._share = 0.0  # What somebody would have got by now who has been here from the beginning.
+        self._ends: list[float] = []  # At which share each request would be done; those that would be are left out.
+
+    def __len__(self) -> int:
+        """How much waits."""
+        return len(self._waiting)
+
+    def put(self, item: T, cost: float, is_last: bool = True) -> None:
+        """Add work.
+
+        Args:
+            item: It.
+            cost: In any unit; of a request in several parts, with that of the parts before it.
+            is_last: Whether it is the last part.
+        """
+        heapq.heappush(self._waiting, (self._share + cost, next(self._numbers), item))
+        if is_last:
+            self.count(cost)
+
+    def count(self, cost: float) -> None:
+        """Let a request that does not wait have its share too."""
+        heapq.heappush(self._ends, self._share + cost)
+
+    def pop(self) -> T:
+        """Take what is next."""
+        return heapq.heappop(self._waiting)[2]
+
+    def note(self, cost: float) -> None:
+        """Remember that work of this cost was done, of which all would have got equal shares."""
+        while self._ends and cost > 0:
+            until_next = (self._ends[0] - self._share) * len(self._ends)
+            self._share += min(cost, until_next) / len(self._ends)
+            cost -= until_next
+            if cost >= 0:
+                self._share = heapq.heappop(self._ends)
+
+
+class FairThreads:
+    """Threads that requests share fairly.
+
+    Args:
+        num_threads: How many.
+        name: Theirs.
+        niceness: By how much all other threads come first where the processor is busy.
+    """
+
+    def __init__(self, num_threads: int, name: str, niceness: int = 0) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, name, _be_nice, (niceness,))
+        self._num_free = num_threads
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown()
+
+    async def run(self, cost: float, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in one of the threads, when it is its turn."""
+        loop = asyncio.get_running_loop()
+        if self._num_free:
+            self._num_free -= 1
+            self._waiting.count(cost)
+        else:
+            turn = loop.create_future()
+            self._waiting.put(turn, cost)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # It was its turn at the same moment.
+                    self._pass_on()
+                raise
+        try:
+            return await loop.run_in_executor(self._threads, function, *arguments)
+        finally:
+            self._waiting.note(cost)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            turn = self._waiting.pop()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_free += 1
+
+
+def _be_nice(niceness: int) -> None:
+    if niceness:
+        with contextlib.suppress(OSError):  # Only Linux knows the priority of a thread; elsewhere it stays as it is.
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+
+
+class NoRoomError(Exception):
+    """The server holds as many bytes as it may."""
+
+
+class HeldBytes:
+    """The bytes that all requests hold together, up to a limit.
+
+    Where there is no room, the request whose body has been arriving for the longest time gives way, since whoever
+    withholds the end of a body would otherwise hold its beginning for as long as they like.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._arriving: dict[Hold, Callable[[], None]] = {}  # The longest first.
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator["Hold"]:
+        """Room for a request's bytes, given back when the block ends."""
+        hold = Hold(self)
+        try:
+            yield hold
+        finally:
+            hold.resize(0)
+
+    def _make_room(self, hold: "Hold") -> None:
+        while self.total > self.limit:
+            oldest = next((one for one in self._arriving if one.num_bytes), hold)
+            if oldest is hold:
+                raise NoRoomError
+            give_way = self._arriving.pop(oldest)
+            oldest.resize(0)
+            give_way()
+
+
+class Hold:
+    """What one request holds. `num_bytes` is how much; to be told, by `resize`, before it is."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
+        self.num_bytes = 0
+        self.gave_way = False
+
+    def resize(self, num_bytes: int) -> None:
+        """Hold more, or less.
+
+        Raises:
+            NoRoomError: If there is no room for so much.
+        """
+        before = self.num_bytes
+        self._held.total += num_bytes - before
+        self.num_bytes = num_bytes
+        try:
+            self._held._make_room(self)
+        except NoRoomError:
+            self._held.total -= num_bytes - before
+            self.num_bytes = before
+            raise
+
+    @contextlib.contextmanager
+    def arriving(self, give_way: Callable[[], None]) -> Iterator[None]:
+        """Within the block more is arriving; `give_way` is called where others need the room: nothing is held then."""
+
+        def remember() -> None:
+            self.gave_way = True
+            give_way()
+
+        self._held._arriving[self] = remember
+        try:
+            yield
+        finally:
+            self._held._arriving.pop(self, None)
