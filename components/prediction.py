@@ -40,6 +40,7 @@ from components.interface import (
     TextInput,
     read_input,
 )
+from components.registry import check_folder
 from components.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer, load_vocabulary
 
 _BATCH_SIZE = 64
@@ -138,9 +139,10 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         num_threads: Threads for one call of `predict`; 0 is one per core.
 
     Raises:
-        InputError: If it is no export folder, damaged, or does not hold the format: without a float LiteRT file the
-            SavedModel answers, which needs TensorFlow.
+        InputError: If it is no export folder, damaged, part of a damaged version, or does not hold the format: without
+            a float LiteRT file the SavedModel answers, which needs TensorFlow.
     """
+    check_folder(export_dir)
     path = export_dir / EXPORT_FILE
     if not path.is_file():
         raise InputError(

@@ -16,6 +16,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -39,6 +40,7 @@ MODEL_DIR, EXPORT_DIR = "model", "export"
 # How an alias came to move: a run's gate said so, somebody said so, or somebody took the last promotion back.
 GATE, HAND, ROLLBACK = "gate", "hand", "rollback"
 _MODEL_NAME = r"[\w-][\w.-]{0,63}"
+_CHECKSUM, _OLD_CHECKSUM = "sha256", "crc32c"
 _ALIAS = r"[a-z]([a-zA-Z0-9-]{0,126}[a-z0-9])?"  # What Vertex AI takes.
 _VERSION = r"\d{4,}"
 _VERTEX_ROOT = r"projects/[^/@]+/locations/[a-z0-9-]+/models"
@@ -51,14 +53,16 @@ class Version:
 
     Attributes:
         directory: Its folder.
-        digest: SHA-256 of what it is: the trained model and the files that serve it.
+        digest: SHA-256 of all its files, by their names and contents.
+        content_digest: SHA-256 by which the same model is known again, however long it took to make; see
+            `version_digest`. Of versions from before there were two, `digest` is this one.
         model_digest: SHA-256 of the trained model alone; see `model_digest`.
         created: When it was registered, UTC, ISO 8601.
         parent: The version that it was compared with before; empty if there was none.
         metrics: Scalar metrics by name.
         reasons: The gate's.
         lineage: Where it comes from: data fingerprint, run, configuration, code.
-        files: Size in bytes and CRC32C of every file, by its path.
+        files: Size in bytes and SHA-256 of every file, by its path; CRC32C in older versions.
     """
 
     directory: Path
@@ -70,6 +74,7 @@ class Version:
     reasons: Sequence[str]
     lineage: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
+    content_digest: str = ""
 
     @property
     def number(self) -> str:
@@ -109,31 +114,71 @@ class Version:
         """
         path = directory / VERSION_FILE
         try:
-            raw = json.loads(path.read_bytes())
-            version = cls(directory=directory, **raw)
-            if not all(isinstance(file["num_bytes"], int) and file["crc32c"] for file in version.files.values()):
-                raise ValueError("a file without size or checksum")
+            return cls._parse(directory, path.read_bytes())
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(
                 f"Cannot read {path}: expected the description of a registered version, received something else "
                 f"({error!r}). Restore it from a backup, or promote another version."
             ) from error
+
+    @classmethod
+    def _parse(cls, directory: Path, described: bytes) -> Self:
+        raw = json.loads(described)
+        version = cls(directory=directory, **{"content_digest": raw["digest"], **raw})
+        for name, file in version.files.items():
+            storage.join("", name)
+            if not isinstance(file["num_bytes"], int) or not (file.get(_CHECKSUM) or file[_OLD_CHECKSUM]):
+                raise ValueError("a file without size or checksum")
         return version
 
+    def damage(self, part: str = "", directory: Path | None = None) -> tuple[str, ...]:
+        """What is wrong with its files, in words; empty where all are there, whole and unchanged, and no others.
+
+        Args:
+            part: `model` or `export`, to look at this folder alone.
+            directory: Where that folder is, if not in the version's own.
+        """
+        start = f"{part}/" if part else ""
+        expected = {name: file for name, file in self.files.items() if name.startswith(start)}
+        top = directory or self.directory / part
+
+        def compare(name: str) -> str:
+            checksum = _CHECKSUM if _CHECKSUM in expected[name] else _OLD_CHECKSUM
+            try:
+                received: Any = _describe_file(top / name.removeprefix(start), checksum)
+            except OSError as error:
+                received = (error.strerror or str(error)).lower()
+            return "" if received == expected[name] else f"{name} should be {expected[name]}, and is {received}"
+
+        with ThreadPoolExecutor() as pool:
+            found = [words for words in pool.map(compare, expected) if words]
+        there = {f"{start}{path.relative_to(top).as_posix()}" for path in top.rglob("*") if path.is_file()}
+        others = sorted(there - {*expected, VERSION_FILE})
+        found += [f"{name} is not of this version" for name in others if _is_seen(name)]
+        if not found and not part and self.digest != self._digest_of_files():
+            found.append(f"{VERSION_FILE} lists files of another digest than {self.digest[:16]}…")
+        return tuple(found)
+
+    def _digest_of_files(self) -> str:
+        if all(_CHECKSUM in file for file in self.files.values()):
+            return _digest_listing(self.files)
+        return version_digest(self.model_dir, self.export_dir)
+
     def check_files(self) -> None:
-        """Check that every file is there, whole and unchanged.
+        """Check that every file is there, whole and unchanged, and no other.
 
         Raises:
             InputError: If one is not.
         """
-        for name, expected in self.files.items():
-            path = self.directory / name
-            received = _describe_file(path) if path.is_file() else "no such file"
-            if received != expected:
-                raise InputError(
-                    f"Version {self.number} in {self.directory.parent.parent} is damaged: {name} should be {expected}. "
-                    f"Received: {received}. Restore it from a backup, or promote another version."
-                )
+        _refuse_damaged(self.number, self.directory.parent.parent, self.damage())
+
+
+def _refuse_damaged(number: str, place: Path | str, damage: Sequence[str]) -> None:
+    if damage:
+        raise InputError(
+            f"Version {number} in {place} is damaged: {'; '.join(damage)}. Restore it from a backup, or promote "
+            "another version."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,13 +274,17 @@ class ModelRegistry:
         """All versions, the first one first."""
         return tuple(Version.load(path) for path in self._version_dirs())
 
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers of all versions, also of those that cannot be read; the first one first."""
+        return tuple(path.name for path in self._version_dirs())
+
     def version(self, number: str) -> Version:
         """One version.
 
         Raises:
             InputError: If there is none of that number, or it cannot be read.
         """
-        known = [path.name for path in self._version_dirs()]
+        known = self.numbers()
         if number not in known:
             raise InputError(
                 f"{self.model_name!r} has no version {number!r} in {self.root}: expected one of "
@@ -316,7 +365,7 @@ class ModelRegistry:
             for half in self._versions_dir.glob(".*.tmp"):  # Of a process that was killed: we hold the lock.
                 shutil.rmtree(half)
             for version in self.versions():
-                if version.digest == digest:
+                if version.content_digest == digest:
                     return version
             number = f"{max([0, *map(int, self._used_numbers())]) + 1:04d}"
             with storage.staged_directory(self._versions_dir / number) as staged:
@@ -414,7 +463,7 @@ class ModelRegistry:
     def _used_numbers(self) -> set[str]:
         """Those of all versions, also of deleted ones that the history still names."""
         moved = {move.version for moves in self._read_aliases().values() for move in moves}
-        return moved | {path.name for path in self._version_dirs()}
+        return moved | {*self.numbers()}
 
     def _read_aliases(self) -> dict[str, tuple[Move, ...]]:
         path = self.directory / ALIASES_FILE
@@ -452,21 +501,78 @@ def fill_version(
     parent: str,
 ) -> None:
     """Write what a version is: its files, and version.json beside them; the arguments are those of `register`."""
-    storage.link_tree(model_dir, directory / MODEL_DIR)
-    storage.link_tree(export_dir, directory / EXPORT_DIR)
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    storage.copy_tree(model_dir, directory / MODEL_DIR)
+    storage.copy_tree(export_dir, directory / EXPORT_DIR)
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    files = {path.relative_to(directory).as_posix(): _describe_file(path) for path in paths}
     version = Version(
         directory=directory,
-        digest=version_digest(model_dir, export_dir),
+        digest=_digest_listing(files),
+        content_digest=version_digest(model_dir, export_dir),
         model_digest=model_digest(model_dir),
         created=_now(),
         parent=parent,
         metrics=metrics,
         reasons=reasons,
         lineage=lineage,
-        files={path.relative_to(directory).as_posix(): _describe_file(path) for path in files},
+        files=files,
     )
     storage.write_json(directory / VERSION_FILE, version.as_dict())
+
+
+def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
+    """A version's folder `model` or `export` on this machine, every file checked.
+
+    Args:
+        version: The version.
+        part: `MODEL_DIR` or `EXPORT_DIR`.
+        scratch: Gets the files of a version on gs://.
+
+    Raises:
+        InputError: If a file is missing or not as it was registered.
+    """
+    if isinstance(version, Version):
+        version.check_files()
+        return version.directory / part
+    folder = fetch_folder(f"{version.uri}/{part}", scratch)
+    if part == MODEL_DIR and version.model_digest and not model_digest(folder).startswith(version.model_digest):
+        _refuse_damaged(
+            version.number, version.uri, [f"its model is not the one of digest {version.model_digest[:16]}…"]
+        )
+    return folder
+
+
+def fetch_folder(uri: str, scratch: Path) -> Path:
+    """A folder, here or on gs://, on this machine; where a version holds it, every file is checked.
+
+    Args:
+        uri: The folder.
+        scratch: Gets the files of one on gs://.
+
+    Raises:
+        InputError: If there is no such folder, or a file of the version is missing or not as it was registered.
+    """
+    folder = storage.localize(uri, scratch)
+    if not storage.is_remote(uri):
+        check_folder(folder)
+        return folder
+    place, _, part = uri.rstrip("/").rpartition("/")
+    if part in (MODEL_DIR, EXPORT_DIR) and storage.exists(f"{place}/{VERSION_FILE}"):
+        described = storage.localize(f"{place}/{VERSION_FILE}", scratch)
+        models, _, name = place.rpartition("/")
+        _refuse_damaged(name, models, Version.load(described.parent).damage(part, folder))
+    return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Check every file of the version that holds a folder, if one does.
+
+    Raises:
+        InputError: If a file is missing or not as it was registered.
+    """
+    version_dir = folder.resolve().parent
+    if (version_dir / VERSION_FILE).is_file():
+        Version.load(version_dir).check_files()
 
 
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:
@@ -607,8 +713,20 @@ def check_alias(alias: str) -> str:
     return alias
 
 
-def _describe_file(path: Path) -> dict[str, Any]:
-    return {"num_bytes": path.stat().st_size, "crc32c": file_crc32c(path)}
+def _describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
+    if checksum == _OLD_CHECKSUM:
+        return {"num_bytes": path.stat().st_size, checksum: file_crc32c(path)}
+    with open(path, "rb") as file:
+        return {"num_bytes": path.stat().st_size, checksum: hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _is_seen(name: str) -> bool:
+    return not any(map(storage.is_hidden, name.split("/")))
+
+
+def _digest_listing(files: Mapping[str, Mapping[str, Any]]) -> str:
+    listing = [[name, files[name]["num_bytes"], files[name][_CHECKSUM]] for name in sorted(files)]
+    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
 def _now() -> str:

@@ -116,7 +116,7 @@ def list_files(root: str) -> list[StoredFile]:
                 for blob in bucket.client.list_blobs(bucket, prefix=prefix)
                 if not blob.name.endswith("/")
             ]
-        found = [f for f in found if not any(map(_is_hidden, f.name.split("/")))]
+        found = [f for f in found if not any(map(is_hidden, f.name.split("/")))]
     else:
         if not Path(root).is_dir():
             raise InputError(
@@ -134,7 +134,8 @@ def list_files(root: str) -> list[StoredFile]:
     return sorted(found, key=lambda file: file.name)
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is left out of listings."""
     return name.startswith(".") or name in _OF_THE_SYSTEM
 
 
@@ -148,7 +149,7 @@ def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...]) -> It
         )
     with os.scandir(directory) as entries:
         for entry in entries:
-            if _is_hidden(entry.name):
+            if is_hidden(entry.name):
                 continue
             if entry.is_dir():
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, identity))
@@ -196,6 +197,15 @@ def read_bytes(uri: str) -> bytes:
         if error.errno in _MISSING:
             raise InputError(f"Cannot read {uri!r}: there is no such file. Check the path.") from error
         raise
+
+
+def exists(uri: str) -> bool:
+    """Whether there is a file, here or on gs://."""
+    if not is_remote(uri):
+        return Path(uri).is_file()
+    with _cloud_errors(uri):
+        bucket, name = _bucket_and_name(uri)
+        return bool(bucket.blob(name).exists())
 
 
 def join(root: str, name: str) -> str:
@@ -458,3 +468,18 @@ def link_tree(source: Path, target: Path) -> None:
 
     with staged_directory(target) as staged:
         shutil.copytree(source, staged, copy_function=link, dirs_exist_ok=True)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder to read-only files of its own, whole or not at all; the disk clones them where it can."""
+
+    def copy(from_path: str, to_path: str) -> None:
+        with open(from_path, "rb", buffering=0) as given, open(to_path, "xb", buffering=0) as made:
+            with contextlib.suppress(OSError, AttributeError):  # Not on this disk, or not on this system.
+                while os.copy_file_range(given.fileno(), made.fileno(), 1 << 30):
+                    pass
+            shutil.copyfileobj(given, made)  # What is left of it.
+            os.fchmod(made.fileno(), 0o444)
+
+    with staged_directory(target) as staged:
+        shutil.copytree(source, staged, copy_function=copy, dirs_exist_ok=True)

@@ -27,31 +27,32 @@ _COLUMNS = {
 
 
 def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
-    """One row per version, of one model or of all: its number, aliases, time, metrics, parent and size.
+    """One row per version, of one model or of all: its number, aliases, time, metrics, parent, size and damage.
+
+    Every file of every version is read and checked.
 
     Raises:
-        InputError: If there is no registry, or no such model in it, or it is damaged.
+        InputError: If there is no registry, or no such model in it, or its aliases cannot be read.
     """
     models = [_model(root, model_name)] if model_name else list_models(root)
     if not models:
         raise InputError(f"There is no registry in {root}: expected models, received none. Check --workspace.")
-    return [
-        {
-            "model": model.model_name,
-            "version": version.number,
-            "aliases": [alias for alias, number in model.aliases().items() if number == version.number],
-            "created": version.created,
-            "metrics": version.metrics,
-            "parent": version.parent,
-            "num_bytes": version.num_bytes,
-        }
-        for model in models
-        for version in model.versions()
-    ]
+    return [_row(model, number) for model in models for number in model.numbers()]
+
+
+def _row(model: ModelRegistry, number: str) -> dict[str, Any]:
+    aliases = [alias for alias, at in model.aliases().items() if at == number]
+    row = {"model": model.model_name, "version": number, "aliases": aliases}
+    try:
+        version = model.version(number)
+    except InputError as error:
+        return row | {"created": "", "metrics": {}, "parent": "", "num_bytes": 0, "damage": [str(error)]}
+    facts = {name: getattr(version, name) for name in ("created", "metrics", "parent", "num_bytes")}
+    return row | facts | {"damage": list(version.damage())}
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows, to be read by people."""
+    """The rows, to be read by people; what is damaged is named below them."""
     lines = []
     for row in rows:
         metrics = row["metrics"]
@@ -60,7 +61,8 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
         loss = show(metrics["loss"]) if "loss" in metrics else "-"
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
-    return "\n".join(lay_out(_COLUMNS, lines))
+    damage = [f"damaged: {row['model']} {row['version']}: {words}" for row in rows for words in row["damage"]]
+    return "\n".join([*lay_out(_COLUMNS, lines), *damage])
 
 
 def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
@@ -106,7 +108,9 @@ def promote(root: Path, model_name: str, number: str, reason: str = "") -> Move:
         InputError: If there is no such version, it is the champion already, or it is damaged.
     """
     model = _model(root, model_name)
-    load_model(model.version(number).export_dir)
+    version = model.version(number)
+    version.check_files()
+    load_model(version.export_dir)
     return model.override(number, CHAMPION, reason or _by_hand())
 
 

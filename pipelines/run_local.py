@@ -33,7 +33,7 @@ from components.device import describe_host
 from components.errors import InputError
 from components.preflight_training import sandbox
 from components.progress import TERMINAL_VARIABLE
-from components.registry import MODEL_DIR, is_on_vertex, model_digest, open_registry, parse_reference, reference
+from components.registry import MODEL_DIR, fetch, is_on_vertex, model_digest, open_registry, parse_reference, reference
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
 from pipelines.caching import STEPS, data_version, fingerprints, lineage, step_keys
 from pipelines.config import Config
@@ -183,7 +183,7 @@ def _check_champion(config: Config, class_names: Sequence[str]) -> None:
         ModelInfo.load(Path(champion))
     elif version := named[0].find(named[1]):
         with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
-            info = ModelInfo.load(storage.localize(f"{version.uri}/{MODEL_DIR}", Path(scratch)))
+            info = ModelInfo.load(fetch(version, MODEL_DIR, Path(scratch)))
         if info.task != config.data.asked:
             raise InputError(
                 f"Cannot compare with the champion, {champion}: its task is {info.task}, and the data set's is "

@@ -29,6 +29,7 @@ from components.registry import (
     ModelRegistry,
     RegisteredVersion,
     Registry,
+    fetch,
     left_out_formats,
     model_digest,
     open_registry,
@@ -260,7 +261,7 @@ class _HealthCheck:
 
 def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
     """What the registered export answers, float64[classes] by the example's position."""
-    export_dir = storage.localize(f"{version.uri}/{EXPORT_DIR}", scratch)
+    export_dir = fetch(version, EXPORT_DIR, scratch)
     given, answers = scratch / "inputs.npy", scratch / "answers.npy"
     np.save(given, inputs)
     command = [sys.executable, "-m", health_check.__name__, str(export_dir), str(given), str(answers)]

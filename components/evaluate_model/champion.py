@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from components import storage
-from components.registry import MODEL_DIR, parse_reference
+from components.registry import MODEL_DIR, fetch, fetch_folder, parse_reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +30,16 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
         scratch: Gets the files of a model on gs://.
 
     Raises:
-        InputError: If what it names cannot be read. An alias that stands nowhere, as before the first run, is none.
+        InputError: If what it names cannot be read, or a file of a version is not as it was registered. An alias that
+            stands nowhere, as before the first run, is none.
     """
     if not champion:
         return Champion(None)
     if (named := parse_reference(champion)) is None:
-        return Champion(storage.localize(champion, scratch))
+        return Champion(fetch_folder(champion, scratch))
     registry, version = named
     found = registry.opponent(version, digest)
     if found is None:
         return Champion(None, {"version": "", "digest": ""})
-    directory = storage.localize(f"{found.uri}/{MODEL_DIR}", scratch)
+    directory = fetch(found, MODEL_DIR, scratch)
     return Champion(directory, {"version": found.number, "digest": found.model_digest})

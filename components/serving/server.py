@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import uvicorn
 
-from components import storage
 from components.errors import InputError
 from components.interface import ImageInput
 from components.prediction import ExportedModel, load_model
+from components.registry import fetch_folder
 from components.serving.application import Application
 from components.serving.connections import Connection, Places, connection_limit
 from components.serving.params import ServeParams
@@ -135,7 +135,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _load(export_uri: str, params: ServeParams, work: Path) -> ExportedModel:
-    return load_model(storage.localize(export_uri, work), params.int8, params.num_threads)
+    return load_model(fetch_folder(export_uri, work), params.int8, params.num_threads)
 
 
 def _announce(model: ExportedModel, listener: socket.socket, params: ServeParams) -> str:

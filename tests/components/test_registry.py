@@ -1,14 +1,27 @@
+import hashlib
 import json
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from components import storage
+from components.artifacts import file_crc32c
 from components.errors import InputError
-from components.registry import GATE, HAND, ROLLBACK, ModelRegistry, list_models, parse_reference
+from components.registry import (
+    GATE,
+    HAND,
+    ROLLBACK,
+    ModelRegistry,
+    check_folder,
+    fetch_folder,
+    list_models,
+    parse_reference,
+)
 from tests.registered import write_model
 
 _FACTS = {
@@ -195,7 +208,7 @@ def test_a_damaged_version_is_named(registry, register, content):
 def test_no_alias_moves_to_a_version_with_damaged_files(registry, register):
     promote(registry, register("one").number, "")
     weights = register("two").model_dir / "best.weights.h5"
-    weights.unlink()  # It is a link to the run's own file.
+    weights.unlink()  # It is read-only.
     weights.write_text("owt")
     for act in (lambda: promote(registry, "0002", "0001"), lambda: registry.override("0002", "champion", "")):
         with pytest.raises(InputError, match=r"Version 0002 .* is damaged: model/best\.weights\.h5 .*'num_bytes': 3"):
@@ -204,6 +217,90 @@ def test_no_alias_moves_to_a_version_with_damaged_files(registry, register):
     weights.unlink()
     with pytest.raises(InputError, match="no such file"):
         promote(registry, "0002", "0001")
+
+
+def replace(path, text):
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model/best.weights.h5",
+        "model/model.json",
+        "export/saved_model/saved_model.pb",
+        "export/export.json",
+        "export/model_int8.tflite",
+        "export/saved_model/assets/new",
+    ],
+)
+def test_every_file_of_a_version_is_checked(register, name):
+    version = register("one")
+    version.check_files()
+    (version.export_dir / "saved_model" / "assets").mkdir()
+    (version.export_dir / ".DS_Store").write_text("left by the system")
+    version.check_files()
+    replace(version.directory / name, "damaged")
+    with pytest.raises(InputError, match=f"Version 0001 in .* is damaged: {name}"):
+        version.check_files()
+    for folder in (version.model_dir, version.export_dir):
+        with pytest.raises(InputError, match=f"Version 0001 in .* is damaged: {name}"):
+            check_folder(folder)
+    check_folder(version.directory)
+
+
+def test_a_versions_digest_covers_all_of_its_files(register, registry):
+    version = register("one")
+    replace(version.export_dir / "export.json", "{}")
+    described = json.loads((version.directory / "version.json").read_text())
+    described["files"]["export/export.json"] = {"num_bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    replace(version.directory / "version.json", json.dumps(described))
+    (damage,) = registry.version("0001").damage()
+    assert damage.startswith(f"version.json lists files of another digest than {version.digest[:16]}")
+
+
+def test_writing_to_a_run_changes_no_version(registry, register, tmp_path):
+    version = register("one")
+    made = tmp_path / "made" / "one-export"
+    for folder in ("model", "export"):
+        for path in (path for path in (made / folder).rglob("*") if path.is_file()):
+            with open(path, "a") as file:
+                file.write("more")
+    version.check_files()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in version.model_dir.iterdir()} == {0o444}
+
+
+def as_before(version):
+    """Describe a version as it was done when files had CRC32C and the digest was of the model and its LiteRT files."""
+    described = version.as_dict()
+    described["digest"] = described.pop("content_digest")
+    for name, file in described["files"].items():
+        del file["sha256"]
+        file["crc32c"] = file_crc32c(version.directory / name)
+    replace(version.directory / "version.json", json.dumps(described))
+
+
+def test_versions_from_before_are_read_and_found_again(registry, register):
+    as_before(register("one"))
+    version = registry.version("0001")
+    version.check_files()
+    promote(registry, "0001", "")
+    assert register("one").number == "0001"
+    replace(version.model_dir / "best.weights.h5", "owt")
+    with pytest.raises(InputError, match=r"model/best\.weights\.h5 should be .*crc32c"):
+        version.check_files()
+
+
+def test_a_part_of_a_version_on_a_bucket_is_checked(register, bucket, tmp_path):
+    version = register("one")
+    storage.upload(version.directory, "gs://bucket/digits/0001")
+    folder = fetch_folder("gs://bucket/digits/0001/model", tmp_path / "scratch")
+    assert (folder / "best.weights.h5").read_text() == "one"
+    bucket.blob("digits/0001/model/best.weights.h5").upload_from_string("owt")
+    with pytest.raises(InputError, match=r"0001 in gs://bucket/digits is damaged: model/best\.weights\.h5"):
+        fetch_folder("gs://bucket/digits/0001/model", tmp_path / "scratch")
+    fetch_folder("gs://bucket/digits/0001/export", tmp_path / "scratch")
 
 
 def test_an_alias_on_a_version_that_is_gone_says_so(registry, register):
@@ -256,7 +353,7 @@ def counted(call):
             os.kill(os.getpid(), signal.SIGKILL)
         return call(*args, **kwargs)
     return wrapper
-for name in ("link", "rename", "replace", "fsync", "mkdir"):
+for name in ("fchmod", "rename", "replace", "fsync", "mkdir"):
     setattr(os, name, counted(getattr(os, name)))
 made = Path(sys.argv[2])
 registry = ModelRegistry(sys.argv[1], "digits")
@@ -272,7 +369,7 @@ def writer(registry, made, kill_at=0):
 
 
 def test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on(registry, register, tmp_path):
-    """At each of a dozen system calls that change something, from the first link to the last rename."""
+    """At each of a dozen system calls that change something, from the first copy to the last rename."""
     promote(registry, register("one").number, "")
     write_model(tmp_path / "two", "two")
     before = tmp_path / "before"

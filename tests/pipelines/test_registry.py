@@ -44,6 +44,20 @@ def test_list_shows_every_version_and_where_the_alias_stands(call):
     assert [(row["version"], row["aliases"]) for row in rows] == [("0001", []), ("0002", ["champion"])]
 
 
+def test_list_names_every_damaged_version_with_its_files(call, workspace):
+    registry = ModelRegistry(workspace / "registry", "digits")
+    (registry.version("0001").export_dir / "saved_model" / "saved_model.pb").unlink()
+    (registry.version("0002").directory / "version.json").write_text("{}")
+    code, out = call("list")
+    assert code == 0
+    *_, first, second = out.splitlines()
+    assert first.startswith("damaged: digits 0001: export/saved_model/saved_model.pb should be ")
+    assert first.endswith("is no such file or directory")
+    assert second.startswith("damaged: digits 0002: Cannot read ")
+    rows = json.loads(call("list", "digits", "--json")[1])
+    assert [len(row["damage"]) for row in rows] == [1, 1]
+
+
 def test_show_tells_all_of_the_champion_or_of_a_version(call, finished_run):
     code, out = call("show", "digits")
     assert code == 0
@@ -86,10 +100,12 @@ def test_mistakes_give_exit_code_2_and_say_what_is_right(call, words, message):
 
 def test_a_version_that_does_not_answer_is_not_promoted(call, workspace):
     registry = ModelRegistry(workspace / "registry", "digits")
-    (registry.version("0001").export_dir / "model.tflite").write_bytes(b"")
+    tflite = registry.version("0001").export_dir / "model.tflite"
+    tflite.unlink()
+    tflite.write_bytes(b"")
     code, error = call("promote", "digits", "0001")
     assert code == 2
-    assert "it is damaged" in error
+    assert "model.tflite should be" in error
     code, error = call("rollback", "digits")
     assert code == 2
     assert "model.tflite should be" in error

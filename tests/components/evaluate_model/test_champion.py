@@ -42,6 +42,17 @@ def test_a_version_that_is_not_there_is_refused(registry, tmp_path):
         find_champion(f"{registry.directory}@0002", "new", tmp_path)
 
 
+def test_a_damaged_champion_is_named_and_never_beaten(registry, tmp_path):
+    version = registry.version("0001")
+    weights = version.model_dir / "best.weights.h5"
+    zeros = bytes(weights.stat().st_size)
+    weights.unlink()
+    weights.write_bytes(zeros)
+    for champion in (f"{registry.directory}@champion", f"{registry.directory}@0001", str(version.model_dir)):
+        with pytest.raises(InputError, match=r"Version 0001 in .* is damaged: model/best\.weights\.h5"):
+            find_champion(champion, "new", tmp_path)
+
+
 def test_a_model_that_is_the_champion_is_not_compared_with_itself(registry, digits_records, trained_digits, tmp_path):
     params = EvaluateParams(
         champion=f"{registry.directory}@champion", backend="tensorflow", accelerator="cpu", num_replicas=1
