@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from components import storage
 from components.errors import InputError
 from components.feeding import steps_per_epoch
 from components.fingerprint import code_of
@@ -27,7 +26,7 @@ from components.models import build_model, source_files
 from components.models.compiling import compile_model
 from components.models.hyperparameters import TrainParams
 from components.models.loading import check_rebuilds
-from components.preflight_training import hlo
+from components.preflight_training import hlo, remembering
 from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 from components.step_record import end_with
 
@@ -295,8 +294,8 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         lower = _lower_jax if task.training.backend == "jax" else _lower_tensorflow
         program = lower(task, compilation, layers)
         path = cache_dir / f"program-{_program_key(program, layers, compilation)}.json"
-        if path.is_file():
-            return read_outcome(json.loads(path.read_text()))
+        if (known := remembering.recall(path, read_outcome)) is not None:
+            return known
         start = time.monotonic()
         text, stats = program.compile()
     except InputError as error:
@@ -312,7 +311,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         cost=read_cost(text, layers, compilation.bytes_per_cycle),
         parameters=program.parameters,
     )
-    storage.write_json(path, dataclasses.asdict(outcome))
+    remembering.keep(path, dataclasses.asdict(outcome))
     return outcome
 
 

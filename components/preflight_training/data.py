@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from components import feeding, records, storage
+from components import feeding, records
 from components.artifacts import LABEL_FEATURE, TRAIN, Manifest
 from components.fingerprint import code_of
 from components.interface import Interface
+from components.preflight_training import remembering
 
 _MEASURED_SECONDS = 1.0
 _MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
@@ -87,10 +88,10 @@ def facts_key(*parts: Any) -> str:
 def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
     """The facts kept under a key; where there are none, those that `find` gives, from now on."""
     path = cache_dir / f"data-{key}.json"
-    if path.is_file():
-        return DataFacts.from_dict(json.loads(path.read_text()))
+    if (known := remembering.recall(path, DataFacts.from_dict)) is not None:
+        return known
     facts = find()
-    storage.write_json(path, dataclasses.asdict(facts))
+    remembering.keep(path, dataclasses.asdict(facts))
     return facts
 
 

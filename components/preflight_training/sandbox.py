@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import progress, storage
+from components import progress
 from components.errors import InputError
 from components.fingerprint import code_of
 from components.models import model_code
-from components.preflight_training import compiler
+from components.preflight_training import compiler, remembering
 from components.preflight_training.compiler import Compilation, Outcome, Task
 
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
@@ -45,9 +45,10 @@ class Limits:
 
 
 def default_cache_dir() -> Path:
-    """Where outcomes are kept between runs: this user's cache, or what TPU_PIPELINES_CACHE_DIR says."""
+    """Where outcomes are kept between runs: this user's cache, or a folder of theirs in TPU_PIPELINES_CACHE_DIR."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
+    directory = Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
+    return directory if remembering.is_own(directory) else directory.with_name(f"preflight-{os.geteuid()}")
 
 
 def require_compiler() -> None:
@@ -76,15 +77,16 @@ def compile_all(
     """
     require_compiler()
     paths = [cache_dir / f"request-{_key(task, one)}.json" for one in compilations]
-    known = {i: path for i, path in enumerate(paths) if path.is_file()}
-    results: dict[int, Outcome] = {i: compiler.read_outcome(json.loads(path.read_text())) for i, path in known.items()}
+    kept = [remembering.recall(path, compiler.read_outcome) for path in paths]
+    known = {i: outcome for i, outcome in enumerate(kept) if outcome is not None}
+    results: dict[int, Outcome] = dict(known)
     while missing := [i for i in range(len(compilations)) if i not in results]:
         # A child that dies takes one compilation with it; the next child takes up the rest.
         for position, outcome in _run_child(task, [compilations[i] for i in missing], limits, cache_dir):
             number = missing[position]
             results[number] = outcome
             if outcome.verdict in (compiler.FITS, compiler.DOES_NOT_FIT):
-                storage.write_json(paths[number], dataclasses.asdict(outcome))
+                remembering.keep(paths[number], dataclasses.asdict(outcome))
     return [(results[i], i in known) for i in range(len(compilations))]
 
 

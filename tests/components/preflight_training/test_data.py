@@ -59,7 +59,7 @@ def test_rates_are_measured_once_per_data_set_and_reader(digits_records, tmp_pat
     first = _load(digits_records, tmp_path)
     assert _load(digits_records, tmp_path) == first  # To the last digit: read from the file.
     (kept,) = tmp_path.glob("data-*.json")
-    assert DataFacts.from_dict(json.loads(kept.read_text())) == first
+    assert DataFacts.from_dict(json.loads(kept.read_text())["content"]) == first
     _load(digits_records, tmp_path, in_memory_mib=0)
     assert len(list(tmp_path.glob("data-*.json"))) == 2
 

@@ -1,0 +1,81 @@
+import json
+import os
+import stat
+
+import pytest
+
+from components.preflight_training import data, remembering, sandbox
+from components.preflight_training.compiler import FITS, Outcome, read_outcome
+
+CONTENT = {"verdict": FITS, "memory": None, "cost": None, "parameters": 3}
+
+
+@pytest.fixture
+def kept(tmp_path):
+    path = tmp_path / "preflight" / "request-1.json"
+    remembering.keep(path, CONTENT)
+    return path
+
+
+def test_what_is_kept_is_recalled_from_a_private_folder(kept):
+    assert remembering.recall(kept, read_outcome) == Outcome(FITS, parameters=3)
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    kept.parent.chmod(0o777)  # As versions before made it, or somebody since.
+    remembering.keep(kept, CONTENT)
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", "\0", "{}", json.dumps(CONTENT), "[" * 100_000])
+def test_a_damaged_file_is_none(kept, text):
+    kept.write_text(text)
+    assert remembering.recall(kept, read_outcome) is None
+
+
+def test_a_file_that_was_changed_or_is_another_key_s_is_none(kept):
+    text = kept.read_text()
+    kept.write_text(text.replace('"parameters": 3', '"parameters": 4'))
+    assert remembering.recall(kept, read_outcome) is None
+    other = kept.with_name("request-2.json")
+    other.write_text(text)
+    assert remembering.recall(other, read_outcome) is None
+
+
+def test_content_of_another_form_is_none(kept):
+    remembering.keep(kept, {"verdict": FITS})
+    assert remembering.recall(kept, read_outcome) is None
+
+
+def test_what_others_may_have_written_is_none(kept, monkeypatch):
+    kept.chmod(0o666)
+    assert remembering.recall(kept, read_outcome) is None
+    kept.chmod(0o600)
+    link = kept.with_name("link")
+    kept.rename(link)
+    kept.symlink_to(link)
+    assert remembering.recall(kept, read_outcome) is None
+    kept.unlink()
+    os.mkfifo(kept)
+    assert remembering.recall(kept, read_outcome) is None, "and it does not wait for a pipe's other end"
+
+
+def test_another_users_folder_is_neither_read_nor_written(kept, tmp_path, monkeypatch):
+    monkeypatch.setenv(sandbox.CACHE_VARIABLE, str(tmp_path))
+    assert sandbox.default_cache_dir() == kept.parent
+    us = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: us + 1)
+    assert sandbox.default_cache_dir() == tmp_path / f"preflight-{us + 1}"
+    assert remembering.recall(kept, read_outcome) is None
+    before = kept.read_bytes()
+    remembering.keep(kept, {**CONTENT, "parameters": 4})
+    assert kept.read_bytes() == before
+
+
+def test_a_damaged_measurement_is_measured_again(tmp_path):
+    facts = data.DataFacts(None, 3, 4, data.HostRate(1.0, 2.0, True, 2))
+    (tmp_path / "data-key.json").write_text("{")
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data.Interface, "from_dict", lambda raw: None)
+        for _ in range(2):
+            assert data.remembered(tmp_path, "key", lambda: found.append(1) or facts) == facts
+    assert found == [1]
