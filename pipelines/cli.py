@@ -541,7 +541,9 @@ def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
     if (submission := submitter.latest(arguments.name)) is None:
         where = f"in {settings.project}, {settings.region}"
         if arguments.target == "kubeflow":
-            where = f"at {settings.kfp_host}"
+            from pipelines.settings import hide_credentials
+
+            where = f"at {hide_credentials(settings.kfp_host)}"
         raise InputError(
             f"There is no run {arguments.name!r} {where}: expected the name of a configuration that was submitted, or "
             "the id of a job. Check the name and the settings."

@@ -16,7 +16,7 @@ from components.errors import InputError
 from components.outages import ExistsError, MissingError, OutageError
 from components.step_inputs import whole_numbers
 from pipelines.schedule import Schedule
-from pipelines.settings import TARGET_SETTINGS, Settings
+from pipelines.settings import TARGET_SETTINGS, Settings, hide_credentials
 from pipelines.submission import DIGEST, Job, State, Submission, fingerprints_in, now
 
 _TIMEOUT_SECONDS = 60
@@ -56,6 +56,11 @@ class Kubeflow:
         settings.require(*TARGET_SETTINGS["kubeflow"])
         self._settings, self._now = settings, now
 
+    @property
+    def _address(self) -> str:
+        """The server's, as it may be shown."""
+        return hide_credentials(self._settings.kfp_host)
+
     @functools.cached_property
     def _client(self) -> Any:
         """KFP's own client, which knows several ways to sign in; a token in a file is read anew for every call."""
@@ -85,12 +90,12 @@ class Kubeflow:
             kind = call.__self__.api_client.last_response.getheader("Content-Type") or ""
             if "json" not in kind:  # The client would take it for an answer that is empty.
                 raise InputError(
-                    f"{self._settings.kfp_host} answers, but not as Kubeflow Pipelines: expected JSON, received "
+                    f"{self._address} answers, but not as Kubeflow Pipelines: expected JSON, received "
                     f"{kind or 'nothing'}. A page to sign in at may be in front of it. Check kfp_host and the sign-in."
                 )
             return result
 
-        with _translated(method.replace("_", " "), self._settings.kfp_host):
+        with _translated(method.replace("_", " "), self._address):
             try:
                 return send()
             except _sdk().ApiException as error:
@@ -114,13 +119,13 @@ class Kubeflow:
 
     @property
     def _where(self) -> dict[str, str]:
-        with _translated("reach the server", self._settings.kfp_host):
+        with _translated("reach the server", self._address):
             namespace = self._client.get_user_namespace()
         return {"namespace": namespace} if namespace else {}
 
     def _url(self, page: str) -> str:
         host = os.environ.get("KF_PIPELINES_UI_ENDPOINT") or self._settings.kfp_host
-        return f"{host.rstrip('/')}/#/{page}"
+        return f"{hide_credentials(host, '').rstrip('/')}/#/{page}"
 
     # Submitter
 
@@ -170,7 +175,7 @@ class Kubeflow:
         """Stop a run; nothing happens to one that has ended, or is being stopped."""
         found = self._find(job_id)
         if found is None:
-            raise InputError(f"Cannot cancel {job_id!r} at {self._settings.kfp_host}: there is no run of that name.")
+            raise InputError(f"Cannot cancel {job_id!r} at {self._address}: there is no run of that name.")
         try:
             if found.state in ("PENDING", "RUNNING", "PAUSED", None):
                 self._call("runs", "terminate_run", found.run_id)
@@ -406,7 +411,8 @@ def _translated(doing: str, host: str) -> Iterator[None]:
     try:
         yield
     except urllib3.exceptions.HTTPError as error:
-        raise OutageError(f"Kubeflow Pipelines at {host} cannot be reached to {doing}: {error}") from error
+        reason = hide_credentials(str(error))
+        raise OutageError(f"Kubeflow Pipelines at {host} cannot be reached to {doing}: {reason}") from error
     except OSError as error:
         raise InputError(
             f"Cannot sign in to {host}: the token cannot be read ({error}). Check KF_PIPELINES_SA_TOKEN_PATH."

@@ -70,7 +70,8 @@ class Settings:
                 if text and not re.fullmatch(field.metadata["pattern"], text):
                     raise InputError(
                         f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
-                        f"{field.metadata['example']}. Received: {text!r}.{field.metadata.get('hint', '')}"
+                        f"{field.metadata['example']}. Received: {hide_credentials(text)!r}."
+                        f"{field.metadata.get('hint', '')}"
                     )
 
     def require(self, *names: str) -> None:
@@ -97,6 +98,16 @@ def variable(name: str) -> str:
         'TPU_PIPELINES_KFP_HOST'
     """
     return _PREFIX + name.upper()
+
+
+def hide_credentials(text: str, mark: str = "***@") -> str:
+    """The text with a mark for whatever signs somebody in by a URL.
+
+    Example:
+        >>> hide_credentials("no answer from http://me:secret@kubeflow:8080/pipeline")
+        'no answer from http://***@kubeflow:8080/pipeline'
+    """
+    return re.sub(r"(\w+://)[^/\s]*@", rf"\g<1>{mark}", text)
 
 
 def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:

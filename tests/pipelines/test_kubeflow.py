@@ -8,6 +8,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import kfp_server_api as sdk
 import pytest
 
 from components.errors import InputError
-from components.outages import Backoff, PlatformError
+from components.outages import Backoff, OutageError, PlatformError
 from pipelines.cli import main
 from pipelines.config import load_config
 from pipelines.kubeflow import Kubeflow
@@ -412,6 +413,18 @@ def test_a_page_to_sign_in_at_is_not_taken_for_an_answer(plan):
         with pytest.raises(InputError, match=r"not as Kubeflow Pipelines: .* received text/html.* Check kfp_host"):
             kubeflow.create(plan.jobs[0])
         server.shutdown()
+
+
+def test_no_message_and_no_address_shows_the_credentials_of_a_server(plan):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        host = f"http://me:top%2Fsecret@127.0.0.1:{taken.getsockname()[1]}/pipeline"
+    kubeflow = Kubeflow(dataclasses.replace(SETTINGS, kfp_host=host))
+    with pytest.raises(OutageError, match=r"Kubeflow Pipelines at http://\*\*\*@127\.0\.0\.1:\d+/pipeline") as caught:
+        kubeflow.create(plan.jobs[0])
+    assert "secret" not in str(caught.value)
+    assert kubeflow._url("runs") == f"{host.replace('me:top%2Fsecret@', '')}/#/runs"
+    with pytest.raises(InputError, match=r"Received: 'ftp://\*\*\*@host'"):
+        dataclasses.replace(SETTINGS, kfp_host="ftp://me:secret@host")
 
 
 # Looking and cancelling
