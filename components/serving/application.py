@@ -27,6 +27,7 @@ _BODY_TIMEOUT_SECONDS = 30.0
 _MAX_THREADS = 4  # Each may decode an image of `max_image_pixels`, 120 MB, that a small file claims to be.
 # Large images are decoded by threads that let all others go first.
 _NICENESS = 10
+_RENDERED_AT_ONCE = 100  # Probabilities.
 _RETRY_AFTER = {"Retry-After": "1"}
 _CLIENT_LEFT = 499  # As nginx has it. Nobody reads this answer; it is for the log.
 
@@ -112,7 +113,10 @@ class Application:
                 raise ClientDisconnect
             await self._image_threads.run(num_pixels, asked.decode, numbers)
         outputs = await self._batcher.predict(asked.inputs)
-        content = await self._threads.run(outputs.size, render_predictions, self._model, outputs, asked.top)
+        if outputs.size <= _RENDERED_AT_ONCE:  # In some 50 µs, which changing threads would take too.
+            content = render_predictions(self._model, outputs, asked.top)
+        else:
+            content = await self._threads.run(outputs.size, render_predictions, self._model, outputs, asked.top)
         return Response(content, media_type="application/json")
 
     async def _parse(self, request: Request, body: bytearray) -> PredictRequest:

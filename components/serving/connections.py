@@ -47,9 +47,9 @@ def head_fault(received: bytes) -> str:
         'a line of the head ends in a line feed alone. Expected a carriage return before it'
     """
     head, end, _ = received.partition(b"\r\n\r\n")
-    if re.search(rb"(?<!\r)\n", head):
+    if head.count(b"\n") != head.count(b"\r\n"):
         return "a line of the head ends in a line feed alone. Expected a carriage return before it"
-    if re.search(rb"\r\n[ \t]", head):
+    if b"\r\n " in head or b"\r\n\t" in head:
         return "a header goes on in the next line. Expected a line for each"
     if end and len(set(re.findall(rb"\r\n(content-length|transfer-encoding)[ \t]*:", head.lower()))) == 2:
         return "it has both Content-Length and Transfer-Encoding. Expected one of them"

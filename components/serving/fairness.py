@@ -5,9 +5,10 @@ import contextlib
 import heapq
 import itertools
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -47,11 +48,7 @@ class FairQueue(Generic[T]):
         """
         heapq.heappush(self._waiting, (self._share + cost, next(self._numbers), item))
         if is_last:
-            self.count(cost)
-
-    def count(self, cost: float) -> None:
-        """Let a request that does not wait have its share too."""
-        heapq.heappush(self._ends, self._share + cost)
+            heapq.heappush(self._ends, self._share + cost)
 
     def pop(self) -> T:
         """Take what is next."""
@@ -77,44 +74,50 @@ class FairThreads:
     """
 
     def __init__(self, num_threads: int, name: str, niceness: int = 0) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, name, _be_nice, (niceness,))
-        self._num_free = num_threads
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._lock = threading.Lock()
+        self._waiting: FairQueue[Callable[[], float]] = FairQueue()
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # One for each piece of work; false ends a thread.
+        self._threads = [
+            threading.Thread(target=self._work, args=(niceness,), name=f"{name}-{i}") for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._threads.shutdown()
+        for _ in self._threads:
+            self._tokens.put(False)
+        for thread in self._threads:
+            thread.join()
 
     async def run(self, cost: float, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in one of the threads, when it is its turn."""
-        loop = asyncio.get_running_loop()
-        if self._num_free:
-            self._num_free -= 1
-            self._waiting.count(cost)
-        else:
-            turn = loop.create_future()
-            self._waiting.put(turn, cost)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # It was its turn at the same moment.
-                    self._pass_on()
-                raise
-        try:
-            return await loop.run_in_executor(self._threads, function, *arguments)
-        finally:
-            self._waiting.note(cost)
-            self._pass_on()
+        answer: Future[T] = Future()
 
-    def _pass_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.pop()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._num_free += 1
+        def work() -> float:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(function(*arguments))
+                except BaseException as error:  # It is for whoever waits for the answer.
+                    answer.set_exception(error)
+            return cost
+
+        with self._lock:
+            self._waiting.put(work, cost)
+        self._tokens.put(True)
+        return await asyncio.wrap_future(answer)
+
+    def _work(self, niceness: int) -> None:
+        _be_nice(niceness)
+        while self._tokens.get():
+            with self._lock:
+                work = self._waiting.pop()
+            cost = work()
+            del work  # With all that it holds, before the next is waited for.
+            with self._lock:
+                self._waiting.note(cost)
 
 
 def _be_nice(niceness: int) -> None:

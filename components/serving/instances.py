@@ -157,7 +157,7 @@ def _open_instances(instances: Sequence[Any], wanted: Any, top: int | None, limi
     processor_time, waiting = _ProcessorTime(limits.max_decode_seconds), {}
     num_pixels = 0
     for number, instance in enumerate(instances):
-        with _naming(number), processor_time.spending():
+        with _naming(number):
             parsed = _parse_instance(wanted, instance, limits, processor_time)
         if not isinstance(parsed, OpenImage):
             inputs[number] = parsed
@@ -288,7 +288,7 @@ def _(wanted: PromptReader | Tokenizer, instance: Any, limits: ServeParams, time
 
 def _open_file(content: bytes, shape: ImageShape, limits: ServeParams, time: _ProcessorTime) -> OpenImage:
     rule = ImageRule((shape[0], shape[1]), shape[2], limits.max_image_pixels)
-    with _naming_what_is_expected():
+    with time.spending(), _naming_what_is_expected():
         time.check()
         return open_image(content, rule, time.check)
 

@@ -59,9 +59,12 @@ def test_threads_do_what_is_small_first_and_answer_everybody():
     async def scenario():
         with FairThreads(1, "test") as threads:
             costs = {"first": 9, "large": 9, "cancelled": 1, "small": 2}
-            tasks = {name: asyncio.create_task(threads.run(cost, work, name)) for name, cost in costs.items()}
-            await asyncio.sleep(0.01)
+            tasks = {}
+            for name, cost in costs.items():
+                tasks[name] = asyncio.create_task(threads.run(cost, work, name))
+                await asyncio.sleep(0.01)
             tasks["cancelled"].cancel()
+            await asyncio.sleep(0.01)
             is_open.set()
             answers = await asyncio.gather(*tasks.values(), return_exceptions=True)
             assert [answer for answer in answers if isinstance(answer, str)] == ["FIRST", "LARGE", "SMALL"]
