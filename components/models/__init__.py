@@ -12,19 +12,23 @@ A model is built by a function `build_model(**facts, **parameters) -> keras.Mode
 """
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from components import storage
 from components.errors import InputError, did_you_mean
 from components.fingerprint import ROOT, Code, code_of
 from components.interface import FACTS, IMAGE, Interface, Task
+from components.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
 
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
@@ -46,8 +50,11 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
     """Check, without importing Keras, that a model's name can be resolved.
 
     Raises:
-        InputError: If it is no registered name, no `.py` or `.keras` file that exists, and no `module:function`.
+        InputError: If it is no registered name, no `.py` or `.keras` file that exists, no `module:function`, and no
+            bundle's place.
     """
+    if is_reference(name):  # It is checked when it is opened, which may be elsewhere.
+        return
     if name.endswith((".py", ".keras")):
         if not Path(name).is_file():
             raise InputError(
@@ -109,6 +116,26 @@ def _find_module(module_name: str) -> str:
     return spec.origin
 
 
+def bundle_of(name: str) -> Bundle | None:
+    """Return a model of the user's own as a file that can travel; None of a model that every machine has installed.
+
+    Raises:
+        InputError: If it cannot be packed.
+    """
+    if is_reference(name):
+        fetch(name)  # Refuses what its digest does not fit.
+        return Bundle(Path(name).name, storage.read_bytes(name))
+    if name in REGISTRY:
+        return None
+    ours = [ROOT / folder for folder in ("components", "pipelines")]
+    files = {
+        file: path
+        for file, path in model_code(name).files.items()
+        if not any(path.is_relative_to(folder) for folder in ours) and not _is_installed(path)
+    }
+    return pack(name, files) if files else None
+
+
 def source_files(name: str) -> list[Path]:
     """Return the Python files of a user's own model: its file, and those of the user's that it imports."""
     if name in REGISTRY or name.endswith(".keras"):
@@ -123,7 +150,9 @@ def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
         name: A registered name, a `.py` or `.keras` file, or `module:function`.
         parameters: Its hyper-parameters.
     """
-    named = {text: Path(text) for text in _texts(parameters or {}) if Path(text).is_file()}
+    named = named_files(parameters or {})
+    if is_reference(name):
+        return Code({**fetch(name).files, **named}, frozenset())
     if name.endswith(".keras"):
         return Code({Path(name).name: Path(name)}, frozenset())
     if name in REGISTRY:
@@ -159,6 +188,11 @@ def _is_installed(folder: Path) -> bool:
     return bool(installed) or folder.is_relative_to(sysconfig.get_path("stdlib"))
 
 
+def named_files(parameters: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the files on this machine that a model's parameters name, by that name."""
+    return {text: Path(text) for text in _texts(parameters) if Path(text).is_file()}
+
+
 def _texts(value: Any) -> Iterator[str]:
     """Every text in nested parameters."""
     if isinstance(value, str):
@@ -172,14 +206,7 @@ def _builder(name: str) -> Callable[..., Any]:
     function = _BUILDER
     try:
         if name.endswith(".py"):
-            folder = str(Path(name).resolve().parent)
-            if folder not in sys.path:
-                sys.path.append(folder)  # It may import its neighbours, now or when it builds.
-            spec = importlib.util.spec_from_file_location("user_model", name)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            module = import_file(Path(name))
         elif ":" in name:
             module_name, function = name.split(":", 1)
             module = importlib.import_module(module_name)
@@ -196,8 +223,10 @@ def _builder(name: str) -> Callable[..., Any]:
 
 
 def _said(error: Exception) -> str:
-    """An error's kind and first line."""
-    line, *_ = str(error).splitlines() or [""]
+    """An error's kind and first line, or what a layer said whose error Keras has wrapped."""
+    wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
+    text = wrapped[1] if wrapped else str(error)
+    line, *_ = (text.partition("Error encountered:")[2] or text).strip().splitlines() or [""]
     return f"{type(error).__name__}: {line}"
 
 
@@ -205,7 +234,8 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
     """Build a model for a data set.
 
     Args:
-        name: A registered name, a `.py` file with a function `build_model`, a `.keras` file, or `module:function`.
+        name: A registered name, a `.py` file with a function `build_model`, a `.keras` file, `module:function`, or the
+            place of any of these as a bundle.
         interface: What it must take and give.
         parameters: Hyper-parameters, passed on by name.
 
@@ -217,15 +247,40 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
         InputError: If the model cannot be imported, holds code that is not Keras's own (a `.keras` file), does not take
             the parameters, or does not fit the data set: in shape, or by an activation that cannot give the answers.
     """
+    if is_reference(name):
+        opened = fetch(name)
+        with importing_from(opened):
+            return build_model(opened.model, interface, parameters)
     check_model(name, parameters)
+    with _neighbours(name):
+        return _build_here(name, interface, parameters)
+
+
+@contextlib.contextmanager
+def _neighbours(name: str) -> Iterator[None]:
+    """Let a model's file import the modules beside it, while it is imported and while it builds."""
+    folder = str(Path(name).resolve().parent)
+    is_added = name.endswith(".py") and folder not in sys.path
+    if is_added:
+        sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if is_added:
+            sys.path.remove(folder)
+
+
+def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
     import keras
 
     model = _load_keras_file(name) if name.endswith(".keras") else _run_builder(name, interface, parameters)
-    if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
+    if not isinstance(model, keras.Model):
         raise InputError(
-            f"The model {name!r} is none whose shapes are known: expected a keras.Model that begins with keras.Input, "
-            f"received {type(model).__name__}. Return one from {_BUILDER}."
+            f"The model {name!r} is none of Keras: expected a keras.Model, received {type(model).__name__}. Return one "
+            f"from {_BUILDER}."
         )
+    if not getattr(model, "inputs", None):
+        model = _called_on_input(name, model, interface)
     if isinstance(getattr(model, "output", None), dict):
         raise InputError(
             f"The model {name!r} gives its answer a name: expected a tensor, received a mapping of one. Return "
@@ -239,6 +294,23 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
         )
     _check_ending(name, model, interface.task)
     return _in_target_units(model, interface) if interface.mean else model
+
+
+def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
+    """A model whose shapes are not known yet, called on its input: a functional one, which can be saved and rebuilt."""
+    import keras
+
+    given = keras.Input(interface.input.shape, dtype=interface.input.dtype)
+    if isinstance(model, keras.Sequential):
+        return keras.Sequential([given, *model.layers], name=model.name)
+    try:
+        return keras.Model(given, model(given))
+    except Exception as error:  # See `_builder`.
+        raise InputError(
+            f"The model {name!r} cannot be called on keras.Input({interface.input.shape}): {_said(error)}. Make its "
+            "layers in __init__, their variables in build, and use operations of keras.ops in call; or return "
+            "keras.Model(inputs, outputs)."
+        ) from error
 
 
 def _check_ending(name: str, model: Any, task: Task) -> None:
@@ -261,7 +333,7 @@ def _ending(model: Any) -> str:
     import keras
 
     layer = model.outputs[0]._keras_history.operation
-    if isinstance(layer, keras.Model):
+    if isinstance(layer, keras.Model) and getattr(layer, "outputs", None):
         return _ending(layer)
     if isinstance(layer, keras.layers.Softmax):
         return "softmax"

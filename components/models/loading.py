@@ -1,4 +1,7 @@
-"""A trained model on disk: its architecture and weights, rebuilt without the code that made them."""
+"""A trained model on disk: its architecture and weights, rebuilt without the code that made them.
+
+A model that holds layers of the user's own has their code beside it, and its digest in the architecture.
+"""
 
 import gc
 import json
@@ -7,15 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from components.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE
+from components.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE, CODE_FILE
 from components.errors import InputError
 from components.interface import LANGUAGE_MODEL
+from components.models import bundle_of
+from components.models.bundle import Bundle, custom_objects, open_bundle
 from components.models.stepping import StepModel
 
+_CODE = "code_sha256"  # In architecture.json: the digest of the code without which it cannot be rebuilt.
 
-def save_architecture(model: Any, directory: Path) -> None:
-    """Write the model's Keras configuration as `architecture.json`."""
-    (directory / ARCHITECTURE_FILE).write_text(json.dumps(_with_precision(json.loads(model.to_json()), None), indent=1))
+
+_ADVICE = (
+    "Put @keras.saving.register_keras_serializable() above every class and function of its own that the model holds, "
+    "give a class a get_config that returns what its __init__ takes, a keras.Model always, and write no lambda: a "
+    "registered function instead."
+)
+
+
+def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -> None:
+    """Write the model's Keras configuration as `architecture.json`, and the code that it needs as `code.zip`."""
+    architecture = _with_precision(json.loads(model.to_json()), None)
+    if code is not None:
+        architecture[_CODE] = code.digest
+        (directory / CODE_FILE).write_bytes(code.content)
+    (directory / ARCHITECTURE_FILE).write_text(json.dumps(architecture, indent=1))
 
 
 def _with_precision(config: Any, precision: str | None) -> Any:
@@ -47,19 +65,20 @@ def load_trained_model(
         The keras.Model, not compiled.
 
     Raises:
-        InputError: If a file is missing or damaged, or the architecture holds code that is not Keras's own.
+        InputError: If a file is missing or damaged, or the architecture holds code that is neither Keras's own nor in
+            the `code.zip` beside it.
     """
-    import keras
-
     path = directory / ARCHITECTURE_FILE
     try:
         config = _with_precision(json.loads(path.read_text()), precision)
+        digest = config.pop(_CODE, None)
+        code = directory / CODE_FILE
+        objects = custom_objects(open_bundle(code.read_bytes(), digest, str(code))) if digest else {}
         if input_dtype is not None:
             for layer in config["config"]["layers"]:
                 if layer["class_name"] == "InputLayer":
                     layer["config"]["dtype"] = input_dtype
-        with keras.saving.custom_object_scope({}):
-            model = keras.models.model_from_json(json.dumps(config))
+        model = _rebuild(json.dumps(config), objects)
         model.load_weights(directory / weights_file)
         for layer in model._flatten_layers(include_self=False):
             if hasattr(layer, "recurrent_dropout") and not hasattr(layer, "cell"):
@@ -69,6 +88,8 @@ def load_trained_model(
         raise InputError(
             f"Cannot load the model in {directory}: {error}. Expected a folder that train_model wrote; check the path."
         ) from error
+    except InputError:
+        raise
     except (ValueError, TypeError, KeyError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise InputError(
@@ -78,7 +99,7 @@ def load_trained_model(
     return model
 
 
-def check_rebuilds(model: Any, name: str, task: str) -> None:
+def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
     """Check, before anyone pays for its training, that a model can be rebuilt as evaluation and export will do it.
 
     Args:
@@ -86,28 +107,67 @@ def check_rebuilds(model: Any, name: str, task: str) -> None:
         name: What the user calls it.
         task: What it is asked.
 
+    Returns:
+        The code without which it cannot, to be kept with the model; None for one of Keras's own layers.
+
     Raises:
-        InputError: If it holds code that is not Keras's own, or is a language model that cannot answer one character at
-            a time.
+        InputError: If it holds code that is neither Keras's own nor registered by its own modules, or is a language
+            model that cannot answer one character at a time.
     """
+    config, code = _configuration(model, name), None
+    try:
+        _rebuild(config, {})
+    except Exception as error:  # Keras raises what it happens upon.
+        if name.endswith(".keras") or (code := bundle_of(name)) is None:
+            raise InputError(
+                f"The model {name!r} cannot be rebuilt without its code ({_reason(error)}), as evaluation and export "
+                "have to. Give it as a .py file or module:function, whose code is kept with the model."
+            ) from error
+        _check_rebuilds_with(code, config, name)
+    finally:
+        gc.collect()  # The second model refers to itself, and its weights would stay on the device.
+    if task == LANGUAGE_MODEL:
+        StepModel(model)
+    return code
+
+
+def _configuration(model: Any, name: str) -> str:
+    try:
+        return json.dumps(_with_precision(json.loads(model.to_json()), None))
+    except Exception as error:  # Keras and the user's own `get_config` raise what they happen upon.
+        first = next(iter(" ".join(str(error).split()).split(". ")), "")
+        raise InputError(f"The model {name!r} cannot be saved: {first or type(error).__name__}. {_ADVICE}") from error
+
+
+def _check_rebuilds_with(code: Bundle, config: str, name: str) -> None:
+    try:
+        _rebuild(config, custom_objects(open_bundle(code.content, code.digest, code.name)))
+    except InputError:
+        raise
+    except Exception as error:  # See `check_rebuilds`.
+        raise InputError(
+            f"The model {name!r} cannot be rebuilt from its file ({_reason(error)}), as evaluation and export have to. "
+            + _ADVICE
+        ) from error
+
+
+def _rebuild(config: str, objects: dict[str, Any]) -> Any:
+    """Build a model from its configuration with these objects, whatever else is registered here, and comes first."""
     import keras
 
     registered = keras.saving.get_custom_objects()
     own = dict(registered)
     registered.clear()
     try:
-        keras.models.model_from_json(json.dumps(_with_precision(json.loads(model.to_json()), None)))
-    except Exception as error:  # Keras raises what it happens upon.
-        reason = str(error).rpartition("Exception encountered: ")[2].strip().partition("\n")[0]
-        raise InputError(
-            f"The model {name!r} cannot be rebuilt without its code ({reason}), as evaluation and export have to. "
-            "Expected layers, operations and functions of Keras only. Replace the others by these."
-        ) from error
+        return keras.models.model_from_json(config, custom_objects=objects)
     finally:
+        registered.clear()
         registered.update(own)
-        gc.collect()  # The second model refers to itself, and its weights would stay on the device.
-    if task == LANGUAGE_MODEL:
-        StepModel(model)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    return text.rpartition("Exception encountered: ")[2].strip().partition("\n")[0] or type(error).__name__
 
 
 def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:

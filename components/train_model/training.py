@@ -105,7 +105,7 @@ class _Session:
         keras.utils.set_random_seed(params.seed)
         with device.scope():
             self.model = build_model(params.model, manifest.interface, params.model_parameters)
-            check_rebuilds(self.model, params.model, manifest.task)
+            self._code = check_rebuilds(self.model, params.model, manifest.task)
             judged = compile_model(
                 self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile
             )
@@ -311,7 +311,7 @@ class _Session:
             precision=self.device.precision,
         )
         with storage.staged_directory(output) as staged:
-            save_architecture(self.model, staged)
+            save_architecture(self.model, staged, self._code)
             arrays = checkpoints.snapshot(self.variables())
             self._assign({name: arrays[judged] for name, judged in self._judged.items()})
             self.model.save_weights(staged / LAST_WEIGHTS_FILE)

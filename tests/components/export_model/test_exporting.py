@@ -264,6 +264,7 @@ def test_an_operation_without_litert_form_leaves_the_saved_model(digits_records,
     (tmp_path / "bicubic.py").write_text(_BICUBIC)
     params = dataclasses.replace(quick, model=str(tmp_path / "bicubic.py"), model_parameters={}, epochs=1)
     train_model(params, digits_records, tmp_path / "model")
+    (tmp_path / "bicubic.py").unlink()  # Its code is kept with the model.
     result = export_model(ExportParams(), digits_records, tmp_path / "model", tmp_path / "export")
     assert result.formats.keys() == {"saved_model"}
     assert result.left_out.keys() == {"float", "int8"}
@@ -296,9 +297,15 @@ import keras
 from keras import layers
 
 
+@keras.saving.register_keras_serializable()
+class Larger(layers.Layer):
+    def call(self, images):
+        return keras.ops.image.resize(images, (16, 16), interpolation="bicubic")
+
+
 def build_model(image_shape, num_classes):
     image = keras.Input(image_shape, dtype="uint8")
-    larger = layers.UpSampling2D(interpolation="bicubic")(layers.Rescaling(1 / 255)(image))
+    larger = Larger()(layers.Rescaling(1 / 255)(image))
     answer = layers.Dense(num_classes, activation="softmax", dtype="float32")(layers.Flatten()(larger))
     return keras.Model(image, answer)
 """

@@ -83,8 +83,10 @@ def test_a_model_with_code_of_its_own_is_found_before_it_is_trained(folder):
     keras.saving.register_keras_serializable()(Doubling)
     before = dict(keras.saving.get_custom_objects())
     for layer, word in ((Doubling(), "Doubling"), (keras.layers.Lambda(lambda x: x), "lambda")):
-        with pytest.raises(InputError, match=rf"'mine' cannot be rebuilt without its code \(.*{word}.*\).* Replace"):
-            check_rebuilds(build(layer), "mine", CLASSIFICATION)
+        with pytest.raises(
+            InputError, match=rf"'mine.keras' cannot be rebuilt without its code \(.*{word}.*\).* Give it"
+        ):
+            check_rebuilds(build(layer), "mine.keras", CLASSIFICATION)
     assert keras.saving.get_custom_objects() == before
     with pytest.raises(InputError, match="cannot answer one character at a time"):
         check_rebuilds(build(), "mine", LANGUAGE_MODEL)
