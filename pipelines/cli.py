@@ -330,6 +330,10 @@ def _compile(arguments: argparse.Namespace) -> int:
     settings = load_settings(os.environ, arguments.settings)
     compiled = compile_pipeline(config, arguments.target, arguments.output, settings)
     _hint_at_tag(compiled.image)
+    for place, content in compiled.carried.items():
+        path = compiled.path.parent / Path(place).name
+        path.write_bytes(content)
+        print(f"hint: the model travels beside the pipeline: gcloud storage cp {path} {place}", file=sys.stderr)
     print(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
     return DONE
 
@@ -572,7 +576,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
     settings, platform, backoff = _connect(arguments)
     from pipelines.config import load_config
     from pipelines.schedule import change_state, check_cron, upsert
-    from pipelines.submission import plan_submission
+    from pipelines.submission import plan_submission, put_carried
 
     config = load_config(arguments.config, arguments.overrides)
     dry = " (dry run)" if arguments.dry_run else ""
@@ -585,6 +589,8 @@ def _schedule(arguments: argparse.Namespace) -> int:
     plan = plan_submission(config, arguments.target, settings)
     _check_data(config)
     _hint_at_tag(plan.image)
+    if not arguments.dry_run:
+        put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
     if change.difference:
         print(change.difference)

@@ -7,7 +7,7 @@ its pod asks the cluster for a TPU.
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from components.container import IMAGE, SERVING_IMAGE
 from components.deploy_model.params import VERTEX
 from components.errors import InputError, did_you_mean
 from components.machine_spec import MIN_BOOT_DISK_GB, MachineSpec, load_catalogue
+from components.models import bundle_of, named_files
 from components.registry import is_on_vertex, parse_reference
 from components.train_model.params import TrainParams
 from pipelines.caching import code_version, lineage
@@ -36,11 +37,13 @@ class CompiledPipeline:
         path: The file.
         machine: What the training step asks for.
         image: What every step runs in.
+        carried: Content of the files that the pipeline reads from the bucket, by their place there.
     """
 
     path: Path
     machine: MachineSpec
     image: str
+    carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
 def compile_pipeline(config: Config, target: str, output: Path, settings: Settings | None = None) -> CompiledPipeline:
@@ -66,6 +69,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
         config = on_machine(config, in_region(machine, settings))
     config = _with_registry(config, settings)
     _check_readable(config, target)
+    config, carried = _with_carried_model(config, target, settings)
     _check_output(output)
     training = _train_on(machine, config.training)
     from kfp import compiler
@@ -80,7 +84,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path))
         storage.write_bytes(output, path.read_bytes())
-    return CompiledPipeline(output, machine, IMAGE)
+    return CompiledPipeline(output, machine, IMAGE, carried)
 
 
 def require_machine(config: Config, target: str) -> MachineSpec:
@@ -139,12 +143,31 @@ def _check_readable(config: Config, target: str) -> None:
             f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
             f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
         )
-    model = config.training.model
-    if model.endswith((".py", ".keras")) and not storage.is_remote(model):
+    if named := named_files(config.training.model_parameters):
         raise InputError(
-            f"{refused} the model must be in the image, as a registered name or module:function. Received: the file "
-            f"{model!r}. Install it in the image as a module, and --set model=MODULE:build_model."
+            f"{refused} a parameter of the model names the file {next(iter(named))!r}, which no container sees. Put it "
+            "beside the model's file and open it there as Path(__file__).parent / NAME: it travels with the model."
         )
+
+
+def _with_carried_model(config: Config, target: str, settings: Settings) -> tuple[Config, dict[str, bytes]]:
+    """The configuration with a model of the user's own called by its place in the bucket, and what is to lie there.
+
+    Its digest is part of the place, so that no step runs other code than this, and the platform's cache knows it by it.
+    """
+    model = config.training.model
+    bundle = bundle_of(model)
+    if bundle is None or storage.is_remote(model) or (":" in model and not settings.bucket):
+        return config, {}  # The image holds it, or the bucket does.
+    if not settings.bucket:
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: the model {model!r} travels through a bucket, and none is "
+            f"set. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or install the model in the image, "
+            "and --set model=MODULE:build_model."
+        )
+    place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, model=place))
+    return on_machine(config, require_machine(config, target)), {place: bundle.content}
 
 
 def _with_registry(config: Config, settings: Settings) -> Config:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from components import storage
 from components.machine_spec import MachineSpec
 from components.outages import Backoff, PlatformError
 from pipelines.config import Config, on_machine
@@ -181,10 +182,12 @@ class Plan:
     Attributes:
         jobs: The job for each machine, in the order in which they are tried.
         image: What every step runs in.
+        carried: Content of the files that the jobs read from the bucket, by their place there.
     """
 
     jobs: tuple[Job, ...]
     image: str = ""
+    carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     def has(self, job_id: str) -> bool:
         """Whether a job is one of this run's, of whatever round."""
@@ -223,10 +226,10 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     with tempfile.TemporaryDirectory() as folder:
         for machine in machines:
             path = Path(folder) / "pipeline.yaml"
-            image = compile_pipeline(on_machine(config, machine), target, path, settings).image
+            compiled = compile_pipeline(on_machine(config, machine), target, path, settings)
             packages.append(path.read_text())
     slug, data = _slug(config.name), _data_version(config)
-    made_of = fingerprints(config, data, image)
+    made_of = fingerprints(config, data, compiled.image)
     digest = _digest(packages[0], made_of)
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []
@@ -244,7 +247,20 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
         }
         job_id = f"{slug}-{digest}" + (f"-f{index}" if index else "")
         jobs.append(Job(job_id, config.name, package, machine, labels))
-    return Plan(tuple(jobs), image)
+    return Plan(tuple(jobs), compiled.image, compiled.carried)
+
+
+def put_carried(plan: Plan) -> None:
+    """Put what the jobs of a run read from the bucket there; what is there already is the same.
+
+    Raises:
+        InputError: If the bucket is missing or may not be written.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for place, content in plan.carried.items():
+            path = Path(folder) / Path(place).name
+            path.write_bytes(content)
+            storage.upload(path, place)
 
 
 def _slug(name: str) -> str:
@@ -282,6 +298,7 @@ def submit(plan: Plan, submitter: Submitter, again: bool = False) -> Submission:
         submitter: The platform.
         again: Start it once more if it has ended.
     """
+    put_carried(plan)
     number = 1
     while True:
         submission = _find(plan.round(number), submitter)

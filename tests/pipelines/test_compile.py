@@ -14,6 +14,7 @@ from kfp import components as kfp_components
 
 from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
+from components.models import bundle_of
 from components.train_model.component import train_model
 from pipelines.compile import as_custom_job, as_tpu_pod, compile_pipeline
 from pipelines.config import load_config
@@ -359,12 +360,31 @@ def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, mes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_of_the_users_must_be_in_the_image(tmp_path):
-    file = tmp_path / "my_model.py"
+def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path):
+    file, output = tmp_path / "my_model.py", tmp_path / "pipeline.yaml"
     file.write_text("def build_model(image_shape, num_classes): ...\n")
-    with pytest.raises(InputError, match=rf"the model must be in the image.* Received: the file '{file}'\..*MODULE:"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", f"model={file}")
-    compile_digits("vertex", tmp_path / "pipeline.yaml", "model=components.models.digits_cnn:build_model")
+    with pytest.raises(
+        InputError, match=rf"model '{file}' travels through a bucket.* Set TPU_PIPELINES_BUCKET=gs://BU"
+    ):
+        compile_digits("vertex", output, f"model={file}")
+    compiled = compile_digits("vertex", output, f"model={file}", settings=SETTINGS)
+    bundle = bundle_of(str(file))
+    place = f"gs://my-bucket/pipelines/models/{bundle.digest}/my_model.zip"
+    assert compiled.carried == {place: bundle.content}
+    text = output.read_text()
+    assert text.count(place) >= 2, "for preflight, and for training"
+    assert str(file) not in text
+    file.write_text("def build_model(image_shape, num_classes): return 1\n")
+    assert compile_digits("vertex", output, f"model={file}", settings=SETTINGS).carried.keys() != {place}
+    assert compile_digits("vertex", output, "model=components.models.digits_cnn:build_model").carried == {}
+
+
+def test_a_file_that_only_a_parameter_names_is_refused(tmp_path):
+    (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes, weights): ...\n")
+    (tmp_path / "weights.h5").write_bytes(b"")
+    model = f"model={{name: {tmp_path}/my_model.py, parameters: {{weights: {tmp_path}/weights.h5}}}}"
+    with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which no container sees\. Put it beside"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", model, settings=SETTINGS)
 
 
 def test_data_on_cloud_storage_is_taken(tmp_path):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
@@ -19,6 +20,7 @@ from google.cloud import aiplatform_v1 as v1
 
 from components.errors import InputError
 from components.machine_spec import load_catalogue
+from components.models import digits_cnn
 from components.outages import Backoff, PlatformError
 from components.vertex_service import VertexService
 from pipelines.cli import main
@@ -604,14 +606,30 @@ def test_processes_that_submit_at_once_and_die_while_they_wait_leave_one_job(fak
 # For real
 
 
+_MY_LAYERS = """
+import keras
+
+
+@keras.saving.register_keras_serializable()
+class Scaling(keras.layers.Rescaling):
+    pass
+"""
+
+
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
-    """The digits pipeline, submitted and run on CPU; its first machine was out."""
+def executed(tmp_path_factory, storage_server):
+    """The digits pipeline with a model of the user's own, submitted and run on CPU; its first machine was out."""
     execution = RunOnCpu(tmp_path_factory.mktemp("vertex"))
-    plan = plan_submission(load_config("digits", [MACHINE, "preflight=false", *QUICK[1::2]]), "vertex", SETTINGS)
+    code = tmp_path_factory.mktemp("code")
+    source = Path(digits_cnn.__file__).read_text()
+    (code / "my_model.py").write_text("import my_layers\n" + source.replace("layers.Rescaling(", "my_layers.Scaling("))
+    (code / "my_layers.py").write_text(_MY_LAYERS)
+    settings = dataclasses.replace(SETTINGS, bucket="gs://bucket/pipelines")
+    own = ["preflight=false", *QUICK[1::2], f"model.name={code}/my_model.py"]
+    plan = plan_submission(load_config("digits", [MACHINE, *own]), "vertex", settings)
     with FakeVertex(execution) as fake:
         fake.stock_out = {V5E}
-        vertex = Vertex(SETTINGS, service_of(fake))
+        vertex = Vertex(settings, service_of(fake))
         end = wait(plan, submit(plan, vertex), vertex, poll_seconds=0.5)
         yield end, execution.root, fake
 
@@ -623,5 +641,8 @@ def test_a_submitted_pipeline_trains_and_promotes_on_the_machine_that_it_fell_ba
     assert machines(fake) == [(V5E, "us-central1", "FAILED"), (V6E, "us-central1", "SUCCEEDED")]
     (evaluation,) = (root / end.job_id).rglob("evaluation.json")
     assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.9
+    (model,) = (root / end.job_id).rglob("model.json")
+    assert json.loads(model.read_text())["name"].endswith("/my_model.zip")
+    assert (model.parent / "code.zip").is_file()
     (export,) = (root / end.job_id).rglob("export.json")
     assert (export.parent / "model.tflite").is_file()
