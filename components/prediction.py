@@ -557,7 +557,7 @@ def _read_image(path: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     try:
-        loaded: Any = np.load(path, allow_pickle=False)
+        loaded: Any = np.load(io.BytesIO(storage.read_bytes(path)), allow_pickle=False)
         arrays = {"": loaded}
         if hasattr(loaded, "files"):
             arrays = {f":{name}": loaded[name] for name in loaded.files if not _are_labels(name, loaded.files)}

@@ -1,9 +1,13 @@
-"""Runs the command line as a user does, in a process of its own."""
+"""Runs the command line as a user does."""
 
+import contextlib
+import io
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from pipelines.cli import main
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = REPOSITORY.parent / "shared" / "data"
@@ -16,6 +20,19 @@ def tpu_pipelines(*arguments: str, cwd: Path | None = None) -> subprocess.Comple
     return subprocess.run(
         [sys.executable, "-m", "pipelines.cli", *arguments], capture_output=True, text=True, cwd=cwd, check=False
     )
+
+
+def tpu_pipelines_here(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `tpu-pipelines` to its end in this process, which has imported its libraries already."""
+    stdout, stderr, path = io.StringIO(), io.StringIO(), list(sys.path)
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr), contextlib.chdir(cwd or Path.cwd()):
+        try:
+            code = main(arguments)
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        finally:
+            sys.path[:] = path
+    return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
 
 
 def assert_user_error(done: subprocess.CompletedProcess[str], *words: str) -> None:

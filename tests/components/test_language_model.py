@@ -23,7 +23,7 @@ from components.serving.instances import parse_request, render_predictions
 from components.serving.params import ServeParams
 from components.train_model import train_model
 from tests.browser import assert_opens, needs_browser
-from tests.cli import assert_user_error, tpu_pipelines
+from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
 
 GATE = EvaluateParams(
@@ -203,7 +203,7 @@ def test_writing_on_is_what_the_whole_model_would_write(folder):
 def test_predict_continues_a_prompt_the_same_for_a_seed_without_tensorflow(folder):
     export = str(folder / "export")
     texts = [
-        tpu_pipelines("predict", export, "the ", "a dog", "--length", "30", "--seed", seed, "--json")
+        tpu_pipelines_here("predict", export, "the ", "a dog", "--length", "30", "--seed", seed, "--json")
         for seed in ("4", "4", "5")
     ]
     assert texts[0].returncode == 0, texts[0].stderr
@@ -211,9 +211,9 @@ def test_predict_continues_a_prompt_the_same_for_a_seed_without_tensorflow(folde
     lines = [json.loads(line) for line in texts[0].stdout.splitlines()]
     assert [line["input"] for line in lines] == ["the ", "a dog"]
     assert all(len(line["continuation"]) == 30 for line in lines)
-    plain = tpu_pipelines("predict", export, "the ", "--length", "30", "--seed", "4")
+    plain = tpu_pipelines_here("predict", export, "the ", "--length", "30", "--seed", "4")
     assert plain.stdout == "the " + lines[0]["continuation"] + "\n"
-    assert_user_error(tpu_pipelines("predict", export, "the ", "--temperature", "-1"), "Received: -1.0")
+    assert_user_error(tpu_pipelines_here("predict", export, "the ", "--temperature", "-1"), "Received: -1.0")
 
 
 @pytest.mark.parametrize(

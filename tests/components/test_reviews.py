@@ -22,7 +22,7 @@ from components.serving.server import _announce
 from components.text import load_vocabulary
 from components.train_model import train_model
 from tests.browser import assert_opens, needs_browser
-from tests.cli import assert_user_error, tpu_pipelines
+from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import QUICK
 
 _SERVE = """
@@ -143,13 +143,13 @@ def test_the_server_says_how_to_send_it_a_text(exported_reviews):
 
 def test_predict_on_the_command_line_takes_texts(exported_reviews, tmp_path):
     (tmp_path / "lines.txt").write_text("\n".join(TEXTS[:2]))
-    lines = tpu_pipelines("predict", str(exported_reviews), str(tmp_path / "lines.txt"), "--lines", "--json")
+    lines = tpu_pipelines_here("predict", str(exported_reviews), str(tmp_path / "lines.txt"), "--lines", "--json")
     classes = [json.loads(line)["classes"] for line in lines.stdout.splitlines()]
     assert [next(iter(one)) for one in classes] == ["pos", "neg"]
     assert [sum(one.values()) for one in classes] == pytest.approx([1, 1])
-    table = tpu_pipelines("predict", str(exported_reviews), *TEXTS[:2], "--int8", "--top", "1").stdout
+    table = tpu_pipelines_here("predict", str(exported_reviews), *TEXTS[:2], "--int8", "--top", "1").stdout
     assert [line.split()[-2] for line in table.splitlines()] == ["pos", "neg"]
-    assert_user_error(tpu_pipelines("predict", str(exported_reviews), "nowhere.txt"), "Cannot read", "nowhere.txt")
+    assert_user_error(tpu_pipelines_here("predict", str(exported_reviews), "nowhere.txt"), "Cannot read", "nowhere.txt")
 
 
 @pytest.mark.parametrize("instance", [TEXTS[1], {"text": TEXTS[1]}])

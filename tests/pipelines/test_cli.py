@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from pipelines import cli
-from tests.cli import assert_user_error, tpu_pipelines
+from tests.cli import assert_user_error, tpu_pipelines_here
 
 HEAVY = ("tensorflow", "keras", "jax", "kfp", "numpy", "yaml", "sklearn", "PIL")
 HEAVY += ("google.protobuf", "google.auth", "google.api_core")
@@ -32,8 +32,8 @@ def test_exit_codes_are_those_of_the_steps():
 
 
 def test_wrong_arguments_give_exit_code_2():
-    assert tpu_pipelines("rnu").returncode == 2
-    assert tpu_pipelines().returncode == 2
+    assert tpu_pipelines_here("rnu").returncode == 2
+    assert tpu_pipelines_here().returncode == 2
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,10 @@ def answers(done):
 def test_predict_names_classes_for_files_folders_and_arrays(finished_run, pictures, flags):
     export = str(finished_run[0] / "digits" / "export")
     root, labels = pictures
-    files = answers(tpu_pipelines("predict", export, *(str(root / f"{i}.png") for i in range(3)), "--json", *flags))
-    arrays = answers(tpu_pipelines("predict", export, str(root / "all.npy"), "--json", "--top", "10", *flags))
+    files = answers(
+        tpu_pipelines_here("predict", export, *(str(root / f"{i}.png") for i in range(3)), "--json", *flags)
+    )
+    arrays = answers(tpu_pipelines_here("predict", export, str(root / "all.npy"), "--json", "--top", "10", *flags))
     assert [next(iter(one["classes"])) for one in files] == [next(iter(one["classes"])) for one in arrays]
     assert [int(next(iter(one["classes"]))) for one in files] == labels
     assert sum(arrays[0]["classes"].values()) == pytest.approx(1, abs=0.02)
@@ -71,7 +73,7 @@ def test_predict_leaves_out_the_labels_of_the_arrays_that_were_trained_on(finish
     images, labels = np.load(pictures[0] / "all.npy"), np.array(pictures[1])
     np.savez(tmp_path / "data.npz", x_test=images, y_test=labels)
     found = answers(
-        tpu_pipelines("predict", str(finished_run[0] / "digits/export"), str(tmp_path / "data.npz"), "--json")
+        tpu_pipelines_here("predict", str(finished_run[0] / "digits/export"), str(tmp_path / "data.npz"), "--json")
     )
     assert [one["input"] for one in found] == [f"{tmp_path}/data.npz:x_test[{i}]" for i in range(3)]
     assert [int(next(iter(one["classes"]))) for one in found] == labels.tolist()
@@ -91,18 +93,18 @@ def test_predict_refuses_what_it_cannot_read(finished_run, tmp_path):
     export = str(finished_run[0] / "digits" / "export")
     (tmp_path / "text.png").write_text("no image")
     np.save(tmp_path / "floats.npy", np.zeros((1, 8, 8)))
-    assert_user_error(tpu_pipelines("predict", str(tmp_path), "x.png"), "there is no export.json")
-    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "text.png")), "not an image")
-    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "none.png")), "there is no such file")
-    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "floats.npy")), "received float64[1, 8, 8")
-    assert_user_error(tpu_pipelines("predict", export, "x.png", "--top", "0"), "--top must be at least 1")
+    assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "there is no export.json")
+    assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "text.png")), "not an image")
+    assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "none.png")), "there is no such file")
+    assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "floats.npy")), "received float64[1, 8, 8")
+    assert_user_error(tpu_pipelines_here("predict", export, "x.png", "--top", "0"), "--top must be at least 1")
 
 
 def test_predict_refuses_damaged_files(finished_run, tmp_path):
     export = str(finished_run[0] / "digits" / "export")
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
     np.savez(tmp_path / "empty.npz")
-    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "cut.npz")), "Cannot read")
-    assert_user_error(tpu_pipelines("predict", export, str(tmp_path / "empty.npz")), "it is empty")
+    assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "cut.npz")), "Cannot read")
+    assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "empty.npz")), "it is empty")
     (tmp_path / "export.json").write_text("{}")
-    assert_user_error(tpu_pipelines("predict", str(tmp_path), "x.png"), "it is damaged")
+    assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "it is damaged")

@@ -20,7 +20,7 @@ from pipelines.compile import as_custom_job, as_tpu_pod, compile_pipeline
 from pipelines.config import load_config
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
-from tests.cli import assert_user_error, tpu_pipelines
+from tests.cli import assert_user_error, tpu_pipelines_here
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TARGETS = ("vertex", "kubeflow")
@@ -519,7 +519,7 @@ def test_the_command_reads_settings_from_a_file(tmp_path):
 
 def test_the_commands_mistakes_are_the_users(tmp_path):
     wanted = ("compile", "digits", "--output", str(tmp_path / "p.yaml"))
-    assert_user_error(tpu_pipelines(*wanted, "--target", "vertex"), "tpu-pipelines machines")
+    assert_user_error(tpu_pipelines_here(*wanted, "--target", "vertex"), "tpu-pipelines machines")
     settings = str(tmp_path / "none.yaml")
-    done = tpu_pipelines(*wanted, "--target", "vertex", "--set", "machine=v5e-4", "--settings", settings)
+    done = tpu_pipelines_here(*wanted, "--target", "vertex", "--set", "machine=v5e-4", "--settings", settings)
     assert_user_error(done, f"Cannot read the settings {settings}")

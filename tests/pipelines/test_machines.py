@@ -5,7 +5,7 @@ import pytest
 from components.errors import InputError
 from components.machine_spec import load_catalogue
 from pipelines.machines import as_table, select_slices
-from tests.cli import assert_user_error, tpu_pipelines
+from tests.cli import assert_user_error, tpu_pipelines_here
 
 
 def names(*arguments):
@@ -54,7 +54,7 @@ def test_the_table_says_what_its_prices_are_and_which_are_unknown():
 
 
 def test_machines_prints_json_with_every_field_and_source():
-    done = tpu_pipelines("machines", "--json", "--generation", "v5e", "--region", "us-east1")
+    done = tpu_pipelines_here("machines", "--json", "--generation", "v5e", "--region", "us-east1")
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     one = load_catalogue().find("v5e-8")
@@ -67,7 +67,9 @@ def test_machines_prints_json_with_every_field_and_source():
 
 
 def test_machines_prints_a_table_and_refuses_what_it_does_not_know():
-    done = tpu_pipelines("machines", "--region", "us-west1")
+    done = tpu_pipelines_here("machines", "--region", "us-west1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1].startswith("v5e-1 ")
-    assert_user_error(tpu_pipelines("machines", "--generation", "v5"), "Unknown generation 'v5'", "Did you mean 'v5e'?")
+    assert_user_error(
+        tpu_pipelines_here("machines", "--generation", "v5"), "Unknown generation 'v5'", "Did you mean 'v5e'?"
+    )

@@ -15,11 +15,11 @@ from pipelines import run_local
 from pipelines.caching import STEPS
 from pipelines.config import load_config
 from tests.browser import assert_opens, needs_browser
-from tests.cli import QUICK, assert_user_error, tpu_pipelines
+from tests.cli import QUICK, assert_user_error, tpu_pipelines_here
 
 
 def run(workspace, *arguments):
-    done = tpu_pipelines("run", "digits", "--workspace", str(workspace), "--json", *QUICK, *arguments)
+    done = tpu_pipelines_here("run", "digits", "--workspace", str(workspace), "--json", *QUICK, *arguments)
     return done, json.loads(done.stdout) if done.stdout else None
 
 
@@ -105,7 +105,7 @@ def test_retraining_is_judged_against_the_registrys_champion(finished_run, tmp_p
         return run(finished_run[0], *(word for setting in settings for word in ("--set", setting)))
 
     def champion():
-        done = tpu_pipelines("registry", "list", "digits", "--registry", str(registry), "--json")
+        done = tpu_pipelines_here("registry", "list", "digits", "--registry", str(registry), "--json")
         (number,) = (row["version"] for row in json.loads(done.stdout) if row["aliases"] == ["champion"])
         return number
 
@@ -130,7 +130,7 @@ def test_retraining_is_judged_against_the_registrys_champion(finished_run, tmp_p
     assert "is worse than the champion's" in worse["gate"]["reasons"][0]
 
     by_hand = ("--registry", str(registry), "--reason", "it calls every 7 a 1")
-    assert tpu_pipelines("registry", "rollback", "digits", *by_hand).returncode == 0
+    assert tpu_pipelines_here("registry", "rollback", "digits", *by_hand).returncode == 0
     assert champion() == "0001"
     done, refused = after(4)
     assert (done.returncode, refused["status"], champion()) == (2, "failed", "0001")
@@ -138,7 +138,7 @@ def test_retraining_is_judged_against_the_registrys_champion(finished_run, tmp_p
     assert "it calls every 7 a 1" in refused["error"]
     assert (finished_run[0] / "digits" / "export" / "export.json").is_file(), "what was done is kept"
 
-    assert tpu_pipelines("registry", "promote", "digits", "0002", *by_hand).returncode == 0
+    assert tpu_pipelines_here("registry", "promote", "digits", "0002", *by_hand).returncode == 0
     _, insisted = after(4)
     assert (insisted["status"], insisted["deployment"]["version"], champion()) == ("succeeded", "0002", "0002")
     assert unchanged(after(4)[1])
@@ -240,7 +240,9 @@ def test_without_the_tpu_compiler_preflight_is_left_out_and_says_what_to_install
 
 
 def test_divergence_is_reported_with_exit_code_2_and_the_last_checkpoint_kept(tmp_path):
-    done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path), *QUICK, "--set", "training.learning_rate=1e30")
+    done = tpu_pipelines_here(
+        "run", "digits", "--workspace", str(tmp_path), *QUICK, "--set", "training.learning_rate=1e30"
+    )
     assert done.returncode == 2
     assert "Training diverged" in done.stderr
     assert "Traceback" not in done.stderr
@@ -256,7 +258,9 @@ def test_a_second_run_at_the_same_time_is_refused(tmp_path):
     (tmp_path / ".cache" / "digits").mkdir(parents=True)
     with open(tmp_path / ".cache" / "digits" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert_user_error(tpu_pipelines("run", "digits", "--workspace", str(tmp_path)), "Another run is writing to")
+        assert_user_error(
+            tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path)), "Another run is writing to"
+        )
 
 
 def bad_sources(root):
@@ -281,7 +285,7 @@ def bad_sources(root):
 
 def test_bad_sources_are_refused_before_any_work(tmp_path):
     for source, words in bad_sources(tmp_path).items():
-        done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / "w"), "--set", f"data.source={source}")
+        done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), "--set", f"data.source={source}")
         assert_user_error(done, words)
         assert not (tmp_path / "w" / "digits").exists()
 
@@ -301,7 +305,7 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
     ],
 )
 def test_bad_settings_are_refused_before_any_work(tmp_path, override, words):
-    done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / "w"), "--set", override, cwd=tmp_path)
+    done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), "--set", override, cwd=tmp_path)
     assert_user_error(done, words)
     assert not (tmp_path / "w" / "digits").exists()
 
@@ -314,11 +318,11 @@ def test_a_run_never_writes_where_its_source_or_champion_lies(tmp_path):
         (tmp_path / "flowers" / name / "1.png").write_bytes(b"")
     name = ("--workspace", str(tmp_path), "--set", "name=flowers")
     source = ("--set", f"data.source=images:{tmp_path / 'flowers'}")
-    assert_user_error(tpu_pipelines("run", "digits", *name, *source), "received other files")
+    assert_user_error(tpu_pipelines_here("run", "digits", *name, *source), "received other files")
     (tmp_path / "flowers" / "run.log").write_text("")
-    assert_user_error(tpu_pipelines("run", "digits", *name, *source), "data.source", "lies there")
+    assert_user_error(tpu_pipelines_here("run", "digits", *name, *source), "data.source", "lies there")
     champion = ("--set", f"gate.champion={tmp_path / 'flowers' / 'a'}")
-    assert_user_error(tpu_pipelines("run", "digits", *name, *champion), "gate.champion", "lies there")
+    assert_user_error(tpu_pipelines_here("run", "digits", *name, *champion), "gate.champion", "lies there")
     assert pictures.is_dir()
 
 
@@ -329,7 +333,7 @@ def test_a_champion_that_knows_other_classes_is_refused_before_any_work(finished
             (tmp_path / "pets" / name / f"{i}.png").write_bytes(b"")
     registry = f"deploy.registry={finished_run[0] / 'registry'}"
     source = ("--set", f"data.source=images:{tmp_path / 'pets'}", "--set", registry)
-    done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / "w"), *source)
+    done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source)
     assert_user_error(done, "knows the classes ['0', '1'", "the data set has ['cat', 'dog']", "--set deploy.model_name")
     assert not (tmp_path / "w" / "digits").exists()
 
@@ -337,7 +341,7 @@ def test_a_champion_that_knows_other_classes_is_refused_before_any_work(finished
 @pytest.mark.parametrize("workspace", ["file", "file/below", "/proc/nowhere"])
 def test_a_workspace_that_cannot_be_written_is_refused(tmp_path, workspace):
     (tmp_path / "file").write_text("")
-    done = tpu_pipelines("run", "digits", "--workspace", str(tmp_path / workspace))
+    done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / workspace))
     assert_user_error(done, "Cannot write to")
 
 

@@ -23,7 +23,7 @@ from PIL import Image
 
 from components import serving
 from components.prediction import load_model
-from tests.cli import REPOSITORY, assert_user_error, tpu_pipelines
+from tests.cli import REPOSITORY, assert_user_error, tpu_pipelines_here
 
 
 def png(image, size=None):
@@ -53,7 +53,7 @@ def test_server_agrees_with_the_command_line(server, export_dir, digits, tmp_pat
     """Also on pictures of another size, which both resize."""
     content = png(digits[0], size=(31, 20))
     (tmp_path / "digit.png").write_bytes(base64.b64decode(content["b64"]))
-    done = tpu_pipelines("predict", str(export_dir), str(tmp_path / "digit.png"), "--json", "--top", "4")
+    done = tpu_pipelines_here("predict", str(export_dir), str(tmp_path / "digit.png"), "--json", "--top", "4")
     (prediction,) = server.predict({"instances": [content], "parameters": {"top": 4}}).body["predictions"]
     assert prediction["probabilities"] == json.loads(done.stdout)["classes"]
 
@@ -298,17 +298,19 @@ def _connect(port):
 
 
 def test_port_in_use_is_a_user_error(server, export_dir):
-    done = tpu_pipelines("serve", str(export_dir), "--port", str(server.port))
+    done = tpu_pipelines_here("serve", str(export_dir), "--port", str(server.port))
     assert_user_error(
         done, f"Cannot listen on 127.0.0.1:{server.port}: Address already in use", "Choose another --port"
     )
 
 
 def test_what_cannot_be_served_is_a_user_error(export_dir, tmp_path):
-    done = tpu_pipelines("serve", str(tmp_path), "--port", "0")
+    done = tpu_pipelines_here("serve", str(tmp_path), "--port", "0")
     assert_user_error(done, "there is no export.json", "Expected the export folder of a run")
-    assert_user_error(tpu_pipelines("serve", str(export_dir), "--port", "70000"), "port must be at most 65535")
-    assert_user_error(tpu_pipelines("serve", str(export_dir), "--host", "no.such.host.invalid"), "Cannot listen on")
+    assert_user_error(tpu_pipelines_here("serve", str(export_dir), "--port", "70000"), "port must be at most 65535")
+    assert_user_error(
+        tpu_pipelines_here("serve", str(export_dir), "--host", "no.such.host.invalid"), "Cannot listen on"
+    )
 
 
 def test_container_without_a_model_says_so():
