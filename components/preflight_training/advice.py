@@ -80,12 +80,6 @@ def _is_least(report: MachineReport) -> bool:
     return all(one.devices >= report.devices for one in catalogue.slices if one.generation == generation)
 
 
-def _has_fewer_cpus(report: MachineReport, data: DataFacts) -> bool:
-    """Whether the TPU's own host has more to read with than the machine that was measured."""
-    host = load_catalogue().find(report.machine).host
-    return host is not None and host.vcpus > data.host.cpus
-
-
 def _doubts(report: MachineReport, data: DataFacts) -> Sequence[str]:
     step, epoch = report.step, report.epoch
     assert step is not None
@@ -98,7 +92,7 @@ def _doubts(report: MachineReport, data: DataFacts) -> Sequence[str]:
         doubts.append(f"the matrix units are {step.mxu_utilization:.1%} busy while it computes")
     if report.host_calls:
         doubts.append(f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})")
-    if epoch.host_wait > _MUCH_WAITING and _is_least(report) and not _has_fewer_cpus(report, data):
+    if epoch.host_wait > _MUCH_WAITING and _is_least(report):
         doubts.append(f"{report.machine}, the least there is, waits for data {epoch.host_wait:.0%} of the time")
     return doubts
 
@@ -108,20 +102,16 @@ def _about_waiting(report: MachineReport, data: DataFacts) -> Sequence[str]:
     assert epoch is not None
     if epoch.host_wait < _LITTLE_WAITING:
         return ()
-    host = data.host
     words = (
         f"The device waits for data {epoch.host_wait:.0%} of the time: it takes {epoch.needed_per_second:,.0f} "
-        f"examples/s, and this machine ({host.cpus} CPUs) feeds {host.feed_per_second:,.0f}."
+        f"examples/s, and is fed {report.fed_by(data.host)}."
     )
-    has_fewer = _has_fewer_cpus(report, data)
-    if has_fewer:
-        words += f" {report.machine}'s own host has more CPUs, and may feed more."
     if data.decoded_bytes < report.capacity_bytes * report.devices // 4:
         words += (
             f" The decoded training split ({data.decoded_bytes / 2**20:,.0f} MiB) fits in the devices' memory, where "
             "no host would be in the way."
         )
-    if not _is_least(report) and epoch.host_wait > _MUCH_WAITING and not has_fewer:
+    if not _is_least(report) and epoch.host_wait > _MUCH_WAITING:
         words += " A slice of half the size would be as fast."
     return (words,)
 

@@ -23,8 +23,12 @@ def preflight_training(
     max_host_wait: float = 0.0,
     compile_timeout_seconds: float = 900.0,
     compile_memory_mib: int = 16384,
-) -> None:
-    """Compile the training step for its machine; fails where it does not fit or breaks a budget."""
+) -> str:
+    """Compile the training step for its machine; fails where it does not fit or breaks a budget.
+
+    Returns:
+        When the training is to be stopped, as Vertex AI takes it: seconds, with an s.
+    """
     inputs = dict(locals())
     import dataclasses
     import pathlib
@@ -47,3 +51,4 @@ def preflight_training(
                 f"Stopped before training: {'; '.join(result.reasons)}. Correct the configuration; the report says "
                 "more. To train without this check, set preflight: false."
             )
+        return f"{result.timeout_seconds}s"

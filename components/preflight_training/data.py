@@ -1,5 +1,6 @@
 """What preflight must know of the data: its shapes, and how fast this machine feeds it."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -29,7 +30,7 @@ class HostRate:
         feed_per_second: As `train_model` feeds them once it runs: from memory where the split is held there, else the
             files again.
         in_memory: Whether it is held there.
-        cpus: Of this machine.
+        cpus: That this process may use.
     """
 
     read_per_second: float
@@ -81,8 +82,19 @@ def load_facts(
 
 def facts_key(*parts: Any) -> str:
     """A key for facts about some data on this machine."""
-    here = (platform.node(), os.cpu_count(), code_of([__name__]).digest)
+    here = (platform.node(), _cpus(), code_of([__name__]).digest)
     return hashlib.sha256(json.dumps([*parts, *here], default=str).encode()).hexdigest()
+
+
+def _cpus() -> int:
+    """The CPUs that this process may use: in a container its share of the machine's.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
+    """
+    with contextlib.suppress(OSError, ValueError):  # No such file outside a container, and `max` is no number.
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        return max(1, round(quota / period))
+    return os.cpu_count() or 1
 
 
 def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
@@ -128,7 +140,7 @@ def measure(
         interface=manifest.interface,
         num_examples=num_examples,
         decoded_bytes=decoded_bytes,
-        host=HostRate(read, feed, in_memory, os.cpu_count() or 1),
+        host=HostRate(read, feed, in_memory, _cpus()),
     )
 
 

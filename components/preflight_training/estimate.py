@@ -8,7 +8,7 @@ computation: an upper bound.
 import dataclasses
 
 from components.feeding import steps_per_epoch
-from components.machine_spec import Generation, Slice
+from components.machine_spec import Generation, Host, Slice
 from components.preflight_training.hlo import SUBLANES, LayerCost, ProgramCost
 
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
@@ -170,6 +170,18 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
                 if size % whole:
                     notes.append(f"{size} {what} fill {size / (-(-size // whole) * whole):.0%} of {whole}-wide tiles")
     return tuple(dict.fromkeys(notes))
+
+
+def host_feed(measured_per_second: float, cpus: int, host: Host | None) -> float:
+    """Examples per second that a machine's own host feeds, where one of `cpus` CPUs was measured.
+
+    Assumes that the rate grows with the CPUs. Where the host's are not published, it is what was measured.
+
+    Example:
+        >>> host_feed(1000.0, 4, Host(112, 192 * 10**9, "", "")), host_feed(1000.0, 4, None)
+        (28000.0, 1000.0)
+    """
+    return measured_per_second * host.vcpus / cpus if host else measured_per_second
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float | None) -> EpochTime:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from components.preflight_training.compiler import FITS
-from components.preflight_training.data import DataFacts
+from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
 from components.preflight_training.largest_batch import LargestBatch
 from components.preflight_training.wording import VERDICTS, dollars, percent, time
@@ -52,6 +52,9 @@ class MachineReport:
         step: Time of a step.
         epoch: Time of an epoch.
         epochs: Of the run.
+        timeout_seconds: When the training is to be stopped; 0 where no time is known.
+        host_cpus: Of the host that feeds the devices; 0 where that is not published.
+        feed_per_second: Examples per second that it is taken to feed.
         cost: None where no trustworthy price is known.
         layers: What each takes of a step, the longest first.
         host_calls: Operations that call the host in every step.
@@ -92,11 +95,22 @@ class MachineReport:
     advice: tuple[str, ...] = ()
     worth_it: bool = True
     has_namesakes: bool = False
+    timeout_seconds: int = 0
+    host_cpus: int = 0
+    feed_per_second: float = 0.0
 
     @property
     def label(self) -> str:
         """Its name, and what tells it from others of that name."""
         return label_of(self.machine, self.region, self.spot, self.has_namesakes)
+
+    def fed_by(self, measured: HostRate) -> str:
+        """Who feeds it how much, in words, with what is assumed of a host that was not measured."""
+        where = "memory" if measured.in_memory else "files"
+        here = f"{measured.feed_per_second:,.0f} by this machine ({measured.cpus} CPUs, from {where})"
+        if not self.host_cpus:
+            return here
+        return f"{self.feed_per_second:,.0f} by its host ({self.host_cpus} vCPUs), if that grows with the CPUs: {here}"
 
     @property
     def passed(self) -> bool:

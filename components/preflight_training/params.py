@@ -8,6 +8,21 @@ from components.machine_spec import MachineSpec, parse_machine
 from components.models.hyperparameters import TrainParams
 
 CHEAPEST_MACHINE = "v5e-1"
+# When a training is stopped: after so many times what is estimated, which leaves out start-up, validation and
+# checkpoints, and is at times wrong; at least the floor, or that doubled, so that equal work has equal limits.
+TIMEOUT_FACTOR = 3
+TIMEOUT_FLOOR_SECONDS = 4 * 3600
+
+
+def timeout_seconds(run_seconds: float) -> int:
+    """When a training is to be stopped whose epochs are estimated to take so long.
+
+    Example:
+        >>> timeout_seconds(60) / 3600, timeout_seconds(3 * 3600) / 3600
+        (4.0, 16.0)
+    """
+    doublings = math.log2(max(TIMEOUT_FACTOR * run_seconds / TIMEOUT_FLOOR_SECONDS, 1))
+    return int(TIMEOUT_FLOOR_SECONDS * 2 ** math.ceil(doublings))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +97,7 @@ class PreflightResult:
         step_ms: Time of a step on the device.
         epoch_seconds: Time of an epoch, waiting for data included.
         usd_per_run: List price of a run; 0 where no price is known.
+        timeout_seconds: When the training is to be stopped; 0 where its time is not known.
     """
 
     passed: bool
@@ -91,3 +107,4 @@ class PreflightResult:
     step_ms: float
     epoch_seconds: float
     usd_per_run: float
+    timeout_seconds: int = 0

@@ -19,13 +19,14 @@ from components.preflight_training.estimate import (
     StepTime,
     bytes_per_cycle,
     gradient_bytes,
+    host_feed,
     time_epoch,
     time_layers,
     time_step,
 )
 from components.preflight_training.findings import Cost, MachineReport, PreflightReport, label_of
 from components.preflight_training.largest_batch import LargestBatch, Trial, find_largest_batch
-from components.preflight_training.params import PreflightParams, PreflightResult
+from components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
 from components.preflight_training.report import write_report
 from components.preflight_training.wording import dollars, time
 
@@ -65,6 +66,7 @@ def preflight_training(
         step_ms=one.step.total_ms if one.step else 0.0,
         epoch_seconds=one.epoch.seconds if one.epoch else 0.0,
         usd_per_run=one.cost.usd_per_run if one.cost else 0.0,
+        timeout_seconds=one.timeout_seconds,
     )
 
 
@@ -134,13 +136,18 @@ class _Session:
         label = label_of(spec.name, spec.region, spec.spot, has_namesakes)
         batch_size = params.training.batch_size_per_replica * machine.devices
         step = epoch = cost = None
+        timeout = 0
+        feed = host_feed(data.host.feed_per_second, data.host.cpus, machine.host)
         layers: tuple[LayerTime, ...] = ()
         if outcome.cost is not None:
             summed = gradient_bytes(outcome.parameters) if self.task.training.backend == "tensorflow" else 0
             step = time_step(outcome.cost, machine, summed)
-            epoch = time_epoch(step, data.num_examples, batch_size, data.host.feed_per_second)
+            epoch = time_epoch(step, data.num_examples, batch_size, feed)
             layers = time_layers(outcome.cost, machine)
             cost = self._cost(spec, epoch)
+            # What is assumed of a host must not cut a training short.
+            slowest = time_epoch(step, data.num_examples, batch_size, min(feed, data.host.feed_per_second))
+            timeout = timeout_seconds(params.run_epochs * slowest.seconds)
         report = MachineReport(
             machine=machine.name,
             region=spec.region,
@@ -170,6 +177,9 @@ class _Session:
             unknown_loops=outcome.cost.unknown_loops if outcome.cost else 0,
             broken=(*self._unfit(machine, batch_size, outcome), *self._broken_budgets(spec, label, step, epoch, cost)),
             has_namesakes=has_namesakes,
+            timeout_seconds=timeout,
+            host_cpus=machine.host.vcpus if machine.host else 0,
+            feed_per_second=feed,
         )
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)

@@ -160,15 +160,14 @@ def _figures(machine: MachineReport, data: DataFacts) -> list[tuple[str, str]]:
         ("source", machine.source),
         ("memory", _describe_memory(machine)),
         ("batch", f"{batch}; the most that fit: {_largest(machine.largest_batch)} per replica"),
-        *(_times(machine.step, machine.epoch, data.host) if machine.step and machine.epoch else ()),
+        *(_times(machine, machine.step, machine.epoch, data.host) if machine.step and machine.epoch else ()),
         *([("price", _describe_cost(machine.cost, machine.epochs))] if machine.epoch else ()),
         ("compilation", f"{machine.compile_seconds:,.1f} s{' when it was done; cached' if machine.cached else ''}"),
     ]
 
 
-def _times(step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, str]]:
+def _times(machine: MachineReport, step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, str]]:
     parts = f"{_milliseconds(step.compute_ms)} compute + {_milliseconds(step.communication_ms)} communication"
-    where = "memory" if host.in_memory else "files"
     return [
         ("step", f"{_milliseconds(step.total_ms)} = {parts}"),
         ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes"),
@@ -178,8 +177,12 @@ def _times(step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, 
         ),
         (
             "data",
-            f"{epoch.needed_per_second:,.0f} examples/s needed, {host.feed_per_second:,.0f} fed by this machine "
-            f"({host.cpus} CPUs, from {where}): {percent(epoch.host_wait)} waiting",
+            f"{epoch.needed_per_second:,.0f} examples/s needed, fed {machine.fed_by(host)}: "
+            f"{percent(epoch.host_wait)} waiting",
+        ),
+        (
+            "timeout",
+            f"training is to be stopped after {machine.timeout_seconds / 3600:g} h" if machine.timeout_seconds else "",
         ),
     ]
 

@@ -11,13 +11,14 @@ from components.interface import ImageInput, Interface
 from components.machine_spec import parse_machine
 from components.preflight_training import PreflightParams, preflight_training
 from components.preflight_training.data import DataFacts, HostRate
+from components.preflight_training.params import timeout_seconds
 from components.preflight_training.preflight import examine
 from components.train_model import TrainParams
 from tests.components.preflight_training.conftest import SMALL
 
 _PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3), machine="v5e-1")
-# A host whose rate is known, so that waiting can be calculated.
-_DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 2))
+# A host whose rate is known, so that waiting can be calculated: with as many CPUs as v5e-1's own.
+_DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 24))
 
 
 def _examine(cache_dir, data=_DATA, **changes):
@@ -60,6 +61,26 @@ def test_time_and_price_follow_from_the_step(cache_dir):
     assert sum(layer.share for layer in report.layers) == pytest.approx(1)
     assert sum(layer.ms for layer in report.layers) == pytest.approx(report.step.compute_ms)
     assert 0 < report.peak_bytes < report.capacity_bytes
+
+
+def test_the_machines_own_host_feeds_it(cache_dir):
+    """What runs preflight on a platform has 4 CPUs: v5e-1's host has 24."""
+    small = dataclasses.replace(_DATA, host=dataclasses.replace(_DATA.host, cpus=4))
+    report = _examine(cache_dir, small)
+    assert (report.host_cpus, report.feed_per_second) == (24, 600_000)
+    assert report.epoch.seconds == pytest.approx(max(40 * 32 / 600_000, report.epoch.device_seconds))
+    assert report.fed_by(small.host) == (
+        "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 by this machine (4 CPUs, from memory)"
+    )
+    unknown = _examine(cache_dir, small, machine="v2-8")
+    assert (unknown.host_cpus, unknown.feed_per_second) == (0, 100_000), "nobody says what its host has"
+
+
+def test_a_training_gets_the_time_of_the_slower_host(cache_dir):
+    slow = dataclasses.replace(_DATA, host=HostRate(1.0, 0.1, False, 4))
+    report = _examine(cache_dir, slow)
+    assert report.timeout_seconds == timeout_seconds(3 * 40 * 32 / 0.1)
+    assert _examine(cache_dir).timeout_seconds == 4 * 3600
 
 
 @pytest.mark.parametrize(
