@@ -2,9 +2,26 @@
 
 import os
 
+LOCAL_IMAGE = "tpu-pipelines/python:latest"  # What `make image` builds, and no platform can pull.
 # Read when a pipeline is compiled; a digest is best (`…@sha256:…`), since a tag that moves defeats caching.
-IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", "tpu-pipelines/python:latest")
+IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", LOCAL_IMAGE)
 SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/serving:latest")
+
+
+def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
+    """Whether an image's name says which registry has it: without one it is that of whoever built it.
+
+    Args:
+        image: Its name.
+        is_clusters_own: Whether a registry without a domain will do, as one that a cluster has itself.
+
+    Example:
+        >>> is_in_registry("tpu-pipelines/python:latest"), is_in_registry("docker.io/me/python:latest")
+        (False, True)
+    """
+    registry, separator, _ = image.partition("/")
+    is_local = ":" in registry or registry == "localhost"
+    return bool(separator) and (is_clusters_own if is_local else "." in registry)
 
 
 def is_pinned(image: str) -> bool:

@@ -264,7 +264,7 @@ class MachineSpec:
         boot_disk_size_gb: From 100, which is Vertex's own, to 64,000.
         spot: Cheaper, and taken away at any time; only on one host.
         reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty is none.
-        timeout_seconds: The job is stopped after this time; Vertex's own default is 7 days.
+        timeout_seconds: The job is stopped after this time; 0 leaves it to preflight's estimate, or to a day.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not start the job again after an error of the platform.
         max_wait_seconds: How long to wait for the machine before the next fallback is tried; 0 is without end.
@@ -283,7 +283,7 @@ class MachineSpec:
     boot_disk_size_gb: int = MIN_BOOT_DISK_GB
     spot: bool = False
     reservation: str = ""
-    timeout_seconds: int = 7 * 24 * 3600
+    timeout_seconds: int = 0
     restart_job_on_worker_restart: bool = False
     disable_retries: bool = False
     max_wait_seconds: int = 24 * 3600
@@ -311,8 +311,8 @@ class MachineSpec:
                 f"boot_disk_size_gb must be from {MIN_BOOT_DISK_GB} to {MAX_BOOT_DISK_GB}. "
                 f"Received: {self.boot_disk_size_gb}."
             )
-        if self.timeout_seconds < 1:
-            raise InputError(f"timeout_seconds must be at least 1. Received: {self.timeout_seconds}.")
+        if self.timeout_seconds < 0:
+            raise InputError(f"timeout_seconds must not be negative; 0 is derived. Received: {self.timeout_seconds}.")
         if self.max_wait_seconds < 0:
             raise InputError(f"max_wait_seconds must not be negative; 0 waits on. Received: {self.max_wait_seconds}.")
         if self.disable_retries and self.restart_job_on_worker_restart:

@@ -335,6 +335,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         path.write_bytes(content)
         print(f"hint: the model travels beside the pipeline: gcloud storage cp {path} {place}", file=sys.stderr)
     print(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
+    print(compiled.timeout.reason)
     return DONE
 
 
@@ -347,8 +348,15 @@ def _check_data(config: Any) -> None:
 
 
 def _hint_at_tag(image: str) -> None:
-    from components.container import is_pinned
+    from components.container import LOCAL_IMAGE, is_pinned
 
+    if image == LOCAL_IMAGE:
+        print(
+            f"hint: no platform can fetch the image {image!r}: it is the one that `make image` builds here. Push it, "
+            "and set TPU_PIPELINES_IMAGE; `submit`, `schedule` and `retrain` ask for that",
+            file=sys.stderr,
+        )
+        return
     if not is_pinned(image):
         print(
             f"hint: the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
@@ -389,12 +397,14 @@ def _add_submit(commands: Any) -> None:
 def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """A run as it would be sent, the platform, and the same with its outages waited out."""
     settings, platform, backoff = _connect(arguments)
+    from pipelines.compile import require_step_image
     from pipelines.config import load_config
     from pipelines.submission import Retrying, plan_submission
 
     config = load_config(arguments.config, arguments.overrides)
     plan = plan_submission(config, arguments.target, settings)
     _check_data(config)
+    require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
     return plan, platform, Retrying(platform, backoff)
 
@@ -403,6 +413,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     plan, platform, submitter = _plan(arguments)
     from pipelines.submission import submit
 
+    print(f"hint: {plan.timeout}", file=sys.stderr)
     if arguments.dry_run:
         print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
         return DONE
@@ -574,6 +585,7 @@ def _add_schedule(commands: Any) -> None:
 
 def _schedule(arguments: argparse.Namespace) -> int:
     settings, platform, backoff = _connect(arguments)
+    from pipelines.compile import require_step_image
     from pipelines.config import load_config
     from pipelines.schedule import change_state, check_cron, upsert
     from pipelines.submission import plan_submission, put_carried
@@ -588,6 +600,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
     check_cron(arguments.cron)
     plan = plan_submission(config, arguments.target, settings)
     _check_data(config)
+    require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
     if not arguments.dry_run:
         put_carried(plan)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from components import storage
-from components.container import IMAGE, SERVING_IMAGE
+from components.container import IMAGE, LOCAL_IMAGE, SERVING_IMAGE, is_in_registry
 from components.deploy_model.params import VERTEX
 from components.errors import InputError, did_you_mean
 from components.machine_spec import MIN_BOOT_DISK_GB, MachineSpec, load_catalogue
@@ -21,6 +21,17 @@ from components.registry import is_on_vertex, parse_reference
 from components.train_model.params import TrainParams
 from pipelines.caching import code_version, lineage
 from pipelines.config import Config, on_machine
+from pipelines.resources import (
+    TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
+    StepResources,
+    TrainingTimeout,
+    apply,
+    apply_retries,
+    check_target,
+    place_on,
+    resources_of,
+    training_timeout,
+)
 from pipelines.settings import Settings
 
 _HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.
@@ -37,12 +48,14 @@ class CompiledPipeline:
         path: The file.
         machine: What the training step asks for.
         image: What every step runs in.
+        timeout: When the training is stopped, and why then.
         carried: Content of the files that the pipeline reads from the bucket, by their place there.
     """
 
     path: Path
     machine: MachineSpec
     image: str
+    timeout: TrainingTimeout
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
@@ -65,10 +78,13 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
             f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
         )
     machine = require_machine(config, target)
+    if IMAGE != LOCAL_IMAGE:  # Compiling needs no settings: one that nobody has named yet is asked for when it is sent.
+        require_step_image(IMAGE, target)
     if target == "vertex":  # Preflight is to know the prices of where it trains.
         config = on_machine(config, in_region(machine, settings))
     config = _with_registry(config, settings)
     _check_readable(config, target)
+    check_target(config, target)
     config, carried = _with_carried_model(config, target, settings)
     _check_output(output)
     training = _train_on(machine, config.training)
@@ -77,14 +93,41 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     from components.train_model.component import train_model
     from pipelines.training_pipeline import training_pipeline
 
-    step = _WRAPPERS[target](train_model, machine, settings, config.name)
+    timeout = training_timeout(config, machine, target)
+    machine = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
+    step = _WRAPPERS[target](train_model, machine, settings, config.name, resources_of(config, "train_model", target))
     config = dataclasses.replace(config, training=training)
-    pipeline = training_pipeline(config, train_step=step, lineage=lineage(config))
+    pipeline = training_pipeline(
+        config,
+        train_step=step,
+        lineage=lineage(config),
+        place=lambda name, task: place_on(target, task, resources_of(config, name)),
+        estimated_timeout=timeout.is_estimated,
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path))
         storage.write_bytes(output, path.read_bytes())
-    return CompiledPipeline(output, machine, IMAGE, carried)
+    return CompiledPipeline(output, machine, IMAGE, timeout, carried)
+
+
+def require_step_image(image: str, target: str) -> None:
+    """Check that a platform can pull the image that every step runs in.
+
+    Raises:
+        InputError: If its name has no registry.
+    """
+    _require_image(image, target, "step", "TPU_PIPELINES_IMAGE")
+
+
+def _require_image(image: str, target: str, what: str, variable: str) -> None:
+    if not is_in_registry(image, is_clusters_own=target == "kubeflow"):
+        platform = "Vertex AI" if target == "vertex" else "A cluster"
+        raise InputError(
+            f"{platform} cannot fetch the {what} image {image!r}: expected one in a registry, as "
+            f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build it with `make image`, push it, and set "
+            f"{variable}."
+        )
 
 
 def require_machine(config: Config, target: str) -> MachineSpec:
@@ -176,12 +219,7 @@ def _with_registry(config: Config, settings: Settings) -> Config:
     if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
         return config
     image = deploy.serving_image or SERVING_IMAGE
-    if "." not in image.partition("/")[0]:
-        raise InputError(
-            f"Vertex AI cannot fetch the serving image {image!r}: expected one in Artifact Registry, as "
-            "europe-docker.pkg.dev/PROJECT/REPOSITORY/serving@sha256:…. Build it with `make image`, push it, and set "
-            "TPU_PIPELINES_SERVING_IMAGE."
-        )
+    _require_image(image, "vertex", "serving", "TPU_PIPELINES_SERVING_IMAGE")
     registry, artifacts_uri = deploy.registry, deploy.artifacts_uri
     if registry == VERTEX:
         settings.require("project", "region")
@@ -208,7 +246,9 @@ def _check_output(output: Path) -> None:
         )
 
 
-def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, name: str) -> Step:
+def as_custom_job(
+    component: Any, machine: MachineSpec, settings: Settings, name: str, asked: StepResources | None = None
+) -> Step:
     """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
 
     Args:
@@ -216,6 +256,7 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, name
         machine: Its fallbacks and how long to wait for it are for whoever submits.
         settings: Service account, network, labels, environment, bucket, and region where the machine names none.
         name: Of the run: of the job, and of its folder in the bucket.
+        asked: Its retries; the rest is the machine's.
 
     Raises:
         InputError: If the component has an input or output named like a field of the job, the region does not have the
@@ -251,7 +292,7 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, name
         accelerator_type=machine.accelerator_type,
         accelerator_count=machine.accelerator_count,
         strategy="SPOT" if machine.spot else "STANDARD",
-        timeout=f"{machine.timeout_seconds}s",
+        timeout=f"{machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS}s",
         restart_job_on_worker_restart=machine.restart_job_on_worker_restart,
         service_account=settings.service_account,
         network=settings.network,
@@ -266,7 +307,9 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, name
     )
     step = components.load_component_from_text(json.dumps(_complete(job, machine)))
     step.component_spec.name = component.component_spec.name  # Else the task is called custom-training-job.
-    return step
+    if asked is None or not asked.retries:
+        return step
+    return lambda **inputs: apply_retries(step(**inputs), asked, machine.timeout_seconds)
 
 
 def _complete(job: Any, machine: MachineSpec) -> dict[str, Any]:
@@ -314,7 +357,9 @@ def _check_names(component: Any, job: Any) -> None:
         )
 
 
-def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, name: str) -> Step:
+def as_tpu_pod(
+    component: Any, machine: MachineSpec, settings: Settings, name: str, asked: StepResources | None = None
+) -> Step:
     """A step whose pod asks a GKE cluster for a TPU.
 
     Args:
@@ -322,6 +367,7 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, name: s
         machine: A single host. Its region, boot disk and restarts are the cluster's affair.
         settings: Labels, environment, secrets and volumes.
         name: Of the run, and of its folder on the first volume.
+        asked: What it asks for beside the TPU; None is no more.
 
     Raises:
         InputError: If GKE does not have the machine, or it has several hosts.
@@ -358,7 +404,10 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, name: s
             kubernetes.use_secret_as_volume(task, secret, path)
         for claim, path in settings.volumes.items():
             kubernetes.mount_pvc(task, claim, path)
-        return kubernetes.set_timeout(task, machine.timeout_seconds)
+        timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+        if asked:
+            task = place_on("kubeflow", apply(task, asked, timeout_seconds), asked)
+        return kubernetes.set_timeout(task, timeout_seconds)
 
     return step
 
@@ -387,7 +436,7 @@ def _node_selectors(machine: MachineSpec) -> dict[str, str]:
     return selectors
 
 
-_WRAPPERS: dict[str, Callable[[Any, MachineSpec, Settings, str], Step]] = {
+_WRAPPERS: dict[str, Callable[[Any, MachineSpec, Settings, str, StepResources | None], Step]] = {
     "vertex": as_custom_job,
     "kubeflow": as_tpu_pod,
 }

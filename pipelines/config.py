@@ -21,6 +21,8 @@ from components.models import check_model
 from components.preflight_training.params import CHEAPEST_MACHINE, PreflightParams
 from components.registry import reference
 from components.train_model.params import TrainParams
+from pipelines import resources
+from pipelines.resources import StepResources
 from pipelines.yaml_files import read_mapping
 
 PREFLIGHT_KEYS = (
@@ -53,6 +55,7 @@ class Config:
             does a configuration that says neither machine nor preflight.
         deploy: What deploy_model takes; None leaves it out. Without a registry of its own, a local run has one in its
             workspace.
+        resources: What steps ask of a platform, by step, as far as it is set; see `resources.resources_of`.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Config:
     machine: MachineSpec | None = None
     preflight: PreflightParams | None = None
     deploy: DeployParams | None = None
+    resources: Mapping[str, StepResources] = dataclasses.field(default_factory=dict)
 
     @property
     def champion(self) -> str:
@@ -88,6 +92,8 @@ class Config:
         for section, keys in (("preflight", PREFLIGHT_KEYS), ("deploy", DEPLOY_KEYS)):
             params = getattr(self, section)
             plain[section] = {name: getattr(params, name) for name in keys} if params else False
+        if self.resources:
+            plain["resources"] = resources.as_dict(self.resources)
         return typing.cast(dict[str, Any], _without_tuples(plain))
 
 
@@ -156,7 +162,7 @@ _SECTIONS: dict[str, type] = {
     "gate": EvaluateParams,
     "export": ExportParams,
 }
-_KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "export", "deploy")
+_KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources")
 
 
 def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -208,6 +214,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     asked = raw.get("preflight") if "preflight" in raw or machine is not None else False
     preflight = _build_preflight(asked, sections["training"], machine)
     deploy = _build_deploy(raw.get("deploy"), name)
+    sections["resources"] = resources.parse_resources(raw.get("resources"))
     return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, **sections)
 
 

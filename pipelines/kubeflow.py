@@ -21,8 +21,9 @@ from pipelines.submission import DIGEST, Job, State, Submission, fingerprints_in
 
 _TIMEOUT_SECONDS = 60
 _TRAINING_TASK = "train-model"
-# KFP calls the pod of every step so: the step itself is a node of the workflow that has this one in it.
-_POD = "executor"
+# KFP calls the pod of every step so: the step itself is a node of the workflow that has this one in it. With retries it
+# is the node of all of them, and each has a number.
+_POD = re.compile(r"executor(\(\d+\))?")
 _STATES = {
     "SUCCEEDED": State.SUCCEEDED,
     "SKIPPED": State.SUCCEEDED,
@@ -358,13 +359,16 @@ def _wait_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[flo
     if training is None or training.state == "SUCCEEDED":
         return 0, False
     # The server does not say whose a pod is; while the training goes on no other step does.
-    for pod in tasks:
-        if pod.display_name == _POD and pod.start_time >= training.start_time:
-            seen = [status.state for status in pod.state_history or ()]
-            if pod.state == "PENDING":
-                return (now - pod.start_time).total_seconds(), False
-            if pod.state == "FAILED" and seen and "RUNNING" not in seen:
-                return (pod.end_time - pod.start_time).total_seconds(), True
+    pods = [one for one in tasks if _POD.fullmatch(one.display_name) and one.start_time >= training.start_time]
+    attempts = [one for one in pods if one.display_name.endswith(")")] or pods
+    if not attempts:
+        return 0, False
+    pod = attempts[-1]
+    if pod.state == "PENDING":
+        return (now - pod.start_time).total_seconds(), False
+    seen = [status.state for status in pod.state_history or ()]
+    if pod.state == "FAILED" and seen and "RUNNING" not in seen:
+        return (pod.end_time - pod.start_time).total_seconds(), True
     return 0, False
 
 

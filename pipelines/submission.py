@@ -183,11 +183,13 @@ class Plan:
         jobs: The job for each machine, in the order in which they are tried.
         image: What every step runs in.
         carried: Content of the files that the jobs read from the bucket, by their place there.
+        timeout: When the training is stopped, and why then.
     """
 
     jobs: tuple[Job, ...]
     image: str = ""
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    timeout: str = ""
 
     def has(self, job_id: str) -> bool:
         """Whether a job is one of this run's, of whatever round."""
@@ -222,12 +224,13 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     from pipelines.compile import compile_pipeline, in_region, require_machine
 
     machines = require_machine(config, target).candidates
-    packages = []
+    packages, timeouts = [], []
     with tempfile.TemporaryDirectory() as folder:
         for machine in machines:
             path = Path(folder) / "pipeline.yaml"
             compiled = compile_pipeline(on_machine(config, machine), target, path, settings)
             packages.append(path.read_text())
+            timeouts.append(compiled.timeout.reason)
     slug, data = _slug(config.name), _data_version(config)
     made_of = fingerprints(config, data, compiled.image)
     digest = _digest(packages[0], made_of)
@@ -247,7 +250,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
         }
         job_id = f"{slug}-{digest}" + (f"-f{index}" if index else "")
         jobs.append(Job(job_id, config.name, package, machine, labels))
-    return Plan(tuple(jobs), compiled.image, compiled.carried)
+    return Plan(tuple(jobs), compiled.image, compiled.carried, timeouts[0])
 
 
 def put_carried(plan: Plan) -> None:

@@ -14,6 +14,7 @@ from components.preflight_training.component import preflight_training
 from components.registry import parse_reference
 from components.train_model.component import train_model
 from pipelines.config import Config
+from pipelines.resources import apply, resources_of
 
 PIPELINE_NAME = "training-pipeline"
 
@@ -29,6 +30,8 @@ def training_pipeline(
     train_step: Callable[..., dsl.PipelineTask] = train_model,
     cache_keys: Mapping[str, str] | None = None,
     lineage: Mapping[str, Any] | None = None,
+    place: Callable[[str, dsl.PipelineTask], dsl.PipelineTask] = lambda step, task: task,
+    estimated_timeout: bool = False,
 ) -> Any:
     """Build the pipeline of a configuration.
 
@@ -38,6 +41,8 @@ def training_pipeline(
         cache_keys: A key per step, under which a local run finds its outputs again. Without it the platform makes its
             own keys.
         lineage: What the registry is to record of the run beside what its artifacts say.
+        place: Asks a platform for what KFP itself has no words for.
+        estimated_timeout: Whether the training step takes its time from preflight, if there is that.
 
     Returns:
         A KFP pipeline, to be compiled or, inside a kfp.local session, called.
@@ -46,6 +51,8 @@ def training_pipeline(
     uncached = ("evaluate_model", "deploy_model") if parse_reference(config.champion) else ()
 
     def cached(step: str, task: dsl.PipelineTask) -> dsl.PipelineTask:
+        if step != "train_model":  # Whose machine is the target's affair.
+            task = place(step, apply(task, resources_of(config, step)))
         if cache_keys:
             return task.set_caching_options(True, cache_keys[step])
         return task.set_caching_options(False) if step in uncached else task
@@ -60,6 +67,16 @@ def training_pipeline(
         records = cached(
             "create_tfrecords", create_tfrecords(source=source, **_constants(config.data, "source"))
         ).outputs["records"]
+        preflight, limits = None, {}
+        if config.preflight:
+            preflight = preflight_training(
+                records=records,
+                epochs=epochs,
+                **_constants(config.preflight, "epochs"),
+            )
+            cached("preflight_training", preflight)
+            if estimated_timeout:
+                limits = {"timeout": preflight.outputs["Output"]}
         training = cached(
             "train_model",
             train_step(
@@ -67,16 +84,12 @@ def training_pipeline(
                 epochs=epochs,
                 learning_rate=learning_rate,
                 **_constants(config.training, "epochs", "learning_rate"),
+                **limits,
             ),
         )
         trained = training.outputs["trained"]
-        if config.preflight:
-            preflight = preflight_training(
-                records=records,
-                epochs=epochs,
-                **_constants(config.preflight, "epochs"),
-            )
-            training.after(cached("preflight_training", preflight))
+        if preflight:
+            training.after(preflight)
         evaluated = cached(
             "evaluate_model",
             evaluate_model(records=records, model=trained, champion=champion, **_constants(config.gate, "champion")),

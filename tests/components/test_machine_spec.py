@@ -220,7 +220,10 @@ def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, mes
         ),
         ({"name": "v5e-8", "boot_disk_type": "pd-sdd"}, r"Received: 'pd-sdd'\. Did you mean 'pd-ssd'\?"),
         ({"name": "v5e-8", "boot_disk_size_gb": 50}, r"boot_disk_size_gb must be from 100 to 64000\. Received: 50"),
-        ({"name": "v5e-8", "timeout_seconds": 0}, r"timeout_seconds must be at least 1\. Received: 0"),
+        (
+            {"name": "v5e-8", "timeout_seconds": -1},
+            r"timeout_seconds must not be negative; 0 is derived\. Received: -1",
+        ),
         ({"name": "v5e-8", "max_wait_seconds": -1}, r"max_wait_seconds must not be negative.*Received: -1"),
         (
             {"name": "v5e-8", "disable_retries": True, "restart_job_on_worker_restart": True},

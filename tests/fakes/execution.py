@@ -165,6 +165,7 @@ class Simulate:
         hold: Whether custom jobs run until a test ends them with `end_custom_job`.
         failures: Errors by task.
         cached: Tasks that the service's cache answers.
+        outputs: What tasks return, by task.
     """
 
     def __init__(
@@ -173,7 +174,9 @@ class Simulate:
         hold: bool = False,
         failures: Mapping[str, str] | None = None,
         cached: Sequence[str] = (),
+        outputs: Mapping[str, Any] | None = None,
     ) -> None:
+        self.outputs = {"preflight-training": "14400s", **(outputs or {})}
         self.promote, self.hold, self.failures, self.cached = promote, hold, dict(failures or {}), cached
 
     def start_pipeline_job(self, vertex: Any, name: str) -> None:
@@ -216,6 +219,8 @@ class Simulate:
         if not detail.executor_detail.custom_job_detail.job:
             given = task["inputs"].get("parameters", {})
             values = {key: one["runtimeValue"]["constant"] for key, one in given.items() if "runtimeValue" in one}
+            made = {key: one["taskOutputParameter"] for key, one in given.items() if "taskOutputParameter" in one}
+            values |= {key: self.outputs[one["producerTask"]] for key, one in made.items()}
             executor_input = {
                 "inputs": {"parameterValues": values},
                 "outputs": {"parameters": {"gcp_resources": {"outputFile": "/gcs/none/gcp_resources"}}},

@@ -6,6 +6,9 @@
 The client's generated code says which request belongs to which method and what it carries, and `kfp_server_api`'s types
 parse it. State, by id, as those types: `experiments`, `pipelines`, `versions`, `runs`, `recurring_runs`.
 
+A task that has a retry policy has a node more, as in Argo: `executor` is that of the retries, and its pods are
+`executor(0)`, `executor(1)`… `preempt` takes a pod away from the training.
+
 As in the service: ids are the server's, several runs and recurring runs may have one name, times are whole seconds,
 filters ignore case, the details of a run are the nodes of Argo's workflow (a step, its driver, and a pod that is called
 `executor`), a node that has not ended does so in the year 1, and a run that was terminated ends as failed.
@@ -335,10 +338,43 @@ class FakeKubeflow(GoogleApiServer):
     def start_step(self, run: Any, name: str) -> tuple[Any, Any]:
         """Begin a step, unless it has: its node and that of its pod, which runs if there is a machine for it."""
         self.end_node(self.node(run, f"{name}-driver", "RUNNING"), "SUCCEEDED")
-        step, pod = self.node(run, name, "RUNNING"), self.node(run, "executor", "PENDING", pod_of=name)
+        step = self.node(run, name, "RUNNING")
+        if retry_policy(run.pipeline_spec, name):
+            self.node(run, "executor", "RUNNING", pod_of=name)
+            attempts = self._attempts(run, name)
+            pod = attempts[-1] if attempts else self.node(run, "executor(0)", "PENDING", pod_of=name)
+        else:
+            pod = self.node(run, "executor", "PENDING", pod_of=name)
         if pod.state == "PENDING" and not self.scarce & set(node_selectors(run.pipeline_spec, name).values()):
             self._move(pod, "RUNNING")
         return step, pod
+
+    def _attempts(self, run: Any, name: str) -> list[Any]:
+        nodes = run.run_details.task_details
+        return [node for node in nodes if node.parent_task_id == name and node.display_name.startswith("executor(")]
+
+    def preempt(self, run_id: str, name: str = "train-model") -> None:
+        """Take the node of a step's pod away.
+
+        Argo: a pod that is shut down with its node has failed (github.com/argoproj/argo-workflows/issues/9880), and a
+        step without a retryStrategy with it; it is started again up to `limit` times, and not once `maxDuration` has
+        passed since its first attempt began (workflow/controller/operator.go). KFP makes these of the task's retry
+        policy (backend/src/v2/compiler/argocompiler/container.go).
+        """
+        with self.lock:
+            run = self.runs[run_id]
+            step, pod = self.start_step(run, name)
+            self.end_node(pod, "FAILED")
+            policy, attempts = retry_policy(run.pipeline_spec, name), self._attempts(run, name)
+            late = attempts and (self.clock() - attempts[0].start_time).total_seconds() > float(
+                policy.get("backoffMaxDuration", "0s").removesuffix("s")
+            )
+            if late or len(attempts) > policy.get("maxRetryCount", 0) or not attempts:
+                self.end_node(step, "FAILED")
+                self.end_run(run_id, "FAILED")
+                return
+            self.node(run, f"executor({len(attempts)})", "PENDING", pod_of=name)
+            self.execution.start_run(self, run_id)
 
     def end_node(self, node: Any, state: str) -> None:
         """Let a node end, unless it has."""
@@ -424,6 +460,12 @@ def _check_spec(pipeline_spec: Any) -> None:
         raise ServiceError("INVALID_ARGUMENT", "Invalid pipeline spec: it is empty.")
 
 
+def retry_policy(pipeline_spec: dict[str, Any], task: str) -> dict[str, Any]:
+    """How often, and for how long, a task of the root is started again; empty is never."""
+    spec, _ = split_spec(pipeline_spec)
+    return dict(spec["root"]["dag"]["tasks"].get(task, {}).get("retryPolicy", {}))
+
+
 def node_selectors(pipeline_spec: dict[str, Any], task: str) -> dict[str, str]:
     """The labels of the nodes that a task of the root asks for."""
     spec, kubernetes = split_spec(pipeline_spec)
@@ -468,7 +510,9 @@ class Simulate:
             if pod.state == "PENDING" or (pod.state == "RUNNING" and self.hold and name == "train-model"):
                 return False
             end = "FAILED" if name in self.failures else "SUCCEEDED"
-            kubeflow.end_node(pod, end)
+            for node in run.run_details.task_details:
+                if node.parent_task_id == name:
+                    kubeflow.end_node(node, end)
             kubeflow.end_node(step, end)
             if end == "FAILED":
                 kubeflow.end_run(run.run_id, "FAILED")

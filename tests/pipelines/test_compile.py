@@ -16,7 +16,7 @@ from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
 from components.models import bundle_of
 from components.train_model.component import train_model
-from pipelines.compile import as_custom_job, as_tpu_pod, compile_pipeline
+from pipelines.compile import as_custom_job, as_tpu_pod, compile_pipeline, require_step_image
 from pipelines.config import load_config
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
@@ -77,8 +77,12 @@ def test_everything_but_the_training_step_is_identical_on_every_target(compiled,
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_of_the_training_tasks_inputs_only_the_accelerator_differs(compiled, target):
+def test_of_the_training_tasks_inputs_only_the_accelerator_and_the_time_differ(compiled, target):
     ours, local = (copy.deepcopy(compiled[one][0]["root"]["dag"]["tasks"]["train-model"]) for one in (target, "local"))
+    if target == "vertex":
+        assert ours["inputs"]["parameters"].pop("timeout") == {
+            "taskOutputParameter": {"producerTask": "preflight-training", "outputParameterKey": "Output"}
+        }
     assert local["inputs"]["parameters"]["accelerator"] == {"runtimeValue": {"constant": "auto"}}
     local["inputs"]["parameters"]["accelerator"] = {"runtimeValue": {"constant": "tpu"}}
     assert ours == local
@@ -196,7 +200,7 @@ def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
     location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
     assert location == "us-west1"
     assert job.job_spec.scheduling == aiplatform_v1.Scheduling(
-        timeout="604800s", strategy="SPOT", restart_job_on_worker_restart=True
+        timeout="86400s", strategy="SPOT", restart_job_on_worker_restart=True
     )
 
 
@@ -294,7 +298,7 @@ def test_every_single_host_that_gke_has_asks_for_its_chips_by_accelerator_and_to
                 }
             },
             "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
-            "activeDeadlineSeconds": "604800",
+            "activeDeadlineSeconds": "86400",
         }
 
 
@@ -475,6 +479,120 @@ def test_a_registry_on_vertex_ai_needs_to_know_where(tmp_path):
         compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex", settings=SETTINGS)
 
 
+def executors(path):
+    """What each step asks for, in KFP's words and in Kubernetes', and how often it is tried again."""
+    spec, *platforms = yaml.safe_load_all(path.read_text())
+    kubernetes = platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platforms else {}
+    tasks = {
+        name: task
+        for part in (spec["root"], *spec["components"].values())
+        for name, task in part.get("dag", {}).get("tasks", {}).items()
+    }
+    return {
+        name.removeprefix("exec-"): (
+            one["container"],
+            kubernetes.get(name, {}),
+            tasks[name.removeprefix("exec-")].get("retryPolicy"),
+        )
+        for name, one in spec["deploymentSpec"]["executors"].items()
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_step_asks_for_cpus_and_memory(compiled, tmp_path, target):
+    """Preflight's own limit on a compilation is killed on the service's default machine of 16 GB."""
+    path = tmp_path / "pipeline.yaml"
+    compile_digits(target, path, "preflight.compile_memory_mib=32768", "training.in_memory_mib=8192")
+    asked = {name: one[0].get("resources", {}).get("resourceMemoryLimit") for name, one in executors(path).items()}
+    assert asked == {
+        "create-tfrecords": "12Gi",
+        "preflight-training": "36Gi",
+        "train-model": None if target == "vertex" else "12Gi",
+        "evaluate-model": "4Gi",
+        "export-model": "4Gi",
+    }
+    assert {one[0]["resources"]["resourceCpuLimit"] for name, one in executors(path).items() if asked[name]} == {"3"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
+    path = tmp_path / "pipeline.yaml"
+    disk = "100G" if target == "vertex" else "500Gi"
+    asked = f"resources.export_model={{cpu: 8, memory: 64Gi, disk: {disk}, retries: 2, timeout: 3600}}"
+    compile_digits(target, path, asked)
+    container, pod, retries = executors(path)["export-model"]
+    assert (container["resources"]["resourceCpuLimit"], container["resources"]["resourceMemoryLimit"]) == ("8", "64Gi")
+    assert retries["maxRetryCount"] == 2
+    assert retries["backoffMaxDuration"] == f"{3 * (3600 + 3600)}s", "Argo counts it from the first attempt"
+    if target == "vertex":
+        assert container["command"][:4] == ["timeout", "--kill-after=60", "3600", "sh"]
+    else:
+        assert pod["activeDeadlineSeconds"] == "3600"
+        (volume,) = pod["genericEphemeralVolume"]
+        assert (volume["mountPath"], volume["size"]) == ("/tmp", "500Gi")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "resources.train_model.memory=64Gi",
+            r"training has the whole TPU host\. .*memory='64Gi'\. Leave it out\.",
+        ),
+        ("resources.train_model.disk=200Gi", r"Leave it out; machine\.boot_disk_size_gb sets the disk\."),
+        (
+            "resources.train_model.timeout=60",
+            r"resources\.train_model\.timeout=60\. Set machine\.timeout_sec",
+        ),
+        ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
+    ],
+)
+def test_resources_that_vertex_has_no_words_for_are_refused(tmp_path, override, message):
+    with pytest.raises(InputError, match=message):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", override)
+
+
+def default_timeout(path):
+    """The custom job's time where no task gives another."""
+    spec = next(yaml.safe_load_all(path.read_text()))
+    return spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]["timeout"]["defaultValue"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seconds", "words"),
+    [
+        ([], 86400, "after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another"),
+        (["preflight=false"], 86400, "after 24 h: nothing is estimated before it starts; machine.timeout_seconds"),
+        (["machine={name: v5e-4, timeout_seconds: 7200}"], 7200, "after 2 h, as machine.timeout_seconds says"),
+    ],
+)
+def test_the_time_of_a_training_is_said_with_its_reason(tmp_path, overrides, seconds, words):
+    path = tmp_path / "pipeline.yaml"
+    assert words in compile_digits("vertex", path, *overrides).timeout.reason
+    assert default_timeout(path) == f"{seconds}s"
+    spec = next(yaml.safe_load_all(path.read_text()))
+    takes_estimate = "timeout" in spec["root"]["dag"]["tasks"]["train-model"]["inputs"]["parameters"]
+    assert takes_estimate is (not overrides)
+
+
+@pytest.mark.parametrize(("budget", "hours"), [(1, 4.0), (48, 30.0)])
+def test_on_kubeflow_the_budget_says_when_a_training_is_stopped(tmp_path, budget, hours):
+    """v5e-4 costs $4.80 an hour: $48 pay for 10."""
+    path = tmp_path / "pipeline.yaml"
+    compiled = compile_digits("kubeflow", path, f"preflight.max_price_usd={budget}")
+    assert compiled.timeout.seconds == hours * 3600
+    assert executors(path)["train-model"][1]["activeDeadlineSeconds"] == str(int(hours * 3600))
+
+
+def test_a_spot_pod_is_started_again(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    compile_digits("kubeflow", path, "machine={name: v5e-4, spot: true, timeout_seconds: 7200}")
+    retries = executors(path)["train-model"][2]
+    assert (retries["maxRetryCount"], retries["backoffMaxDuration"]) == (5, f"{6 * (7200 + 3600)}s")
+    compile_digits("kubeflow", path, "machine={name: v5e-4, spot: true}", "resources.train_model.retries=0")
+    assert executors(path)["train-model"][2] is None
+
+
 def run_command(path, *arguments, **environment):
     code = (
         "import sys\n"
@@ -496,10 +614,47 @@ def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path, targe
     done = run_command(tmp_path / "pipeline.yaml", "--target", target, TPU_PIPELINES_LABELS="team=vision")
     assert done.stdout.splitlines() == [
         f"{tmp_path / 'pipeline.yaml'}: digits for {target}, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
+        {
+            "vertex": "training is stopped after 3 times preflight's estimate, at least 4 h; "
+            "machine.timeout_seconds sets another",
+            "kubeflow": "training is stopped after 24 h: nothing is estimated before it starts; "
+            "machine.timeout_seconds sets another",
+        }[target],
         "0 []",
     ]
-    assert "hint: the image 'tpu-pipelines/python:latest' is named by a tag." in done.stderr
+    assert "hint: no platform can fetch the image 'tpu-pipelines/python:latest'" in done.stderr
     assert "team: vision" in (tmp_path / "pipeline.yaml").read_text()
+
+
+def test_an_image_named_by_a_tag_is_hinted_at(tmp_path):
+    done = run_command(tmp_path / "p.yaml", "--target", "vertex", TPU_PIPELINES_IMAGE="docker.io/me/steps:1")
+    assert "hint: the image 'docker.io/me/steps:1' is named by a tag." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "image", "is_taken"),
+    [
+        ("vertex", "steps:1", False),
+        ("vertex", "me/steps:1", False),
+        ("vertex", "localhost:5000/steps:1", False),
+        ("vertex", "europe-docker.pkg.dev/p/r/steps:1", True),
+        ("kubeflow", "me/steps:1", False),
+        ("kubeflow", "localhost:5000/steps:1", True),
+        ("kubeflow", "docker.io/me/steps:1", True),
+    ],
+)
+def test_one_rule_says_which_images_a_platform_can_fetch(target, image, is_taken):
+    if is_taken:
+        require_step_image(image, target)
+        return
+    with pytest.raises(InputError, match=rf"cannot fetch the step image '{image}'.*and set TPU_PIPELINES_IMAGE\."):
+        require_step_image(image, target)
+
+
+def test_an_image_that_was_named_is_checked_when_it_is_compiled(tmp_path):
+    done = run_command(tmp_path / "p.yaml", "--target", "vertex", TPU_PIPELINES_IMAGE="steps:1")
+    assert "error: Vertex AI cannot fetch the step image 'steps:1'" in done.stderr
+    assert done.stdout == "2 []\n"
 
 
 def test_an_image_named_by_digest_is_used_everywhere_without_a_hint(tmp_path):

@@ -217,6 +217,41 @@ def test_a_failed_step_is_named_and_no_other_machine_tried(plan, fake, clock):
     assert len(fake.runs) == 1
 
 
+# Machines that are taken away
+
+
+def test_a_spot_pod_that_is_taken_away_goes_on_elsewhere(fake, kubeflow, clock):
+    fake.execution = Simulate(hold=True)
+    plan = make_plan("machine={name: v5e-4, spot: true, timeout_seconds: 36000}")
+    submission = submit(plan, kubeflow)
+    (run_id,) = fake.runs
+    for _ in range(5):
+        clock.sleep(5 * 3600)
+        fake.preempt(run_id)
+        assert kubeflow.get(submission.job_id).state is State.RUNNING
+    finish(fake)
+    assert kubeflow.get(submission.job_id).state is State.SUCCEEDED
+
+
+def test_a_spot_pod_that_finds_no_new_machine_is_given_up_for_the_next_one(fake, kubeflow, clock):
+    fake.execution = Simulate(hold=True)
+    plan = make_plan("machine={name: v5e-4, spot: true, max_wait_seconds: 3600, fallbacks: [v6e-4]}")
+    submission = submit(plan, kubeflow)
+    (run_id,) = fake.runs
+    fake.scarce = {V5E}
+    fake.preempt(run_id)
+    assert kubeflow.get(submission.job_id).waited_seconds < 1
+    clock.sleep(1800)
+    assert kubeflow.get(submission.job_id).waited_seconds == pytest.approx(1800, abs=1)
+
+
+def test_a_pod_that_is_not_spot_fails_with_its_node(fake, kubeflow, clock):
+    fake.execution = Simulate(hold=True)
+    submission = submit(make_plan("machine=v5e-4"), kubeflow)
+    fake.preempt(next(iter(fake.runs)))
+    assert kubeflow.get(submission.job_id).state is State.FAILED
+
+
 # A server that fails
 
 
@@ -588,6 +623,7 @@ def test_what_is_no_cron_expression_there_is_refused_in_the_servers_words(plan, 
 def environment(fake, monkeypatch):
     monkeypatch.setenv("TPU_PIPELINES_KFP_HOST", fake.url)
     monkeypatch.setenv("TPU_PIPELINES_IMAGE", f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}")
+    monkeypatch.setattr("pipelines.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
 
 
 SUBMIT = ("submit", "digits", "--target", "kubeflow", "--set", "machine=v5e-4")

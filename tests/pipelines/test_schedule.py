@@ -1,5 +1,6 @@
 """Claims about schedules, through Vertex AI's real client against a stateful fake."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -176,6 +177,7 @@ def command(fake, tmp_path, monkeypatch, capfd):
     """Runs `tpu-pipelines schedule digits …` in this process: exit code, stdout, stderr."""
     for name, value in fake.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pipelines.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
 
     def run(*arguments):
         return main(["schedule", "digits", "--set", "machine=v5e-4", *arguments]), *capfd.readouterr()

@@ -18,6 +18,7 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
+from components.container import LOCAL_IMAGE
 from components.errors import InputError
 from components.machine_spec import load_catalogue
 from components.models import digits_cnn
@@ -204,6 +205,13 @@ def test_without_any_quota_the_run_fails_in_the_services_words(plan, fake, verte
     end = run(plan, vertex, clock)
     assert (end.state, end.lacks_machine, machines(fake)) == (State.FAILED, True, [])
     assert "quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_ct5lp" in end.error
+
+
+def test_a_training_is_stopped_by_what_preflight_estimates(plan, fake, clock):
+    fake.execution = Simulate(outputs={"preflight-training": "28800s"})
+    run(plan, connect(fake, clock), clock)
+    (job,) = fake.custom_jobs.values()
+    assert job.job_spec.scheduling.timeout.total_seconds() == 8 * 3600
 
 
 def test_another_error_of_the_training_tries_no_other_machine(plan, fake, clock):
@@ -542,6 +550,18 @@ def test_a_dry_run_prints_the_requests_and_sends_none(fake, environment, capfd):
     requests = json.loads(capfd.readouterr().out)
     assert [one["pipelineJob"]["labels"]["tpu_pipelines_machine"] for one in requests] == ["v5e-4", "v6e-4", "v5e-4"]
     assert requests[0]["parent"] == "projects/my-project/locations/us-central1"
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    "command", [("submit",), ("submit", "--dry-run"), ("retrain", "--dry-run"), ("schedule", "--cron", "0 3 * * *")]
+)
+def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
+    fake, environment, capfd, monkeypatch, command
+):
+    monkeypatch.setattr("pipelines.compile.IMAGE", LOCAL_IMAGE)
+    assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
+    assert "error: Vertex AI cannot fetch the step image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
     assert fake.calls == []
 
 

@@ -1,0 +1,245 @@
+"""What a step asks of the machine it runs on, and how long it may take there."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from components.errors import InputError, did_you_mean
+from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS
+
+if TYPE_CHECKING:
+    from components.machine_spec import MachineSpec
+    from pipelines.config import Config
+
+STEPS = ("create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model")
+KEYS = ("cpu", "memory", "disk", "retries", "timeout")
+# A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
+# what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
+_CPU = 3
+_BASE_GIB = 4  # Python and TensorFlow take 1; the rest is room for what is read, scored and exported in parts.
+_RECORDS_GIB = 12  # Sources that come as arrays are held whole: as much as Vertex AI's default machine has free.
+_SPOT_RETRIES = 5
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
+_VERTEX_DISK_GIB = 100
+_QUANTITY = re.compile(r"([1-9]\d*)(Mi|Gi|Ti|M|G|T)")
+_GIB = {"Mi": 2.0**-10, "Gi": 1.0, "Ti": 2.0**10, "M": 1e6 / 2**30, "G": 1e9 / 2**30, "T": 1e12 / 2**30}
+# Of a training that nobody has estimated when its job is written, and whose budget nobody has set.
+TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResources:
+    """What one step asks for; what is left out follows from the configuration, see `resources_of`.
+
+    Attributes:
+        cpu: CPUs.
+        memory: As `16Gi`.
+        disk: Local disk, as `200Gi`.
+        retries: How often the step is started again when it fails.
+        timeout: Seconds after which the step is stopped; 0 is never.
+
+    Raises:
+        InputError: If a value is none that a platform takes.
+    """
+
+    cpu: int = 0
+    memory: str = ""
+    disk: str = ""
+    retries: int = -1
+    timeout: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "disk"):
+            if (text := getattr(self, name)) and not _QUANTITY.fullmatch(text):
+                raise InputError(f"{name} must be a whole number with a unit, as 16Gi. Received: {text!r}.")
+        for name, least in (("cpu", 0), ("retries", -1), ("timeout", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must not be negative. Received: {getattr(self, name)}.")
+
+
+def parse_resources(raw: Any) -> dict[str, StepResources]:
+    """The section `resources` of a configuration: a mapping for each step that is named.
+
+    Raises:
+        InputError: If a step or key is unknown, or a value is of the wrong type or form.
+    """
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise InputError(f"Cannot use resources: expected a mapping of steps, received {raw!r}.")
+    return {_known(step, STEPS, "resources"): _parse_step(step, values) for step, values in raw.items()}
+
+
+def _known(key: Any, known: tuple[str, ...], where: str) -> str:
+    if key not in known:
+        raise InputError(
+            f"Unknown key {key!r} in section {where}: expected one of {', '.join(known)}."
+            f"{did_you_mean(str(key), known)}"
+        )
+    return str(key)
+
+
+def _parse_step(step: str, values: Any) -> StepResources:
+    where = f"resources.{step}"
+    if not isinstance(values, Mapping):
+        raise InputError(f"Cannot use {where}: expected a mapping, received {values!r}.")
+    kinds = {field.name: field.type for field in dataclasses.fields(StepResources)}
+    for key, value in values.items():
+        kind = kinds[_known(key, KEYS, where)]
+        if type(value) is not kind:
+            raise InputError(f"{where}.{key} must be {getattr(kind, '__name__', kind)}. Received: {value!r}.")
+    try:
+        return StepResources(**values)
+    except InputError as error:
+        raise InputError(f"Section {where}: {error}") from error
+
+
+def as_dict(resources: Mapping[str, StepResources]) -> dict[str, dict[str, Any]]:
+    """The section as it stands in a configuration: what is set, and nothing else."""
+    unset = dataclasses.asdict(StepResources())
+    return {
+        step: {key: value for key, value in dataclasses.asdict(asked).items() if value != unset[key]}
+        for step, asked in resources.items()
+    }
+
+
+def resources_of(config: "Config", step: str, target: str = "") -> StepResources:
+    """What a step asks for: what the configuration sets, and over the rest what follows from it.
+
+    Preflight gets the memory that a compilation may take, training what it may hold of the split. A pod on a spot
+    machine is started again; a custom job on Vertex AI is by itself.
+    """
+    asked = config.resources.get(step, StepResources())
+    held = {
+        "create_tfrecords": _RECORDS_GIB,
+        "preflight_training": _BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
+        "train_model": _BASE_GIB + config.training.in_memory_mib / 2**10,
+    }
+    is_spot = step == "train_model" and target == "kubeflow" and config.machine is not None and config.machine.spot
+    return dataclasses.replace(
+        asked,
+        cpu=asked.cpu or _CPU,
+        memory=asked.memory or f"{math.ceil(held.get(step, _BASE_GIB))}Gi",
+        retries=asked.retries if asked.retries >= 0 else _SPOT_RETRIES * is_spot,
+    )
+
+
+def gib(quantity: str) -> float:
+    """A quantity in GiB.
+
+    Example:
+        >>> gib("512Mi"), gib("2Ti")
+        (0.5, 2048.0)
+    """
+    number, unit = _QUANTITY.fullmatch(quantity).groups()  # type: ignore[union-attr]  # Checked when it was read.
+    return int(number) * _GIB[unit]
+
+
+def check_target(config: "Config", target: str) -> None:
+    """Refuse what a platform has no words for.
+
+    Raises:
+        InputError: If something is asked of it that would be left out in silence.
+    """
+    training = config.resources.get("train_model", StepResources())
+    if training.timeout:
+        raise InputError(
+            f"The training's time is the machine's. Received: resources.train_model.timeout={training.timeout}. Set "
+            "machine.timeout_seconds."
+        )
+    if target != "vertex":
+        return
+    for name in ("cpu", "memory", "disk"):
+        if value := getattr(training, name):
+            raise InputError(
+                f"On Vertex AI the training has the whole TPU host. Received: resources.train_model.{name}={value!r}. "
+                "Leave it out" + ("; machine.boot_disk_size_gb sets the disk." if name == "disk" else ".")
+            )
+    for step, asked in config.resources.items():
+        if asked.disk and gib(asked.disk) > _VERTEX_DISK_GIB:
+            raise InputError(
+                f"A step on Vertex AI has a disk of {_VERTEX_DISK_GIB} GB, and its pipelines can ask for no other. "
+                f"Received: resources.{step}.disk={asked.disk!r}. Leave it out, or run it on Kubeflow."
+            )
+
+
+def apply(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
+    """Ask for CPUs, memory and retries, in KFP's own words; the arguments as in `apply_retries`."""
+    task.set_cpu_limit(str(asked.cpu)).set_memory_limit(asked.memory)
+    return apply_retries(task, asked, timeout_seconds)
+
+
+def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
+    """Have a step started again when it fails.
+
+    Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go), and
+    KFP's default for it is an hour: a pod that is taken away after that would not be started again.
+
+    Args:
+        task: The step.
+        asked: How often.
+        timeout_seconds: Of one attempt.
+    """
+    if not asked.retries:
+        return task
+    each = (timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS) + 3600  # And to get a machine.
+    return task.set_retry(asked.retries, "60s", 2.0, f"{(asked.retries + 1) * each}s")
+
+
+def place_on(target: str, task: Any, asked: StepResources) -> Any:
+    """Ask a platform for what KFP itself has no words for: disk and time."""
+    if target == "kubeflow":
+        from kfp import kubernetes
+
+        if asked.timeout:
+            kubernetes.set_timeout(task, asked.timeout)
+        if asked.disk:
+            # Steps stage what they write in the folder for temporary files.
+            kubernetes.add_ephemeral_volume(
+                task, volume_name="scratch", mount_path="/tmp", access_modes=["ReadWriteOnce"], size=asked.disk
+            )
+    elif asked.timeout:  # A task of Vertex AI has no time of its own, so the container keeps it.
+        command = ["timeout", "--kill-after=60", str(asked.timeout)]
+        task.container_spec.command = [*command, *task.container_spec.command]
+    return task
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingTimeout:
+    """When a training is stopped.
+
+    Attributes:
+        seconds: After so long, where nothing is estimated before.
+        is_estimated: Whether preflight's estimate, once it is there, takes the place of that.
+        reason: Why, in words.
+    """
+
+    seconds: int
+    is_estimated: bool
+    reason: str
+
+
+def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> TrainingTimeout:
+    """When the training of a configuration is stopped on a machine.
+
+    1. As the machine says. 2. By preflight's estimate, as `preflight_training.params.timeout_seconds` makes it; that is
+    known while the pipeline runs, when only Vertex AI still takes a time. 3. By what the budget pays for, which
+    preflight holds the run to. 4. After a day.
+    """
+    hours, floor = "{:g} h".format, TIMEOUT_FLOOR_SECONDS / 3600
+    if machine.timeout_seconds:
+        reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
+        return TrainingTimeout(machine.timeout_seconds, False, reason)
+    seconds, why = TIMEOUT_WITHOUT_ESTIMATE_SECONDS, "nothing is estimated before it starts"
+    price = machine.slice.price(machine.region, machine.spot)
+    if config.preflight and config.preflight.max_price_usd and price:
+        paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
+        seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
+        why = f"{TIMEOUT_FACTOR} times what preflight.max_price_usd pays for, at least {hours(floor)}"
+    if config.preflight and target == "vertex":
+        why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"
+        return TrainingTimeout(seconds, True, f"training is stopped after {why}; machine.timeout_seconds sets another")
+    reason = f"training is stopped after {hours(seconds / 3600)}: {why}; machine.timeout_seconds sets another"
+    return TrainingTimeout(seconds, False, reason)

@@ -1,0 +1,40 @@
+import pytest
+
+from components.errors import InputError
+from components.preflight_training.params import timeout_seconds
+from pipelines.config import load_config
+from pipelines.resources import gib
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("resources=4", r"Cannot use resources: expected a mapping of steps, received 4"),
+        ("resources.train=4", r"Unknown key 'train' in section resources: .*Did you mean 'train_model'\?"),
+        ("resources.export_model=4", r"Cannot use resources\.export_model: expected a mapping, received 4"),
+        ("resources.export_model.cpus=4", r"Unknown key 'cpus' in section resources\.export_model.*Did you mean 'cpu'"),
+        ("resources.export_model.cpu=4.5", r"resources\.export_model\.cpu must be int\. Received: 4\.5"),
+        ("resources.export_model.cpu=-1", r"resources\.export_model: cpu must not be negative\. Received: -1"),
+        ("resources.export_model.memory=16", r"export_model\.memory must be str\. Received: 16"),
+        ("resources.export_model.memory=16 GB", r"memory must be a whole number with a unit, as 16Gi.*'16 GB'"),
+    ],
+)
+def test_resources_are_checked_when_the_configuration_is_read(override, message):
+    with pytest.raises(InputError, match=message):
+        load_config("digits", [override])
+
+
+def test_what_is_set_stands_in_the_configuration_again():
+    config = load_config("digits", ["resources.export_model={memory: 16Gi, retries: 0}"])
+    assert config.as_dict()["resources"] == {"export_model": {"memory": "16Gi", "retries": 0}}
+    assert "resources" not in load_config("digits").as_dict()
+
+
+def test_quantities_are_those_of_kubernetes():
+    assert [gib(text) for text in ("1Gi", "512Mi", "1Ti")] == [1, 0.5, 1024]
+    assert gib("1G") == pytest.approx(0.931, abs=1e-3)
+
+
+@pytest.mark.parametrize(("hours", "expected"), [(0, 4), (4 / 3, 4), (1.34, 8), (10, 32), (100, 512)])
+def test_a_training_has_three_times_its_estimate_in_doublings_of_four_hours(hours, expected):
+    assert timeout_seconds(hours * 3600) == expected * 3600
