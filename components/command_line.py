@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from components import step_inputs
 from components.errors import InputError
 from components.outages import PlatformError
+from components.table import printable
 
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
@@ -72,10 +73,10 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     try:
         result, code = work(arguments)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return BAD_INPUT
     except PlatformError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)

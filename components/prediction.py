@@ -41,6 +41,7 @@ from components.interface import (
     read_input,
 )
 from components.registry import check_folder
+from components.table import printable
 from components.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer, load_vocabulary
 
 _BATCH_SIZE = 64
@@ -455,7 +456,7 @@ def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Ite
             content = read(path)
         except InputError as error:
             unread.append(path)
-            print(f"left out: {error}", file=sys.stderr)
+            print(printable(f"left out: {error}"), file=sys.stderr)
             continue
         yield content
 

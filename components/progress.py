@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Protocol, TextIO
 
+from components.table import printable
+
 # Set by the local runner, which reads a step's output through a pipe, when it has a terminal of its own.
 TERMINAL_VARIABLE = "TPU_PIPELINES_TERMINAL"
 _LINE_EVERY_SECONDS = 5.0
@@ -58,7 +60,7 @@ class _Bar:
 
 def say(step: str, message: str) -> None:
     """One line on stderr, marked with the step it comes from."""
-    print(f"[{step}] {message}", file=sys.stderr, flush=True)
+    print(printable(f"[{step}] {message}"), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

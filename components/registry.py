@@ -10,7 +10,6 @@ writes holds a lock, which the system lets go of when the process dies, however 
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import hashlib
 import json
 import re
@@ -485,8 +484,7 @@ class ModelRegistry:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         self.require()
-        with open(self.directory / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with storage.locked(self.directory / ".lock"):
             yield
 
 

@@ -6,6 +6,7 @@ Nothing here leaves half a file under its final name: everything is written besi
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import functools
 import hashlib
 import json
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TextIO
 
 from components.errors import InputError
 from components.outages import PlatformError
@@ -401,6 +402,33 @@ def write_json(path: Path, value: Any) -> None:
         ValueError: If `value` holds a number that is not finite.
     """
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file, which is created if missing and never changed; it ends with the process, in any case.
+
+    Raises:
+        BlockingIOError: If another process holds it, and it is not to be waited for.
+        InputError: If the file is a symbolic link: what that points at is no lock.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError(f"Cannot lock {path}: expected a file, received a symbolic link. Remove it.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def new_file(path: Path) -> TextIO:
+    """An empty text file to write; what had its name, a file or a link, is no longer there, and not written to."""
+    path.unlink(missing_ok=True)
+    return open(path, "x")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
-"""Columns of text for a terminal."""
+"""Text for a terminal: in columns, and without what a terminal would obey."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 
@@ -20,3 +21,17 @@ def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: in
     formats = [f"{side}{width}" for side, width in zip(columns.values(), widths, strict=True)]
     gap = " " if width and sum(widths) + 2 * (len(widths) - 1) > width else "  "
     return [gap.join(map(format, line, formats)).rstrip() for line in lines]
+
+
+# Those of C0 but tab and line end, DEL, those of C1, separators of lines, and what turns the direction of a text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters escaped: names out of data are not to write on a terminal by themselves.
+
+    Example:
+        >>> printable("cat\x1b[2J")
+        'cat\\x1b[2J'
+    """
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)

@@ -27,6 +27,13 @@ _HEADLINES = (
 _SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
 
 
+def _show(text: str, stream: Any = None) -> None:
+    """Print text that may hold names out of data or what a service says."""
+    from components.table import printable
+
+    print(printable(text), file=stream or sys.stdout, flush=True)
+
+
 def _add_config(command: Any, default: str = "") -> None:
     command.add_argument(
         "config",
@@ -91,9 +98,9 @@ def _tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) ->
     if as_json:
         print(json.dumps({**summary, **facts}))
     else:
-        print(_describe(summary))
+        _show(_describe(summary))
     if summary["status"] == "failed":
-        print(f"error: {summary['error']}", file=sys.stderr)
+        _show(f"error: {summary['error']}", sys.stderr)
         return BAD_INPUT if outcome.is_input_error else FAILED
     return DONE if summary["status"] == "succeeded" else REJECTED
 
@@ -153,9 +160,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found.as_dict()))
     elif arguments.markdown:
-        print(comparison.as_markdown(found))
+        _show(comparison.as_markdown(found))
     else:
-        print(f"{comparison.as_text(found)}\n\n{os.path.relpath(path)}")
+        _show(f"{comparison.as_text(found)}\n\n{os.path.relpath(path)}")
     return DONE
 
 
@@ -203,7 +210,10 @@ def _predict(arguments: argparse.Namespace) -> int:
         how = (arguments.length, arguments.temperature, arguments.seed, arguments.int8)
         for written in continue_texts(arguments.export_dir, arguments.inputs, *how):
             shown = {"input": written.prompt, "continuation": written.text}
-            print(json.dumps(shown, ensure_ascii=False) if arguments.json else written.prompt + written.text)
+            if arguments.json:
+                print(json.dumps(shown, ensure_ascii=False))
+            else:
+                _show(written.prompt + written.text)
         return DONE
     predictions = predict_inputs(
         arguments.export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
@@ -212,10 +222,10 @@ def _predict(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"input": one.name, _ANSWERS[one.task]: dict(one.classes)}))
         elif one.task == "regression":
-            print(f"{one.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in one.classes))
+            _show(f"{one.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in one.classes))
         else:
             named = "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes)
-            print(f"{_one_line(one.name)}  {named or 'no label'}")
+            _show(f"{_one_line(one.name)}  {named or 'no label'}")
     return DONE
 
 
@@ -279,7 +289,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print((directory / PREFLIGHT_FILE).read_text())
     else:
-        print(as_text(report))
+        _show(as_text(report))
         print(f"\n{os.path.relpath(directory / PREFLIGHT_REPORT_FILE)}")
     enough = any if arguments.compare else all  # One of those to choose from; all that a run may get.
     return DONE if enough(machine.passed for machine in report.machines) else REJECTED
@@ -373,7 +383,7 @@ def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     settings.require(*TARGET_SETTINGS[arguments.target])
     from components.outages import Backoff
 
-    backoff = Backoff(report=lambda text: print(f"hint: {text}", file=sys.stderr))
+    backoff = Backoff(report=lambda text: _show(f"hint: {text}", sys.stderr))
     return settings, importlib.import_module(f"pipelines.{arguments.target}").connect(settings), backoff
 
 
@@ -496,7 +506,7 @@ class _Progress:
         for line in lines:
             if (key := f"{submission.job_id} {line}") not in self._known:
                 self._known.add(key)
-                print(line, file=sys.stderr, flush=True)
+                _show(line, sys.stderr)
 
 
 def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
@@ -511,7 +521,7 @@ def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
             print(f"  {step:<20}{state}")
         print(f"\n  run   {submission.url}\n  logs  {submission.logs_url}")
     if submission.state in (State.FAILED, State.CANCELLED):
-        print(f"error: {submission.error or submission.state}", file=sys.stderr)
+        _show(f"error: {submission.error or submission.state}", sys.stderr)
         print("hint: `tpu-pipelines submit … --again` starts it once more", file=sys.stderr)
         return FAILED
     return REJECTED if submission.state is State.SUCCEEDED and not submission.promoted else DONE
@@ -606,7 +616,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
         put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
     if change.difference:
-        print(change.difference)
+        _show(change.difference)
     state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
     print(f"{config.name}: {change.action}{dry}, {state}\n{change.schedule.url}")
     if change.duplicates:
@@ -657,7 +667,10 @@ def _registry(arguments: argparse.Namespace) -> int:
         move = registry.promote(root, name, version, arguments.reason) if action == "promote" else None
         answer = dataclasses.asdict(move or registry.roll_back(root, name, arguments.reason))
         text = f"{name} version {answer['version']} is the champion, after {answer['previous'] or 'none'}"
-    print(json.dumps(answer) if arguments.json else text)
+    if arguments.json:
+        print(json.dumps(answer))
+    else:
+        _show(text)
     return DONE
 
 
@@ -695,7 +708,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.command(arguments))
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _show(f"error: {error}", sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:  # Whoever read the output has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -704,7 +717,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED
     except _platform_error() as error:
-        print(f"error: {error}", file=sys.stderr)
+        _show(f"error: {error}", sys.stderr)
         return FAILED
 
 

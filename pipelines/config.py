@@ -180,10 +180,11 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
         or not name
         or len(name) > _NAME_LENGTH
         or not all(c.isalnum() or c in "-_." for c in name)
-        or name[0] == "."
+        or name[0] in ".-"
     ):
         raise InputError(
-            f"Cannot use the name {name!r}: expected letters, digits, '-', '_' and '.', at most {_NAME_LENGTH}."
+            f"Cannot use the name {name!r}: expected letters, digits, '-', '_' and '.', at most {_NAME_LENGTH}, "
+            "and not '-' or '.' first."
         )
     model = {"name": raw["model"]} if isinstance(raw["model"], str) else raw["model"]
     if not isinstance(model, dict) or "name" not in model:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import io
 import json
 import os
@@ -35,6 +34,7 @@ from components.preflight_training import sandbox
 from components.progress import TERMINAL_VARIABLE
 from components.registry import MODEL_DIR, fetch, is_on_vertex, model_digest, open_registry, parse_reference, reference
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
+from components.table import printable
 from pipelines.caching import STEPS, data_version, fingerprints, lineage, step_keys
 from pipelines.config import Config
 from pipelines.step_cache import StepCache
@@ -83,7 +83,8 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
     cache_dir = workspace / ".cache" / config.name
     with _only_run(run_dir, cache_dir):
         (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
-        (run_dir / LOG_FILE).touch()
+        if (run_dir / LOG_FILE).is_symlink() or not (run_dir / LOG_FILE).is_file():
+            storage.new_file(run_dir / LOG_FILE).close()
         data = _data_version(plan, workspace)
         made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
         session = _Session(config, data, run_dir, cache_dir)
@@ -229,10 +230,10 @@ def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
     """Hold the run's lock; the system lets go of it when the process dies, however it dies."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with open(cache_dir / "lock", "w") as lock:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            held.enter_context(storage.locked(cache_dir / "lock", wait=False))
+        except BlockingIOError as error:
             raise InputError(
                 f"Another run is writing to {run_dir}. Wait for it, or use another --workspace or --set name=…"
             ) from error
@@ -253,7 +254,7 @@ class _StepOutput(io.TextIOBase):
         for line in lines:
             self._log.write(line + "\n")
             if line.strip().startswith(tuple(f"[{step}]" for step in STEPS)):
-                print(line.strip(), file=sys.stderr, flush=True)
+                print(printable(line.strip()), file=sys.stderr, flush=True)
         self._log.flush()
         return len(text)
 
@@ -297,7 +298,7 @@ class _Session:
             try:
                 Manifest.load(records)
             except InputError as error:
-                print(f"hint: cached records are not used: {error}", file=sys.stderr)
+                print(printable(f"hint: cached records are not used: {error}"), file=sys.stderr)
                 self._cache.remove(records)
         self._cache.drop_leftovers()
         for pattern in (".*.tmp", ".*.old"):
@@ -340,7 +341,7 @@ class _Session:
         from pipelines.training_pipeline import training_pipeline
 
         with (
-            open(self._run_dir / LOG_FILE, "w") as log,
+            storage.new_file(self._run_dir / LOG_FILE) as log,
             contextlib.redirect_stdout(_StepOutput(log)),
             self._environment(),
             self._cache.for_kfp() as entries_dir,

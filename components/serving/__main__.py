@@ -10,6 +10,7 @@ import sys
 from components import command_line
 from components.errors import InputError
 from components.serving.params import ServeParams, vertex_defaults
+from components.table import printable
 
 
 def main() -> int:
@@ -32,7 +33,7 @@ def main() -> int:
 
         serve(arguments.export_dir, command_line.params_from(arguments, ServeParams))
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return command_line.BAD_INPUT
     return command_line.DONE
 

@@ -22,6 +22,7 @@ from components.registry import fetch_folder
 from components.serving.application import Application
 from components.serving.connections import Connection, Places, connection_limit
 from components.serving.params import ServeParams
+from components.table import printable
 
 # Longer than Google's load balancers keep theirs (600 s), which would otherwise meet connections just closed:
 # https://cloud.google.com/load-balancing/docs/https#timeouts_and_retries
@@ -84,7 +85,7 @@ async def _serve(listener: socket.socket, export_uri: str, params: ServeParams, 
         model = await asyncio.to_thread(_load, export_uri, params, work)
         is_loaded = True
         async with application.ready(model):
-            print(_announce(model, listener, params), flush=True)
+            print(printable(_announce(model, listener, params)), flush=True)
             await serving
     finally:
         server.should_exit = True

@@ -445,3 +445,33 @@ def test_on_a_mounted_bucket_a_folder_is_copied_and_its_description_comes_last(t
         (staged / "zz.tfrecord").write_text("2")
     assert order[-1] == "dataset.json"
     assert sorted(path.name for path in final.rglob("*") if path.is_file()) == ["dataset.json", "z.json", "zz.tfrecord"]
+
+
+def test_a_lock_is_held_by_one_and_changes_no_file(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text("somebody's")
+    with storage.locked(path), pytest.raises(BlockingIOError), storage.locked(path, wait=False):
+        pass
+    with storage.locked(path, wait=False):
+        assert path.read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("target", ["theirs", "missing"])
+def test_a_lock_that_is_a_link_is_refused(tmp_path, target):
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / "lock").symlink_to(tmp_path / target)
+    expected = pytest.raises(InputError, match=r"Cannot lock .*lock: expected a file, received a symbolic link")
+    with expected, storage.locked(tmp_path / "lock"):
+        pass
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_new_file_is_not_what_a_link_points_at(tmp_path, link):
+    (tmp_path / "theirs").write_text("theirs")
+    link(tmp_path / "theirs", tmp_path / "run.log")
+    with storage.new_file(tmp_path / "run.log") as file:
+        file.write("ours")
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert (tmp_path / "run.log").read_text() == "ours"

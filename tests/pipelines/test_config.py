@@ -67,6 +67,7 @@ def test_as_dict_is_a_config_again():
             r"model.parameters.dropout: expected .* a finite number, .* received nan",
         ),
         ({"name": "../elsewhere"}, r"Cannot use the name '../elsewhere'"),
+        ({"name": "-rf"}, r"Cannot use the name '-rf': .* not '-' or '.' first"),
         ({"name": ".hidden"}, r"Cannot use the name '.hidden'"),
     ],
 )
