@@ -149,6 +149,9 @@ def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
     Args:
         name: A registered name, a `.py` or `.keras` file, or `module:function`.
         parameters: Its hyper-parameters.
+
+    Raises:
+        InputError: If the name is unknown, or a file of the code cannot be read.
     """
     named = named_files(parameters or {})
     if is_reference(name):
@@ -161,6 +164,7 @@ def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
         path = Path(name).resolve()
         code = code_of([path], (path.parent, *_own_folders()), (Path(),))
     else:
+        check_model(name)
         code = _module_code(name.split(":", 1)[0])
     return Code({**code.files, **named}, code.libraries)
 

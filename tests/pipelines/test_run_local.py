@@ -96,6 +96,7 @@ def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_not
     assert (done.returncode, summary["status"]) == (0, "succeeded"), "the promoted run is found in the cache again"
 
 
+@pytest.mark.slow  # Eleven runs, three of which train: a minute.
 def test_retraining_is_judged_against_the_registrys_champion(finished_run, tmp_path):
     """A registry of its own through a model's life: first, beaten, not beaten, rolled back, promoted by hand."""
     registry = tmp_path / "registry"
@@ -238,6 +239,7 @@ def test_without_the_tpu_compiler_preflight_is_left_out_and_says_what_to_install
     assert "pip install 'tpu-pipelines[preflight]'" in said
 
 
+@pytest.mark.slow  # A run of its own: 15 s.
 def test_divergence_is_reported_with_exit_code_2_and_the_last_checkpoint_kept(tmp_path):
     done = tpu_pipelines_here(
         "run", "digits", "--workspace", str(tmp_path), *QUICK, "--set", "training.learning_rate=1e30"

@@ -81,6 +81,7 @@ def test_same_batch_size_gives_the_same_numbers_again(digits_records, trained_di
     assert (tmp_path / "once" / "report.html").read_bytes() == (tmp_path / "again" / "report.html").read_bytes()
 
 
+@pytest.mark.slow  # A process of eight replicas: 20 s.
 def test_eight_replicas_give_exactly_the_numbers_of_one(digits_records, trained_digits, tmp_path, run_step):
     params = dataclasses.replace(_CPU, batch_size_per_replica=32)
     evaluate_model(params, digits_records, trained_digits, tmp_path / "one")

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from components.preflight_training import sandbox
 from components.preflight_training.compiler import Compilation, Outcome, Task
 from components.preflight_training.estimate import bytes_per_cycle
 from components.train_model import TrainParams
+from tests.components.preflight_training.warm import WarmCompiler
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
 SMALL: Mapping[str, Any] = {"filters": 4, "units": 8}  # Of digits_cnn; compiles in half a second.
@@ -54,6 +55,24 @@ def compile_one(task: Task, cache_dir: Path, limits: sandbox.Limits = LIMITS, **
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shared by tests that do not ask where an outcome comes from."""
     return tmp_path_factory.mktemp("compilations")
+
+
+@pytest.fixture(scope="session")
+def _warm() -> Iterator[WarmCompiler]:
+    warm = WarmCompiler()
+    yield warm
+    warm.end()
+
+
+@pytest.fixture
+def warm_compiler(_warm: WarmCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile JAX's steps in copies of a process that has imported everything; TensorFlow's as ever."""
+    cold = sandbox._run_child
+    monkeypatch.setattr(
+        sandbox,
+        "_run_child",
+        lambda task, *rest: (_warm if task.training.backend == "jax" else cold)(task, *rest),
+    )
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,8 @@ from tests.components.preflight_training.conftest import (
 )
 from tests.components.ready_data import READY_DATA, everything_for
 
+pytestmark = pytest.mark.usefixtures("warm_compiler")
+
 _MODEL = """
 import keras
 from keras import layers
@@ -146,7 +148,7 @@ def test_calls_of_the_host_compile_and_are_listed(special_model, cache_dir):
     (call,) = outcome.cost.host_calls
     assert "special" in call
     assert "callback" in call
-    assert "cannot be rebuilt without its code" in outcome.objection
+    assert "cannot be rebuilt from its file" in outcome.objection
 
 
 def test_tensorflow_operation_that_xla_lacks_is_named_with_its_layer_and_line(special_model, cache_dir):
@@ -239,13 +241,17 @@ def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
     assert augmented.cost.host_calls == ()
 
 
+@pytest.mark.slow  # TensorFlow lowers a step for ten seconds.
 def test_augmentation_compiles_on_tensorflow_too(cache_dir):
     outcome = compile_one(make_task(backend="tensorflow", **EVERYTHING), cache_dir)
     assert (outcome.verdict, outcome.reason) == (FITS, "")
     assert outcome.cost.unknown_loops == 0
 
 
-@pytest.mark.parametrize("changes", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, marks=pytest.mark.slow, id="plain"), pytest.param(EVERYTHING, id="everything")],  # 20 s each.
+)
 def test_the_step_compiled_is_the_very_step_that_training_runs(
     digits_records, tmp_path, run_child, step_command, changes
 ):

@@ -9,6 +9,8 @@ from kfp import dsl
 from components.errors import InputError
 from components.preflight_training.component import preflight_training
 
+pytestmark = pytest.mark.usefixtures("warm_compiler")
+
 
 @pytest.fixture
 def run_component(digits_records, cache_dir, tmp_path, monkeypatch):

@@ -16,6 +16,8 @@ from components.preflight_training.preflight import examine
 from components.train_model import TrainParams
 from tests.components.preflight_training.conftest import SMALL
 
+pytestmark = pytest.mark.usefixtures("warm_compiler")
+
 _PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3), machine="v5e-1")
 # A host whose rate is known, so that waiting can be calculated: with as many CPUs as v5e-1's own.
 _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 24))
@@ -153,7 +155,7 @@ def test_a_model_that_cannot_be_rebuilt_is_refused_though_it_fits(cache_dir, tmp
     report = _examine(cache_dir, model=str(model), model_parameters={})
     assert (report.verdict, report.passed) == ("fits", False)
     (reason,) = report.reasons
-    assert "cannot be rebuilt without its code" in reason
+    assert "cannot be rebuilt from its file" in reason
 
 
 _ATTENTION = """

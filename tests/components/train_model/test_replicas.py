@@ -60,6 +60,7 @@ def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run
     _assert_same(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow  # A process of two replicas: 15 s.
 def test_two_replicas_of_a_language_model_learn_what_one_learns(tmp_path, run_step):
     write_records(corpus_params(tmp_path), tmp_path / "records")
     params = replace(

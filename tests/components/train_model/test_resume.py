@@ -75,6 +75,7 @@ def test_killed_training_continues_to_the_same_weights(quick, digits_records, tm
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
 
 
+@pytest.mark.slow  # Two processes, one of them killed: 20 s.
 def test_killed_language_model_continues_to_the_same_weights(tmp_path, run_step, step_command):
     write_records(corpus_params(tmp_path), tmp_path / "records")
     params = replace(QUICK_LANGUAGE_MODEL, batch_size_per_replica=2)  # 46 steps an epoch: time to be killed in.
