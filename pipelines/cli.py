@@ -140,7 +140,9 @@ def _add_compare(commands: Any) -> None:
         description="Show runs side by side: metrics, speed, sizes, and in what their configurations differ; and write "
         "a page that shows their training curves too.",
     )
-    compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, as runs/digits")
+    compare.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, as runs/digits; others are left out"
+    )
     compare.add_argument(
         "--output", type=Path, metavar="FILE", help="the page (default: comparison.html beside the first run)"
     )
@@ -153,9 +155,12 @@ def _add_compare(commands: Any) -> None:
 def _compare(arguments: argparse.Namespace) -> int:
     from pipelines import comparison
 
-    path = arguments.output or arguments.runs[0].resolve().parent / "comparison.html"
+    runs, others = comparison.select_runs(arguments.runs)
+    path = arguments.output or runs[0].resolve().parent / "comparison.html"
     comparison.check_page(path)
-    found = comparison.compare(arguments.runs)
+    found = comparison.compare(runs)
+    if others:
+        _show(f"hint: left out, as no run that has ended: {', '.join(map(str, others))}", sys.stderr)
     comparison.write_page(found, path)
     if arguments.json:
         print(json.dumps(found.as_dict()))

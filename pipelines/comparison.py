@@ -88,6 +88,23 @@ class Comparison:
         return {"runs": [run.label for run in self.runs], **sections, "notes": list(self.notes)}
 
 
+def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The folders of runs that have ended, and what lies beside them that is none: as a shell finds them, `runs/*`.
+
+    Raises:
+        InputError: If there is nothing of that name, or no run among them.
+    """
+    if missing := [path for path in paths if not path.exists()]:
+        raise InputError(f"Cannot compare {missing[0]}: there is no such folder. Check the path.")
+    runs = tuple(path for path in paths if (path / SUMMARY_FILE).is_file())
+    if not runs:
+        raise InputError(
+            f"Cannot compare {', '.join(map(str, paths))}: there is no {SUMMARY_FILE} in it. Expected the folder of a "
+            "run that has ended, as runs/digits."
+        )
+    return runs, tuple(path for path in paths if path not in runs)
+
+
 def compare(folders: Sequence[Path]) -> Comparison:
     """Compare runs.
 
@@ -115,11 +132,6 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 
 def _load(folder: Path, label: str) -> Run:
-    if not (folder / SUMMARY_FILE).is_file():
-        raise InputError(
-            f"Cannot compare {folder}: there is no {SUMMARY_FILE} in it. Expected the folder of a run that has ended, "
-            "as runs/digits."
-        )
     model, lines = folder / "model" / MODEL_FILE, folder / "model" / HISTORY_FILE
     try:
         summary = json.loads((folder / SUMMARY_FILE).read_bytes())

@@ -121,12 +121,35 @@ def test_the_command_prints_and_writes_beside_the_first_run(two_runs, capsys):
     assert (two_runs[0].parent / "comparison.html").is_file()
 
 
+def write_run(folder):
+    """A run of which only a summary is left."""
+    folder.mkdir(parents=True)
+    summary = {"status": "failed", "config": {}, "metrics": {}, "preflight": {}, "export": {}, "error": "no"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_what_is_no_run_is_left_out_and_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "flowers"):
+        write_run(tmp_path / "runs" / name)
+    for name in ("registry", "digits-preflight"):
+        (tmp_path / "runs" / name).mkdir()
+    (tmp_path / "runs" / "comparison.html").write_text("")
+    assert cli.main(["compare", *sorted(map(str, (tmp_path / "runs").iterdir())), "--markdown"]) == 0
+    said = capsys.readouterr()
+    assert [line.split("`")[1] for line in said.out.splitlines() if "`" in line] == ["digits", "flowers"]
+    left_out = ", ".join(f"{tmp_path}/runs/{name}" for name in ("comparison.html", "digits-preflight", "registry"))
+    assert said.err == f"hint: left out, as no run that has ended: {left_out}\n"
+
+
 def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):
     def error(*folders):
         assert cli.main(["compare", *map(str, folders)]) == 2
         return capsys.readouterr().err
 
-    assert "there is no summary.json in it. Expected the folder of a run" in error(two_runs[0], tmp_path)
+    assert "there is no summary.json in it. Expected the folder of a run" in error(tmp_path)
+    assert "Cannot compare /nowhere: there is no such folder" in error(two_runs[0], "/nowhere")
     assert "Cannot compare a run with itself" in error(two_runs[0], two_runs[0])
     (two_runs[0] / "summary.json").write_text("{}")
     assert "it is damaged (its summary lacks config, error, export" in error(*two_runs)
