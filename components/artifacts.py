@@ -13,6 +13,7 @@ from components.errors import InputError
 from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, read_input
 
 MANIFEST_FILE = "dataset.json"
+COPIES_FILE = "copies.json"
 PREFLIGHT_FILE = "preflight.json"
 PREFLIGHT_REPORT_FILE = "preflight.html"
 MODEL_FILE = "model.json"

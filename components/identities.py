@@ -1,6 +1,6 @@
 """What examples are known by wherever they go: eight bytes of a hash of their content, in records and in models.
 
-records/examples.npz     uint64[num_examples] for each split, in stored order
+records/examples.npz     uint64[num_examples] for each split, in stored order, and bool[num_examples]: copied
 model/trained_on.npy     uint64[…], sorted: what the model has trained on
 """
 
@@ -17,6 +17,7 @@ from components.errors import InputError
 IDENTITY_BYTES = 8  # Among a million examples two that differ share one with a chance of 3 in 100 million.
 EXAMPLES_FILE = "examples.npz"
 TRAINED_ON_FILE = "trained_on.npy"
+_COPIED = "_copied"
 
 
 def identify(content: Any) -> bytes:
@@ -24,9 +25,16 @@ def identify(content: Any) -> bytes:
     return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
 
-def save_identities(directory: Path, by_split: Mapping[str, bytes]) -> None:
-    """Write what the examples of each split are known by, one after the other in stored order."""
-    arrays: dict[str, Any] = {name: np.frombuffer(some, "<u8") for name, some in by_split.items()}
+def save_identities(directory: Path, by_split: Mapping[str, bytearray], copied: Mapping[str, np.ndarray]) -> None:
+    """Write what the examples are known by.
+
+    Args:
+        directory: The records' folder.
+        by_split: The identities of each split, one after the other in stored order.
+        copied: bool[num_examples] of each split: whether it has a copy in training, be it a near one.
+    """
+    arrays: dict[str, Any] = {name: np.frombuffer(bytes(some), "<u8") for name, some in by_split.items()}
+    arrays |= {f"{name}{_COPIED}": some for name, some in copied.items()}
     np.savez(directory / EXAMPLES_FILE, **arrays)
 
 
@@ -37,6 +45,12 @@ def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
         return None
     found: Mapping[str, np.ndarray] = _load(path)
     return found.get(split)
+
+
+def load_copied(records_dir: Path, split: str) -> np.ndarray:
+    """bool[num_examples] of a split that has identities: whether an example has a copy in training."""
+    copied: np.ndarray = _load(records_dir / EXAMPLES_FILE)[f"{split}{_COPIED}"]
+    return copied
 
 
 def save_trained_on(records_dir: Path, model_dir: Path) -> None:

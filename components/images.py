@@ -190,8 +190,8 @@ def _naming_damage() -> Iterator[None]:
         raise UnreadableImageError(f"damaged image: {error}") from error
 
 
-def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, int, int]]:
-    """The bytes to store for an image that stays encoded, and its (height, width, channels) once read.
+def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, int, int], np.ndarray]:
+    """The bytes to store for an image that stays encoded, its (height, width, channels) once read, and its pixels.
 
     JPEG (but CMYK and the like) and PNG are kept to the byte. What TensorFlow cannot decode, or decodes to other
     pixels, is turned into PNG.
@@ -203,8 +203,8 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, in
     height, width, channels = pixels.shape
     shape = (*(rule.image_size or (height, width)), channels)
     if _jpeg_header(content)[2] not in ("", _UNUSUAL) or content.startswith(b"\x89PNG\r\n\x1a\n"):
-        return content, shape
-    return encode_png(pixels), shape
+        return content, shape, pixels
+    return encode_png(pixels), shape, pixels
 
 
 def encode_png(pixels: np.ndarray) -> bytes:

@@ -17,6 +17,7 @@ def create_tfrecords(
     test_fraction: float = 0.2,
     stratify: bool = True,
     group_column: str = "",
+    join_copies: bool = True,
     seed: int = 0,
     image_size: List[int] = [],
     channels: int = 0,

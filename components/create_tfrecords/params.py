@@ -28,6 +28,7 @@ class WriteParams:
             class per example; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
             nearest share.
+        join_copies: Keep copies of an example, also near ones, in one split, where the source has none of its own.
         seed: Salt of the split and of the order in which examples are stored.
         image_size: (height, width) to resize to; empty means that all images must have one size already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
@@ -52,6 +53,7 @@ class WriteParams:
     test_fraction: float = 0.2
     stratify: bool = True
     group_column: str = ""
+    join_copies: bool = True
     seed: int = 0
     image_size: tuple[int, ...] = ()
     channels: int = 0

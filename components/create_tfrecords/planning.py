@@ -1,6 +1,7 @@
 """The whole data set, decided before a byte is written: what a bad source is refused on, in seconds."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,11 +22,20 @@ class DatasetPlan:
         listing: The examples.
         order: int64 indices into the listing, by split; splits without examples are left out.
         split_rule: How the splits came to be, in words.
+        rank: int64[num_examples]: the place of each in the order in which all would be stored.
     """
 
     listing: Listing
     order: dict[str, np.ndarray]
     split_rule: str
+    rank: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
+
+    def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
+        """The plan with these examples, int[…], in these splits, str[…]; others are left out."""
+        by_rank = np.argsort(self.rank[examples])
+        examples, splits = examples[by_rank], splits[by_rank]
+        order = {name: examples[splits == name] for name in SPLITS}
+        return dataclasses.replace(self, order={name: indices for name, indices in order.items() if len(indices)})
 
     @property
     def split_examples(self) -> dict[str, int]:
@@ -53,7 +63,9 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
     if listing.corpus is not None and listing.splits is not None:
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
         return DatasetPlan(listing, places, listing.corpus.split_rule)
-    identities = listing.identities or listing.keys
+    identities: Sequence[str] = listing.identities or listing.keys
+    if not params.join_copies:
+        identities = tell_apart(identities, listing.labels)
     splits, rule = assign_splits(
         identities,
         listing.labels,
@@ -65,6 +77,8 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
         groups=listing.groups,
     )
     order = storage_order(tell_apart(identities, listing.labels), params.seed)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
     by_split = {name: order[splits[order] == name] for name in SPLITS}
     asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
     for name, fraction in asked.items():
@@ -78,4 +92,4 @@ def plan_dataset(params: WriteParams) -> DatasetPlan:
             )
     if params.task == REGRESSION:
         check_variation(listing.labels[by_split[TRAIN]], listing.class_names)
-    return DatasetPlan(listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule)
+    return DatasetPlan(listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, rank)

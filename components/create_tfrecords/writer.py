@@ -12,13 +12,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import google_crc32c
 import numpy as np
 
 from components import progress, storage
 from components.artifacts import (
+    COPIES_FILE,
     KEY_FEATURE,
     LABEL_FEATURE,
     MANIFEST_FILE,
@@ -29,6 +30,7 @@ from components.artifacts import (
     Shard,
     Split,
 )
+from components.create_tfrecords.copies import Copies, find_alike, look_at, pairs_of_equal, same_words, thin_out
 from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
@@ -37,7 +39,7 @@ from components.create_tfrecords.sources import Listing
 from components.create_tfrecords.splitting import SPLIT_RULE_VERSION
 from components.create_tfrecords.targets import check_variation, describe_targets
 from components.errors import InputError
-from components.identities import EXAMPLES_FILE, identify, save_identities
+from components.identities import EXAMPLES_FILE, IDENTITY_BYTES, identify, save_identities
 from components.images import (
     ImageRule,
     UnreadableImageError,
@@ -70,11 +72,13 @@ from components.text import (
 )
 
 _STEP = "create_tfrecords"
+_T = TypeVar("_T")
 _MAX_RAW_BYTES = 64 * 64 * 3
 _RECORD_OVERHEAD_BYTES = 80  # Framing, field names and the key; an estimate, for sizing shards.
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
 _TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
 _SHOWN, _CLASSES_SHOWN = 5, 10
+_DIGEST_BYTES = 32
 _LISTED = 100  # Of bad inputs, when there are too many of them.
 
 
@@ -98,10 +102,12 @@ class _Stored:
         fields: Of its record, without label and key.
         counts: What its split's statistics add up.
         identity: Equal for equal examples.
+        picture: Of images, what their look is taken from.
     """
 
     fields: Mapping[str, bytes | int]
     identity: bytes
+    picture: np.ndarray | None = None
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -141,14 +147,15 @@ class _ImageRule:
 
     def store(self, content: Any) -> "_Stored":
         try:
-            payload, shape = self._encode(content)
+            payload, shape, pixels = self._encode(content)
         except UnreadableImageError as error:
             raise _UnusableError(str(error)) from error
         if shape != self.input.image_shape:
             raise _OddShapeError(shape)
-        return _Stored({ImageInput.feature: payload}, identify(payload))
+        # Of what stays encoded the look alone tells that two files hold the same pixels.
+        return _Stored({ImageInput.feature: payload}, identify(payload), thin_out(pixels))
 
-    def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...]]:
+    def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
         if self.input.encoding == ENCODED:
             return check_encoded(content, self.image)
         if isinstance(content, bytes):
@@ -156,7 +163,7 @@ class _ImageRule:
         else:
             height, width, channels = self.input.image_shape
             pixels = resize_pixels(convert_pixels(content, channels), (height, width))
-        return pixels.tobytes(), pixels.shape
+        return pixels.tobytes(), pixels.shape, pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +193,7 @@ class _TextRule:
         return _Stored(
             {TextInput.feature: ids, TEXT_FEATURE: content},
             identify(content),
+            None,
             {
                 "num_truncated": int(encoded.num_tokens > wanted),
                 "num_padded": int(encoded.num_tokens < wanted),
@@ -197,15 +205,31 @@ class _TextRule:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What a worker made of a run of examples: a file of framed records, their labels, SHA-256s and statistics."""
+    """What a worker made of a run of examples.
+
+    Attributes:
+        path: A file of framed records.
+        kept: Which of the run these are, by their places in it.
+        sizes: Bytes of each record.
+        labels: The label of each.
+        digests: The SHA-256 of each record, one after the other.
+        bad: What was set aside.
+        odd: The name and shape of an image unlike the others, which ends the writing.
+        counts: What the split's statistics add up.
+        identities: Eight bytes of each.
+        looks: Of images, uint8[kept, 8, 9].
+    """
 
     path: str
-    labels: list[Any]
-    digests: bytes
-    bad: list[Quarantined]
-    odd: tuple[str, tuple[int, ...]] | None
+    kept: list[int] = dataclasses.field(default_factory=list)
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    labels: list[Any] = dataclasses.field(default_factory=list)
+    digests: bytes = b""
+    bad: list[Quarantined] = dataclasses.field(default_factory=list)
+    odd: tuple[str, tuple[int, ...]] | None = None
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     identities: bytes = b""
+    looks: np.ndarray | None = None
 
 
 def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None = None) -> WriteResult:
@@ -230,8 +254,11 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
         writer = CorpusWriter(plan.listing.corpus, params.target_shard_mib)
         bytes_each, write = writer.bytes_each, functools.partial(_write_corpus, plan, writer)
     else:
+        words = _hash_texts(params, plan.listing) if plan.listing.kind == TEXT else None
+        if words is not None and params.join_copies:
+            plan = _join_texts(plan, words)
         rule, bytes_each = _choose_rule(params, plan)
-        write = functools.partial(_write_all, params, plan, rule, bytes_each)
+        write = functools.partial(_write_all, params, plan, rule, bytes_each, words)
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * bytes_each)
     with storage.staged_directory(directory) as staged:
         manifest = write(staged)
@@ -269,9 +296,8 @@ def _check_target(directory: Path, source: str) -> None:
 
 
 def _is_ours(file: Path) -> bool:
-    return file.is_file() and (
-        file.name in (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE) or file.suffix == ".tfrecord"
-    )
+    ours = (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE, COPIES_FILE)
+    return file.is_file() and (file.name in ours or file.suffix == ".tfrecord")
 
 
 def _choose_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_Rule, int]:
@@ -279,20 +305,44 @@ def _choose_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_Rule, int]:
     return (_choose_text_rule if plan.listing.kind == TEXT else _choose_image_rule)(params, plan)
 
 
-def _choose_text_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_TextRule, int]:
-    """The vocabulary comes from the training split alone."""
+def _read_texts(
+    params: WriteParams, listing: Listing, examples: np.ndarray, what: str, work: Callable[..., _T]
+) -> Iterator[_T]:
+    """What becomes of some texts in worker processes, a run of them at a time."""
     from joblib import Parallel, delayed
 
-    listing, training = plan.listing, plan.order[TRAIN]
-    chunks = [training[i : i + _TASK_EXAMPLES] for i in range(0, len(training), _TASK_EXAMPLES)]
+    chunks = [examples[i : i + _TASK_EXAMPLES] for i in range(0, len(examples), _TASK_EXAMPLES)]
     num_workers = min(params.num_workers or os.cpu_count() or 1, len(chunks))
-    counts: Counter[bytes] = Counter()
-    with progress.track(f"{_STEP} vocabulary", len(training), "texts") as bar:
+    with progress.track(f"{_STEP} {what}", len(examples), "texts") as bar:
         runner = Parallel(num_workers, "sequential" if num_workers == 1 else "loky", return_as="generator")
-        jobs = (delayed(_count_words)(listing.root, *_part_of(listing, chunk)) for chunk in chunks)
-        for chunk, counted in zip(chunks, runner(jobs), strict=True):
-            counts.update(counted)
+        jobs = (delayed(work)(listing.root, *_part_of(listing, chunk)) for chunk in chunks)
+        for chunk, done in zip(chunks, runner(jobs), strict=True):
+            yield done
             bar.update(len(chunk))
+
+
+def _hash_texts(params: WriteParams, listing: Listing) -> np.ndarray:
+    """uint64[num_examples], equal for texts of the same words."""
+    examples = np.arange(len(listing.keys))
+    return np.frombuffer(b"".join(_read_texts(params, listing, examples, "copies", _hash_words)), "<u8")
+
+
+def _join_texts(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
+    """The plan with texts of the same words in one split, before the vocabulary is made of those that train."""
+    splits = np.full(len(words), "", "<U10")
+    for name, indices in plan.order.items():
+        splits[indices] = name
+    planned = np.flatnonzero(splits != "")
+    nothing = np.empty((0, 2), int)
+    joined = Copies.find(plan.listing, planned, words[planned], nothing).joined(splits)
+    return plan if np.array_equal(joined, splits) else plan.redivided(planned, joined[planned])
+
+
+def _choose_text_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_TextRule, int]:
+    """The vocabulary comes from the training split alone."""
+    listing, counts = plan.listing, Counter[bytes]()
+    for counted in _read_texts(params, listing, plan.order[TRAIN], "vocabulary", _count_words):
+        counts.update(counted)
     if not counts:
         raise InputError(
             f"Found no word in the training texts of {listing.source!r}: expected UTF-8 text. Check the source."
@@ -316,6 +366,17 @@ def _part_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
     if listing.texts is not None:
         return keys, [listing.texts[i] for i in indices]
     return keys, None if listing.images is None else listing.images[indices]
+
+
+def _hash_words(root: str, keys: Sequence[str], texts: Sequence[bytes] | None) -> bytes:
+    """Eight bytes of each text's words; one that cannot be read has none in common. Runs in a worker process."""
+    hashes = bytearray()
+    for position, key in enumerate(keys):
+        try:
+            hashes += same_words(storage.read_bytes(f"{root}/{key}") if texts is None else texts[position])
+        except InputError:
+            hashes += identify(key.encode())
+    return bytes(hashes)
 
 
 def _count_words(root: str, keys: Sequence[str], texts: Sequence[bytes] | None) -> Counter[bytes]:
@@ -375,18 +436,26 @@ def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
     )
 
 
-def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: int, staged: Path) -> Manifest:
+def _cut(
+    order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Splits, names of shards and examples in order; a shard is one or more tasks."""
+    for split, indices in order.items():
+        shards = plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib)
+        for name, (start, end) in zip(shards.names, shards.boundaries, strict=True):
+            for at in range(start, end, task_examples):
+                yield split, name, indices[at : min(at + task_examples, end)]
+
+
+def _write_all(
+    params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: int, words: np.ndarray | None, staged: Path
+) -> Manifest:
     from joblib import Parallel, delayed
 
     listing = plan.listing
     input_bytes = sum(file.num_bytes for file in listing.files.values()) // len(listing.keys)
     task_examples = min(max(_TASK_BYTES // max(bytes_each, input_bytes), 1), _TASK_EXAMPLES)
-    tasks = []  # (shard's name, indices) in order; a shard is one or more tasks.
-    for split, indices in plan.order.items():
-        shards = plan_shards(split, len(indices), len(indices) * bytes_each, params.target_shard_mib)
-        for name, (start, end) in zip(shards.names, shards.boundaries, strict=True):
-            for at in range(start, end, task_examples):
-                tasks.append((split, name, indices[at : min(at + task_examples, end)]))
+    tasks = list(_cut(plan.order, bytes_each, params.target_shard_mib, task_examples))
     num_workers = min(params.num_workers or os.cpu_count() or 1, len(tasks))
     total = sum(plan.split_examples.values())
     merger = _Merger(staged)
@@ -421,8 +490,12 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
                 if part.odd is not None:
                     assert isinstance(rule.input, ImageInput)
                     raise _odd_shape_error(rule.input.image_shape, *part.odd)
-                merger.add(split, name, part)
+                merger.add(split, name, indices, part)
                 bar.update(len(indices))
+    copies, splits = merger.find_copies(listing, words)
+    if params.join_copies and np.any((joined := copies.joined(splits)) != splits):
+        splits, examples = joined, merger.examples
+        merger = _regroup(params, plan.redivided(examples, joined[examples]), merger, bytes_each, staged)
     manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, rule),
         source=listing.source,
@@ -436,8 +509,11 @@ def _write_all(params: WriteParams, plan: DatasetPlan, rule: _Rule, bytes_each: 
         quarantined=tuple(merger.bad),
     )
     _check_budget(params, plan, manifest)
-    save_identities(staged, {name: bytes(some) for name, some in merger.identities.items()})
+    is_copy = copies.in_training_too(splits)
+    save_identities(staged, merger.identities, {name: is_copy[some] for name, some in merger.stored().items()})
+    storage.write_json(staged / COPIES_FILE, summary := copies.summary(splits))
     _say_content(manifest)
+    _say_copies(manifest, summary, is_copy, splits)
     if isinstance(rule, _TextRule):
         save_vocabulary(rule.vocabulary, staged)
         _say_statistics(rule, manifest)
@@ -463,6 +539,38 @@ def _write_corpus(plan: DatasetPlan, writer: CorpusWriter, staged: Path) -> Mani
     )
 
 
+def _regroup(params: WriteParams, plan: DatasetPlan, before: "_Merger", bytes_each: int, staged: Path) -> "_Merger":
+    """Write the records of a merger again, now as a plan has it: copied, since a record does not say its split."""
+    after = _Merger(staged)
+    after.bad = before.bad
+    with tempfile.TemporaryDirectory(prefix=".before.", dir=staged) as folder:
+        places: dict[int, tuple[np.ndarray, int, _Part, int]] = {}
+        shards: dict[str, tuple[np.ndarray, int]] = {}
+        for _, name, examples, part in before.written:
+            if name not in shards:
+                os.rename(staged / name, os.path.join(folder, name))
+                shards[name] = np.memmap(os.path.join(folder, name), np.uint8, "r"), 0
+            shard, offset = shards[name]
+            for number, (example, size) in enumerate(zip(examples.tolist(), part.sizes, strict=True)):
+                places[example] = shard, offset, part, number
+                offset += size
+            shards[name] = shard, offset
+        path = os.path.join(folder, "part")
+        for split, name, indices in _cut(plan.order, bytes_each, params.target_shard_mib, _TASK_EXAMPLES):
+            moved = _Part(path, kept=list(range(len(indices))))
+            digests, identities = bytearray(), bytearray()
+            with open(path, "wb") as file:
+                for shard, offset, part, number in (places[example] for example in indices.tolist()):
+                    moved.sizes.append(size := part.sizes[number])
+                    moved.labels.append(part.labels[number])
+                    digests += part.digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]
+                    identities += part.identities[number * IDENTITY_BYTES : (number + 1) * IDENTITY_BYTES]
+                    file.write(shard[offset : offset + size].tobytes())
+            part = dataclasses.replace(moved, digests=bytes(digests), identities=bytes(identities))
+            after.add(split, name, indices, part)
+    return after
+
+
 class _Merger:
     """Appends parts to their shards, in order, and keeps the books."""
 
@@ -474,9 +582,10 @@ class _Merger:
         self._crc: dict[tuple[str, str], int] = {}
         self._counts: dict[str, Counter[str]] = {}
         self.identities: dict[str, bytearray] = {}
+        self.written: list[tuple[str, str, np.ndarray, _Part]] = []  # Split, shard, examples, what they became.
         self.bad: list[Quarantined] = []
 
-    def add(self, split: str, name: str, part: _Part) -> None:
+    def add(self, split: str, name: str, indices: np.ndarray, part: _Part) -> None:
         content = Path(part.path).read_bytes()
         os.unlink(part.path)
         with open(self._directory / name, "ab") as file:
@@ -492,6 +601,33 @@ class _Merger:
         self.bad.extend(part.bad)
         self._counts.setdefault(split, Counter()).update(part.counts)
         self.identities.setdefault(split, bytearray()).extend(part.identities)
+        self.written.append((split, name, indices[part.kept], part))
+
+    @property
+    def examples(self) -> np.ndarray:
+        """int[kept]: the listing's examples in the order in which they are stored."""
+        return np.concatenate([examples for _, _, examples, _ in self.written])
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """The same for each split."""
+        names = dict.fromkeys(split for split, *_ in self.written)
+        return {
+            name: np.concatenate([examples for split, _, examples, _ in self.written if split == name])
+            for name in names
+        }
+
+    def find_copies(self, listing: Listing, words: np.ndarray | None) -> tuple[Copies, np.ndarray]:
+        """The copies, and str[num_examples], the splits of all examples; of texts by uint64[num_examples] of words."""
+        splits = np.full(len(listing.keys), "", "<U10")
+        for split, _, examples, _ in self.written:
+            splits[examples] = split
+        kept = self.examples
+        identities = np.frombuffer(b"".join(part.identities for *_, part in self.written), "<u8")
+        looks = [part.looks for *_, part in self.written if part.looks is not None]
+        near = find_alike(np.concatenate(looks)) if looks else np.empty((0, 2), int)
+        if words is not None:
+            near = pairs_of_equal(words[kept])
+        return Copies.find(listing, kept, identities, near), splits
 
     def fingerprint(self, class_names: Sequence[str], rule: _Rule) -> str:
         self._digest.update(repr((class_names, rule.input)).encode())
@@ -535,28 +671,34 @@ def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
 def _write_part(rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[str], contents: Any) -> _Part:
     """Check and encode a run of examples, from their files where `contents` is None; runs in a worker process."""
     frames: list[bytes] = []
-    kept: list[Any] = []
-    bad: list[Quarantined] = []
-    digests: list[bytes] = []
-    counts: Counter[str] = Counter()
-    identities = bytearray()
+    digests, identities, pictures = bytearray(), bytearray(), []
+    part = _Part(path)
     for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
         try:
             stored = rule.store(storage.read_bytes(f"{rule.root}/{key}") if contents is None else contents[position])
         except (_UnusableError, InputError) as error:
-            bad.append(Quarantined(key, str(error)))
+            part.bad.append(Quarantined(key, str(error)))
             continue
         except _OddShapeError as error:
-            return _Part(path, [], b"", [], (key, error.shape))
+            return _Part(path, odd=(key, error.shape))
         frame = frame_record(encode_example({**stored.fields, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}))
-        digests.append(hashlib.sha256(frame).digest())
-        frames.append(frame)
-        kept.append(label)
-        counts.update(stored.counts)
+        digests += hashlib.sha256(frame).digest()
         identities += stored.identity
+        frames.append(frame)
+        part.kept.append(position)
+        part.labels.append(label)
+        part.counts.update(stored.counts)
+        if stored.picture is not None:
+            pictures.append(stored.picture)
     with open(path, "wb") as file:
         file.writelines(frames)
-    return _Part(path, kept, b"".join(digests), bad, None, counts, bytes(identities))
+    return dataclasses.replace(
+        part,
+        sizes=list(map(len, frames)),
+        digests=bytes(digests),
+        identities=bytes(identities),
+        looks=look_at(pictures) if pictures else None,
+    )
 
 
 def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:
@@ -584,9 +726,22 @@ def _say_statistics(rule: _TextRule, manifest: Manifest) -> None:
             f"{name}: {told['num_truncated']:,} of {split.num_examples:,} texts cut, {told['num_padded']:,} padded, "
             f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens kept unknown"
         )
-        if also := told.get("num_also_in_train"):
-            line += f"; {also:,} texts stand in {TRAIN} too, and flatter the result"
         progress.say(_STEP, line)
+
+
+def _say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:
+    plural = manifest.input.plural
+    if summary["sets"]:
+        equal = f"{summary['exact']:,} {plural} are equal to another one, {summary['near']:,} nearly so"
+        progress.say(_STEP, f"{equal}; {COPIES_FILE} lists them")
+    for name, split in manifest.splits.items():
+        if also := int(np.count_nonzero(is_copy & (splits == name))):
+            here = f"{also:,} of {split.num_examples:,} {plural} in {name}"
+            progress.say(_STEP, f"{here} stand in {TRAIN} too, equal or nearly so, and flatter the result")
+    if summary["contradictory"]:
+        first = summary["sets"][0]["examples"]
+        shown = " and ".join(f"{one['key']!r} ({one['label']})" for one in first[:_SHOWN])
+        progress.say(_STEP, f"{summary['contradictory']:,} sets of copies have several labels, the first: {shown}")
 
 
 def _say_content(manifest: Manifest) -> None:

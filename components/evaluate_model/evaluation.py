@@ -173,7 +173,7 @@ def _judge_examples(
     outputs = np.where(bad[:, :, None], _no_answer(manifest), scored.outputs)
     compute = METRICS_BY_TASK[manifest.task]
     metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
-    seen = find_seen_examples(params.split, records_dir, models)
+    seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     unseen = None
     if seen is not None:
         rest = ~seen.any(axis=0)

@@ -7,8 +7,8 @@ from typing import Self
 
 import numpy as np
 
-from components.artifacts import TRAIN
-from components.identities import find_seen, load_identities
+from components.artifacts import TRAIN, ModelInfo
+from components.identities import find_seen, load_copied, load_identities
 
 _LISTED = 100
 
@@ -56,15 +56,21 @@ class Unseen:
         return f"passed: judged on {self.num_examples:,} examples, without {left_out}"
 
 
-def find_seen_examples(split: str, records_dir: Path, models: Sequence[Path]) -> np.ndarray | None:
+def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:
     """bool[models, examples]: what each model has trained on; None where none has trained on any.
 
-    The training split is scored by whoever asks for it. A model that does not say what it trained on, as one of an
+    Near copies of what it trained on count for a model of these very records. The training split is scored by whoever
+    asks for it. A model that does not say what it trained on, as one of an
     earlier version, is taken for one that has seen nothing.
     """
     identities = None if split == TRAIN else load_identities(records_dir, split)
     if identities is None:
         return None
-    found = [find_seen(model_dir, identities) for model_dir in models]
-    seen = np.stack([np.zeros(len(identities), bool) if one is None else one for one in found])
+    seen = np.zeros((len(models), len(identities)), bool)
+    for row, model_dir in zip(seen, models, strict=True):
+        trained_on = find_seen(model_dir, identities)
+        if trained_on is not None:
+            row |= trained_on
+            if ModelInfo.load(model_dir).dataset_fingerprint == fingerprint:
+                row |= load_copied(records_dir, split)
     return seen if seen.any() else None

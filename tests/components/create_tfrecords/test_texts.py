@@ -91,7 +91,8 @@ def test_what_was_done_to_the_texts_is_counted_and_said(folder, tmp_path, capfd)
     }
     said = capfd.readouterr().err
     assert "of a longer text the last 3 tokens are kept" in said
-    assert "test: 1 of 2 texts cut, 0 padded, 50.00% of the tokens kept unknown; 1 texts stand in train too" in said
+    assert "test: 1 of 2 texts cut, 0 padded, 50.00% of the tokens kept unknown" in said
+    assert "1 of 2 texts in test stand in train too, equal or nearly so, and flatter the result" in said
 
 
 def test_words_of_the_test_split_are_not_learned(folder, tmp_path):

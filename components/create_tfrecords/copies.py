@@ -1,0 +1,228 @@
+"""Examples that stand in a data set more than once: equal ones, and pictures or texts that are nearly so."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.create_tfrecords.sources import Listing
+from components.identities import identify
+from components.text import split_words
+
+LOOK_SHAPE = (8, 9)  # Of a picture's look: grey, averaged over as many rows and columns.
+_MAX_SIDE = 64  # Of what a look is taken from: larger pictures are thinned out first.
+_LEAST_CONTRAST = 3.0  # Standard deviation of a look; below it, pictures are plain, and alike by being so.
+_LEAST_CORRELATION = 0.996
+_MAX_BITS = 10  # Of 64, in which the looks of near copies differ at most.
+_NEIGHBOURS = 16  # Pictures that each is compared with, of those that share a quarter of their bits.
+_MAX_JOINED = 8  # Examples, or groups, of a set of which any may decide for all.
+_LISTED = 1000
+
+
+def thin_out(pixels: np.ndarray) -> np.ndarray:
+    """A picture, uint8[height, width, channels], with every so manieth pixel left, at most 127 on a side."""
+    height, width, _ = pixels.shape
+    return pixels[:: max(1, height // _MAX_SIDE), :: max(1, width // _MAX_SIDE)]
+
+
+def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """uint8[num_pictures, 8, 9]: what is left from afar of pictures, uint8[height, width, channels] of any sizes."""
+    looks = np.empty((len(pictures), *LOOK_SHAPE), np.uint8)
+    shapes = [picture.shape for picture in pictures]
+    for shape in set(shapes):
+        places = [i for i, its in enumerate(shapes) if its == shape]
+        values = np.stack([pictures[i] for i in places]).astype(np.float32)
+        # By JPEG's weights, which keeps these grey levels and blurs colours.
+        grey = values[..., 0] if shape[2] == 1 else values @ np.array([0.299, 0.587, 0.114], np.float32)
+        rows, columns = (_averages(size, count) for size, count in zip(shape[:2], LOOK_SHAPE, strict=True))
+        looks[places] = np.round(rows @ grey @ columns.T)
+    return looks
+
+
+@functools.cache
+def _averages(size: int, count: int) -> np.ndarray:
+    """float32[count, size]: the mean of each of `count` equal parts of a line of `size` points."""
+    edges = np.linspace(0, size, count + 1)
+    starts, ends = edges[:-1, None], edges[1:, None]
+    points = np.arange(size)
+    covered = np.clip(np.minimum(ends, points + 1) - np.maximum(starts, points), 0, None)
+    return (covered / covered.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def find_alike(looks: np.ndarray) -> np.ndarray:
+    """int[num_pairs, 2]: pictures that look alike though resized, recompressed, or brighter.
+
+    Two are compared if they agree in a quarter of the bits that say where a look darkens, each with at most 16. So not
+    every pair of a long series is found, and none of plain pictures.
+
+    Args:
+        looks: uint8[num_pictures, 8, 9].
+    """
+    values = looks.reshape(len(looks), math.prod(LOOK_SHAPE)).astype(np.float32)
+    values -= values.mean(axis=1, keepdims=True)
+    lengths = np.linalg.norm(values, axis=1)
+    shown = np.flatnonzero(lengths > _LEAST_CONTRAST * np.sqrt(values.shape[1]))
+    values = values[shown] / lengths[shown, None]
+    signed = looks[shown].astype(np.int16)
+    bits = np.packbits((signed[:, :, :-1] > signed[:, :, 1:] + 2).reshape(len(shown), 64), axis=1).view(">u8")[:, 0]
+    pairs = [np.empty((0, 2), int)]
+    for band in range(4):
+        part = (bits >> np.uint64(16 * band)) & np.uint64(0xFFFF)
+        order = np.lexsort((bits, part))
+        for distance in range(1, min(_NEIGHBOURS, len(order) - 1) + 1):
+            one, other = order[:-distance], order[distance:]
+            near = (part[one] == part[other]) & (np.bitwise_count(bits[one] ^ bits[other]) <= _MAX_BITS)
+            one, other = one[near], other[near]
+            alike = np.einsum("ij,ij->i", values[one], values[other]) >= _LEAST_CORRELATION
+            pairs.append(np.stack([one[alike], other[alike]], axis=1))
+    return shown[np.concatenate(pairs)]
+
+
+def same_words(text: bytes) -> bytes:
+    """Eight bytes that are equal for texts of the same words, whatever the case, punctuation and spaces."""
+    return identify(b" ".join(split_words(text)))
+
+
+def pairs_of_equal(values: np.ndarray) -> np.ndarray:
+    """int[num_pairs, 2]: each element that is equal to an earlier one, with the last such."""
+    order = np.argsort(values, kind="stable")
+    equal = values[order[:-1]] == values[order[1:]]
+    return np.stack([order[:-1][equal], order[1:][equal]], axis=1)
+
+
+def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """Sets of at least two examples, int[…] each, that pairs connect; those of the first example come first."""
+    parent: dict[int, int] = {}
+
+    def root(example: int) -> int:
+        while (above := parent.setdefault(example, example)) != example:
+            parent[example] = parent[above]
+            example = above
+        return example
+
+    for one, other in np.concatenate([np.empty((0, 2), int), *pairs]).tolist():
+        first, second = sorted((root(one), root(other)))
+        parent[second] = first
+    sets: dict[int, list[int]] = {}
+    for example in sorted(parent):
+        sets.setdefault(root(example), []).append(example)
+    return [np.array(members) for members in sets.values()]
+
+
+def keep_together(
+    splits: np.ndarray, sets: Sequence[np.ndarray], units: Sequence[object], is_free: np.ndarray
+) -> np.ndarray:
+    """str[num_examples]: the splits once each set is in one.
+
+    That is the test split if one of its examples has been drawn for it, else validation: a copy that comes later takes
+    no example out of them. A large set would nearly always be tested then: it goes with its first example.
+
+    Args:
+        splits: str[num_examples], drawn for each example by itself.
+        sets: Copies; see `connect`.
+        units: What was drawn as one for each example: its group, else itself.
+        is_free: bool[num_examples]: those that are not in a split of the source's own.
+    """
+    result = splits.copy()
+    sizes = {name: int(np.count_nonzero(splits == name)) for name in SPLITS}
+    for members in sets:
+        free = members[is_free[members]]
+        found = result[free].tolist()
+        drawn = set(found)
+        if len(drawn) < 2:
+            continue
+        target = TEST if TEST in drawn else VALIDATION
+        if len({units[i] for i in free.tolist()}) > _MAX_JOINED:
+            target = found[0]
+        lost = {name: found.count(name) for name in drawn - {target}}
+        if all(sizes[name] > count for name, count in lost.items()):  # No split is emptied for this.
+            result[free] = target
+            for name, count in lost.items():
+                sizes[name] -= count
+                sizes[target] += count
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """The copies among the examples of a data set that were kept.
+
+    Attributes:
+        listing: The source.
+        sets: Sets of copies, int[…] each, of the listing's examples.
+        are_equal: Whether all of a set are equal.
+        num_exact: Examples that are equal to an earlier one.
+        num_near: Examples that are only nearly so.
+    """
+
+    listing: Listing
+    sets: Sequence[np.ndarray]
+    are_equal: Sequence[bool]
+    num_exact: int
+    num_near: int
+
+    @classmethod
+    def find(cls, listing: Listing, examples: np.ndarray, identities: np.ndarray, near: np.ndarray) -> Self:
+        """Those among some examples of a listing.
+
+        Args:
+            listing: The source.
+            examples: int[count]: which.
+            identities: uint64[count], equal for equal ones.
+            near: int[num_pairs, 2]: places in `examples` of those that are nearly equal.
+        """
+        equal = pairs_of_equal(identities)
+        sets = connect(len(examples), [equal, near])
+        are_equal = [len(set(identities[members].tolist())) == 1 for members in sets]
+        num_near = sum(len(members) - 1 for members in sets) - len(equal)
+        return cls(listing, [examples[members] for members in sets], are_equal, len(equal), num_near)
+
+    def joined(self, splits: np.ndarray) -> np.ndarray:
+        """str[num_examples], the splits of all the listing's examples, once each set is in one."""
+        groups, sets = self.listing.groups, self.sets
+        if groups is not None and sets:
+            numbers = np.unique(groups, return_inverse=True)[1]
+            chains = [np.stack([members[:-1], members[1:]], axis=1) for members in sets]
+            sets = connect(len(groups), [pairs_of_equal(numbers), *chains])
+        own = self.listing.splits
+        is_free = np.ones(len(splits), bool) if own is None else own == TRAIN
+        return keep_together(splits, sets, groups or range(len(splits)), is_free)
+
+    def in_training_too(self, splits: np.ndarray) -> np.ndarray:
+        """bool[num_examples]: whether an example of another split has a copy in training."""
+        result = np.zeros(len(splits), bool)
+        for members in self.sets:
+            result[members] = (splits[members] != TRAIN) & (splits[members] == TRAIN).any()
+        return result
+
+    def _is_contradictory(self, members: np.ndarray) -> bool:
+        return bool(np.any(self.listing.labels[members] != self.listing.labels[members[0]]))
+
+    def summary(self, splits: np.ndarray) -> dict[str, Any]:
+        """What `copies.json` says: counts, and the sets, those of several labels or splits first."""
+        sets = [
+            {
+                "equal": equal,
+                "contradictory": self._is_contradictory(members),
+                "across_splits": len(set(splits[members].tolist())) > 1,
+                "examples": [self._describe(i, splits) for i in members.tolist()],
+            }
+            for members, equal in zip(self.sets, self.are_equal, strict=True)
+        ]
+        sets.sort(key=lambda one: (not one["contradictory"], not one["across_splits"]))
+        return {
+            "exact": self.num_exact,
+            "near": self.num_near,
+            "contradictory": sum(bool(one["contradictory"]) for one in sets),
+            "across_splits": sum(bool(one["across_splits"]) for one in sets),
+            "sets": sets[:_LISTED],
+        }
+
+    def _describe(self, example: int, splits: np.ndarray) -> dict[str, Any]:
+        label = self.listing.labels[example]
+        named = self.listing.class_names[label] if label.ndim == 0 else label.tolist()
+        return {"key": self.listing.keys[example], "split": str(splits[example]), "label": named}

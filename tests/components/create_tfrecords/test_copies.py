@@ -1,0 +1,157 @@
+"""Claims about copies: found, counted, listed, and kept in one split."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components import records
+from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams, write_records
+from components.create_tfrecords.copies import connect, find_alike, keep_together, look_at, thin_out
+from components.identities import load_copied, load_identities
+
+
+def _photo(seed: int, size: tuple[int, int] = (96, 128)) -> Image.Image:
+    """Smooth noise, as a blurred photo."""
+    noise = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), np.uint8)
+    return Image.fromarray(noise).resize((size[1], size[0]), Image.Resampling.BICUBIC)
+
+
+def _jpeg(image: Image.Image, quality: int) -> Image.Image:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return Image.open(io.BytesIO(buffer.getvalue()))
+
+
+def _alike(images) -> set[tuple[int, int]]:
+    pairs = find_alike(look_at([thin_out(np.asarray(image)) for image in images]))
+    return {tuple(sorted(pair)) for pair in pairs.tolist()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: _jpeg(image, 60),
+        lambda image: image.resize((80, 60)),
+        lambda image: Image.eval(image, lambda value: value * 0.8 + 20),
+    ],
+    ids=["recompressed", "resized", "paler"],
+)
+def test_a_picture_is_found_again_after(change):
+    images = [_photo(seed) for seed in range(100)]
+    found, expected = _alike([*images, *map(change, images[:50])]), {(i, 100 + i) for i in range(50)}
+    assert found <= expected
+    assert len(found) >= 48
+
+
+def test_plain_pictures_are_not_alike():
+    assert _alike([Image.new("RGB", (32, 32), (10 * i, 0, 0)) for i in range(20)]) == set()
+
+
+def test_pairs_connect_to_sets():
+    sets = connect(9, [np.array([[5, 3], [7, 8]]), np.array([[3, 1]])])
+    assert [members.tolist() for members in sets] == [[1, 3, 5], [7, 8]]
+
+
+def test_a_set_is_tested_where_one_of_it_is_unless_it_is_large():
+    splits = np.array(["train"] * 30 + ["test", "validation", "train"])
+    free = np.ones(33, bool)
+    small = keep_together(splits, [np.array([0, 30]), np.array([1, 31])], range(33), free)
+    assert (small[[0, 1, 30, 31]]).tolist() == ["test", "validation", "test", "validation"]
+    large = keep_together(splits, [np.arange(20, 32)], range(33), free)
+    # Else no test and no validation example would be left.
+    assert large.tolist() == splits.tolist()
+
+
+def _write(tmp_path, images, labels, **params):
+    np.savez(tmp_path / "x.npz", x=images, y=labels)
+    write_records(WriteParams(f"npz:{tmp_path}/x.npz", **params), tmp_path / "out")
+    return Manifest.load(tmp_path / "out"), json.loads((tmp_path / "out" / "copies.json").read_text())
+
+
+@pytest.fixture
+def pictures() -> np.ndarray:
+    return np.stack([np.asarray(_photo(seed, (24, 32))) for seed in range(120)])
+
+
+def test_exact_and_near_copies_of_arrays_stand_in_one_split(tmp_path, pictures, capsys):
+    near = np.stack([np.asarray(_jpeg(Image.fromarray(picture), 80)) for picture in pictures[60:]])
+    labels = np.arange(120) % 3
+    manifest, copies = _write(
+        tmp_path, np.concatenate([pictures, pictures[:60], near]), np.concatenate([labels, labels])
+    )
+    assert (copies["exact"], copies["near"], copies["across_splits"], copies["contradictory"]) == (60, 60, 0, 0)
+    assert [len(one["examples"]) for one in copies["sets"]] == [2] * 120
+    assert sum(split.num_examples for split in manifest.splits.values()) == 240
+    for name, split in manifest.splits.items():
+        examples = records.load_split(tmp_path / "out", manifest, name, with_keys=True)
+        assert split.num_examples == len(examples.labels) == len(load_identities(tmp_path / "out", name))
+        places = sorted(int(key.split("/")[1]) for key in examples.keys)
+        assert {place % 120 for place in places} == {place for place in places if place < 120}
+        assert not load_copied(tmp_path / "out", name).any()
+        for key, label, image in zip(examples.keys, examples.labels, examples.inputs, strict=True):
+            place = int(key.split("/")[1])
+            assert label == place % 120 % 3
+            if place < 180:
+                assert np.array_equal(image, pictures[place % 120])
+    assert "60 images are equal to another one, 60 nearly so; copies.json lists them" in capsys.readouterr().err
+
+
+def test_copies_may_stay_apart_and_are_counted(tmp_path, pictures, capsys):
+    labels = np.arange(120) % 3
+    manifest, copies = _write(
+        tmp_path, np.concatenate([pictures, pictures]), np.concatenate([labels, labels]), join_copies=False
+    )
+    in_train = int(load_copied(tmp_path / "out", "test").sum())
+    assert in_train > 20
+    assert manifest.splits["test"].statistics["num_also_in_train"] == in_train
+    assert copies["across_splits"] >= in_train - 1
+    assert f"{in_train:,} of {manifest.splits['test'].num_examples} images in test stand in train" in (
+        capsys.readouterr().err
+    )
+
+
+def test_splits_of_the_sources_own_are_left_and_copies_across_them_told_with_their_labels(tmp_path, pictures, capsys):
+    np.savez(
+        tmp_path / "x.npz",
+        x_train=pictures,
+        y_train=np.arange(120) % 3,
+        x_test=pictures[:60],
+        y_test=np.arange(60) % 2,
+    )
+    write_records(WriteParams(f"npz:{tmp_path}/x.npz"), tmp_path / "out")
+    manifest = Manifest.load(tmp_path / "out")
+    copies = json.loads((tmp_path / "out" / "copies.json").read_text())
+    assert manifest.splits["test"].num_examples == 60
+    assert copies["contradictory"] == sum(i % 3 != i % 2 for i in range(60))
+    told = capsys.readouterr().err
+    trained = manifest.splits["test"].statistics["num_also_in_train"]
+    assert 40 < trained < 60
+    assert f"{trained} of 60 images in test stand in train too" in told
+    assert f"{copies['contradictory']} sets of copies have several labels, the first: 'train/" in told
+
+
+def test_texts_of_the_same_words_stand_in_one_split(tmp_path):
+    rows = [f"word{i} and more of it" for i in range(100)]
+    rows += [f"Word{i}, AND more  of it!" for i in range(50)]
+    (tmp_path / "x.csv").write_text("text,label\n" + "".join(f'"{row}",{"ab"[i % 2]}\n' for i, row in enumerate(rows)))
+    write_records(WriteParams(f"csv:{tmp_path}/x.csv"), tmp_path / "out")
+    copies = json.loads((tmp_path / "out" / "copies.json").read_text())
+    assert (copies["exact"], copies["near"], copies["across_splits"]) == (0, 50, 0)
+
+
+def test_files_that_hold_one_picture_stand_in_one_split_and_one_and_two_workers_agree(image_folder, tmp_path):
+    folder = image_folder(per_class=40, size=(65, 64))
+    for i in range(20):
+        (folder / "cat" / f"copy-{i}.png").write_bytes((folder / "cat" / f"{i:04d}.png").read_bytes())
+    found = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        write_records(WriteParams(f"images:{folder}", num_workers=workers), out)
+        found.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert found[0] == found[1]
+    copies = json.loads(found[0]["copies.json"])
+    assert (copies["exact"], copies["across_splits"]) == (20, 0)
