@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -43,6 +44,7 @@ def cloud(digits, tmp_path, monkeypatch):
     with containers.running(), FakeVertex(RunOnCpu(tmp_path / "jobs"), serve=containers) as fake:
         for name, value in fake.environment(tmp_path).items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr("pipelines.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
         monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
         yield fake
 
@@ -87,21 +89,21 @@ def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud,
     code, beaten, err = submit(capfd, strong)
     assert code == 0, err
     assert evaluation(cloud, beaten["job_id"])["registered_champion"]["version"] == "1"
-    assert (versions(cloud), shares(cloud)) == ({"1": ["default"], "2": ["champion"]}, {"1": 50, "2": 50})
+    assert (versions(cloud), shares(cloud)) == ({"1": [], "2": ["champion", "default"]}, {"1": 50, "2": 50})
 
     code, tied, err = submit(capfd, strong, f"gate.champion={ROOT}/digits@2")
     assert code == 0, err
     assert "ties with the champion's" in evaluation(cloud, tied["job_id"])["gate"]["reasons"][0]
-    assert (versions(cloud), shares(cloud)) == ({"1": ["default"], "2": ["champion"]}, {"1": 50, "2": 50})
+    assert (versions(cloud), shares(cloud)) == ({"1": [], "2": ["champion", "default"]}, {"1": 50, "2": 50})
 
     code, _, err = submit(capfd, strong, "training.learning_rate=1e30")
     assert code == 1, "a model of NaN is not even evaluated"
     assert "train_model" in err
-    assert (versions(cloud), shares(cloud)) == ({"1": ["default"], "2": ["champion"]}, {"1": 50, "2": 50})
+    assert (versions(cloud), shares(cloud)) == ({"1": [], "2": ["champion", "default"]}, {"1": 50, "2": 50})
 
     code, _, err = submit(capfd, strong, "deploy.endpoint_traffic=100")
     assert code == 0, err
-    assert (versions(cloud), shares(cloud)) == ({"1": ["default"], "2": ["champion"]}, {"2": 100})
+    assert (versions(cloud), shares(cloud)) == ({"1": [], "2": ["champion", "default"]}, {"2": 100})
 
     client = v1.PredictionServiceClient(
         client_options={"api_endpoint": cloud.url}, transport="rest", credentials=AnonymousCredentials()
