@@ -419,7 +419,8 @@ def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     config = load_config(arguments.config, arguments.overrides)
     plan = plan_submission(config, arguments.target, settings)
     _check_data(config)
-    require_step_image(plan.image, arguments.target)
+    if not arguments.dry_run:
+        require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
     return plan, platform, Retrying(platform, backoff)
 
@@ -615,7 +616,8 @@ def _schedule(arguments: argparse.Namespace) -> int:
     check_cron(arguments.cron)
     plan = plan_submission(config, arguments.target, settings)
     _check_data(config)
-    require_step_image(plan.image, arguments.target)
+    if not arguments.dry_run:
+        require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
     if not arguments.dry_run:
         put_carried(plan)

@@ -553,9 +553,7 @@ def test_a_dry_run_prints_the_requests_and_sends_none(fake, environment, capfd):
     assert fake.calls == []
 
 
-@pytest.mark.parametrize(
-    "command", [("submit",), ("submit", "--dry-run"), ("retrain", "--dry-run"), ("schedule", "--cron", "0 3 * * *")]
-)
+@pytest.mark.parametrize("command", [("submit",), ("retrain",), ("schedule", "--cron", "0 3 * * *")])
 def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
     fake, environment, capfd, monkeypatch, command
 ):
@@ -563,6 +561,8 @@ def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
     assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
     assert "error: Vertex AI cannot fetch the step image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
     assert fake.calls == []
+    assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:], "--dry-run"]) == 0
+    assert "hint: no platform can fetch the image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
