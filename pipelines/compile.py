@@ -25,7 +25,6 @@ from pipelines.resources import (
     TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
     StepResources,
     TrainingTimeout,
-    apply,
     apply_retries,
     check_target,
     place_on,
@@ -406,7 +405,9 @@ def as_tpu_pod(
             kubernetes.mount_pvc(task, claim, path)
         timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
         if asked:
-            task = place_on("kubeflow", apply(task, asked, timeout_seconds), asked)
+            task = place_on("kubeflow", apply_retries(task, asked, timeout_seconds), asked)
+            # No limits: who has all chips has the host to itself.
+            task.set_cpu_request(str(asked.cpu)).set_memory_request(asked.memory)
         return kubernetes.set_timeout(task, timeout_seconds)
 
     return step

@@ -18,8 +18,8 @@ KEYS = ("cpu", "memory", "disk", "retries", "timeout")
 # A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
 # what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
 _CPU = 3
-_BASE_GIB = 4  # Python and TensorFlow take 1; the rest is room for what is read, scored and exported in parts.
-_RECORDS_GIB = 12  # Sources that come as arrays are held whole: as much as Vertex AI's default machine has free.
+_BASE_GIB = 4  # Python and TensorFlow take 1.
+_STEP_GIB = 12  # As much as Vertex AI's default machine has free: arrays and models are held whole.
 _SPOT_RETRIES = 5
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
 _VERTEX_DISK_GIB = 100
@@ -113,15 +113,14 @@ def resources_of(config: "Config", step: str, target: str = "") -> StepResources
     """
     asked = config.resources.get(step, StepResources())
     held = {
-        "create_tfrecords": _RECORDS_GIB,
         "preflight_training": _BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
-        "train_model": _BASE_GIB + config.training.in_memory_mib / 2**10,
+        "train_model": _BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # While it is read, a second time.
     }
     is_spot = step == "train_model" and target == "kubeflow" and config.machine is not None and config.machine.spot
     return dataclasses.replace(
         asked,
         cpu=asked.cpu or _CPU,
-        memory=asked.memory or f"{math.ceil(held.get(step, _BASE_GIB))}Gi",
+        memory=asked.memory or f"{math.ceil(max(held.get(step, 0), _STEP_GIB))}Gi",
         retries=asked.retries if asked.retries >= 0 else _SPOT_RETRIES * is_spot,
     )
 
