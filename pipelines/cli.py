@@ -102,6 +102,9 @@ def _tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) ->
     if summary["status"] == "failed":
         _show(f"error: {summary['error']}", sys.stderr)
         return BAD_INPUT if outcome.is_input_error else FAILED
+    if summary["status"] == "rejected":
+        run_dir = os.path.relpath(Path(summary["artifacts"]["evaluation"]).parent)
+        print(f"hint: to try the model all the same: tpu-pipelines export {run_dir}", file=sys.stderr)
     return DONE if summary["status"] == "succeeded" else REJECTED
 
 
@@ -118,19 +121,47 @@ def _describe(summary: dict[str, Any]) -> str:
         lines += ["", f"  test: {shown} ({metrics['num_examples']:,} examples)"]
         lines += [f"  gate: {'promoted' if summary['gate']['promote'] else 'not promoted'}"]
         lines += [f"        {reason}" for reason in summary["gate"]["reasons"]]
-    for name, facts in summary["export"].get("formats", {}).items():
-        judged = next((f"{figure} {facts[figure]:.4f}  " for figure in _HEADLINES if facts.get(figure) is not None), "")
-        lines.append(
-            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged}"
-            f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
-        )
-    lines += [f"  {name:<12}left out: {reason}" for name, reason in summary["export"].get("left_out", {}).items()]
+    lines += _describe_export(summary["export"])
     if deployment := summary["deployment"]:
         line = f"  {deployment['model_name']} version {deployment['version']} is the {deployment['alias']}"
         lines += ["", line + (f", after {deployment['previous']}" if deployment["previous"] else "")]
     if summary["artifacts"]:
         lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary["artifacts"].items()]
     return "\n".join(lines)
+
+
+def _describe_export(export: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, facts in export.get("formats", {}).items():
+        judged = next((f"{figure} {facts[figure]:.4f}  " for figure in _HEADLINES if facts.get(figure) is not None), "")
+        lines.append(
+            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged}"
+            f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
+        )
+    return lines + [f"  {name:<12}left out: {reason}" for name, reason in export.get("left_out", {}).items()]
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="export a run's model whatever the gate says, to try it",
+        description="Export the model that a run has trained, also one that the gate has rejected, to try it with "
+        "`predict` and `serve`. Registers and promotes nothing; the next run of that name takes the export away.",
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, as runs/digits")
+    export.add_argument("--set", action="append", default=[], metavar="EXPORT.KEY=VALUE", dest="overrides")
+    export.add_argument("--output", type=Path, metavar="DIR", help="the export (default: RUN/export)")
+    export.add_argument("--json", action="store_true", help="print export.json, and nothing else, on stdout")
+    export.set_defaults(command=_export)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from pipelines.export_run import export_run
+
+    output = arguments.output or arguments.run / "export"
+    export = export_run(arguments.run, arguments.overrides, output)
+    print(json.dumps(export) if arguments.json else "\n".join([*_describe_export(export), "", os.path.relpath(output)]))
+    return DONE
 
 
 def _add_compare(commands: Any) -> None:
@@ -684,6 +715,7 @@ def _registry(arguments: argparse.Namespace) -> int:
 _COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_run,
     _add_compare,
+    _add_export,
     _add_predict,
     _add_serve,
     _add_registry,

@@ -124,6 +124,19 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     return parse_config(raw, name_or_path)
 
 
+def read_export(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> ExportParams:
+    """Read section `export` alone, with `export.key=value` over it.
+
+    Raises:
+        InputError: If a key or value is wrong, or an override is of another section.
+    """
+    raw: dict[str, Any] = {"export": dict(values)}
+    for override in overrides:
+        _apply(raw, override)
+    _check_keys(raw, ("export",), "--set")
+    return _build(ExportParams, raw["export"], {}, "export")
+
+
 def _read(name_or_path: str) -> dict[str, Any]:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):

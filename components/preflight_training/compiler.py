@@ -4,6 +4,7 @@ The process may die: an internal error of the compiler aborts it, and a compilat
 it, gives it a `Task` and hears what came of each `Compilation` through a pipe.
 """
 
+import ast
 import contextlib
 import dataclasses
 import hashlib
@@ -346,8 +347,14 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
     if verdict == DOES_NOT_FIT and needed:
         number, unit = needed[1] or needed[3], needed[2] or needed[4]
         needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
-    seconds = time.monotonic() - start
-    return Outcome(verdict, _explain(chain, text), layer, source, seconds, needed_bytes=needed_bytes)
+    reason, seconds = _explain(chain, text), time.monotonic() - start
+    if host_call := _called_in(task, _HOST_CALLS):
+        # Whatever the error says: no backend has a form of it for a TPU.
+        name, source = host_call
+        reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
+    elif not source and (operation := _operation(chain)) and (called := _called_in(task, (operation,))):
+        source = called[1]
+    return Outcome(verdict, reason, layer, source, seconds, needed_bytes=needed_bytes)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -383,8 +390,10 @@ def _explain(chain: Sequence[BaseException], text: str) -> str:
     """The reason in a sentence or two, as much of it the compiler's own as is readable."""
     for error in chain:
         if _is_data_dependent(error):
+            operation = _operation(chain)
             return (
                 "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
+                + (f"ops.{operation} asks for values. " if operation else "")
                 + _first_sentence(error)
             )
     if found := re.search(r"MLIR translation rule for primitive '([^']+)' not found for platform tpu", text):
@@ -394,6 +403,37 @@ def _explain(chain: Sequence[BaseException], text: str) -> str:
     if "unsupported operations" in text and (found := re.search(r"No registered '(\w+)' OpKernel", text)):
         return f"the operation {found[1]!r} is not implemented on TPU"
     return _first_sentence(chain[0])
+
+
+def _operation(chain: Sequence[BaseException]) -> str:
+    """The outermost operation of keras.ops that an error passed through, as `nonzero`; empty if there is none."""
+    import keras
+
+    for error in chain:
+        trace = error.__traceback__
+        while trace is not None:
+            frame, trace = trace.tb_frame, trace.tb_next
+            itself = frame.f_locals.get("self")
+            if isinstance(itself, keras.Operation) and not isinstance(itself, keras.Layer):
+                return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(itself).__name__).lower()
+            is_keras = re.search("/keras/src/(ops|backend)/", frame.f_code.co_filename)
+            if is_keras and hasattr(keras.ops, frame.f_code.co_name):
+                return frame.f_code.co_name
+    return ""
+
+
+_HOST_CALLS = ("py_function", "numpy_function", "py_func")
+
+
+def _called_in(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
+    """Which of some functions the model's own code calls first, and where, as `file:line`; None if it calls none."""
+    for path in source_files(task.training.model):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            called = node.func if isinstance(node, ast.Call) else None
+            name = getattr(called, "attr", getattr(called, "id", ""))
+            if name in names:
+                return name, f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
+    return None
 
 
 def _first_sentence(error: BaseException) -> str:

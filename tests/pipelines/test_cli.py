@@ -108,3 +108,9 @@ def test_predict_refuses_damaged_files(finished_run, tmp_path):
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "empty.npz")), "it is empty")
     (tmp_path / "export.json").write_text("{}")
     assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "it is damaged")
+
+
+def test_export_of_what_is_no_run_says_what_is_missing(tmp_path):
+    assert_user_error(
+        tpu_pipelines_here("export", str(tmp_path)), "expected the folder of a run", "without summary.json"
+    )

@@ -7,7 +7,7 @@ import yaml
 
 from components.errors import InputError
 from components.machine_spec import parse_machine
-from pipelines.config import load_config, on_machine, parse_config, preflight_params, ready_examples
+from pipelines.config import load_config, on_machine, parse_config, preflight_params, read_export, ready_examples
 
 MINIMAL = {"name": "mine", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
 
@@ -254,3 +254,10 @@ def test_a_metric_of_another_task_is_refused_with_those_of_the_task():
         InputError, match=r"Section gate: 'accuracy' in minimum is no metric of the task regression.* r2,"
     ):
         parse_config({**raw, "gate": {"minimum": {"accuracy": 0.9}}})
+
+
+def test_the_export_section_is_read_alone():
+    params = read_export({"split": "validation"}, ["export.required=[float]"])
+    assert (params.split, params.required) == ("validation", ("float",))
+    with pytest.raises(InputError, match=r"Unknown key 'gate' in --set"):
+        read_export({}, ["gate.split=test"])
