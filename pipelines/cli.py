@@ -462,9 +462,22 @@ def _submit(arguments: argparse.Namespace) -> int:
 
     print(f"hint: {plan.timeout}", file=sys.stderr)
     if arguments.dry_run:
+        _describe_dry_run(arguments, plan)
         print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
         return DONE
     return _follow(arguments, plan, submit(plan, submitter, arguments.again), submitter)
+
+
+def _describe_dry_run(arguments: argparse.Namespace, plan: Any) -> None:
+    """Say on stderr, before the specification on stdout, what the run would be."""
+    from pipelines.config import load_config
+    from pipelines.dry_run import describe
+    from pipelines.settings import load_settings
+
+    config = load_config(arguments.config, arguments.overrides)
+    settings = load_settings(os.environ, arguments.settings)
+    said = describe(config, plan, arguments.target, settings)
+    print(f"{config.name} for {arguments.target}, not sent (dry run)\n\n{said}\n", file=sys.stderr)
 
 
 def _follow(

@@ -349,8 +349,8 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
         needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
     reason, seconds = _explain(chain, text), time.monotonic() - start
     if host_call := _called_in(task, _HOST_CALLS):
-        # Whatever the error says: no backend has a form of it for a TPU.
-        name, source = host_call
+        # Whatever the error says, and wherever it came up: no backend has a form of it for a TPU.
+        (name, source), layer = host_call, ""
         reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
     elif not source and (operation := _operation(chain)) and (called := _called_in(task, (operation,))):
         source = called[1]

@@ -93,7 +93,7 @@ def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_not
     assert any(reason.startswith("failed: accuracy") for reason in summary["gate"]["reasons"])
     assert any(reason.startswith("passed: macro_f1") for reason in summary["gate"]["reasons"])
     assert f"to try the model all the same: tpu-pipelines export {os.path.relpath(workspace / 'digits')}" in done.stderr
-    exported = tpu_pipelines("export", str(workspace / "digits"), "--set", "export.required=[float]", "--json")
+    exported = tpu_pipelines_here("export", str(workspace / "digits"), "--set", "export.required=[float]", "--json")
     assert exported.returncode == 0, exported.stderr
     assert json.loads(exported.stdout)["formats"].keys() >= {"saved_model", "float"}
     assert (workspace / "digits" / "export" / "model.tflite").is_file()

