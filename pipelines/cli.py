@@ -387,10 +387,13 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 def _check_data(config: Any) -> None:
     """Refuse what would fail once it costs money. Data that would have to be downloaded first are left to the steps."""
+    from pipelines.model_check import check_model_works, needs_check
     from pipelines.run_local import check_data
 
     if not config.data.source.startswith(("keras:", "tfds:")):
-        check_data(config)
+        plan = check_data(config)
+        if needs_check(config):
+            check_model_works(config, plan)
 
 
 def _hint_at_tag(image: str) -> None:

@@ -59,14 +59,14 @@ def _where_configured(machine: Slice, configured: MachineSpec | None) -> Machine
         return parse_machine({**fields, "spot": False})
 
 
-def _sample(plan: DatasetPlan, task: str) -> np.ndarray:
+def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
     """The first training examples; of a regression those too where a target is least or greatest: it must vary."""
     training = plan.order[TRAIN]
     if task != REGRESSION:
-        return training[:SAMPLE_EXAMPLES]
+        return training[:count]
     targets = plan.listing.labels[training]
     extremes = training[[*targets.argmin(0), *targets.argmax(0)]]
-    return np.unique(np.concatenate([extremes, training[:SAMPLE_EXAMPLES]]))
+    return np.unique(np.concatenate([extremes, training[:count]]))
 
 
 def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
@@ -83,7 +83,7 @@ def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
     reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
 
     def measure_sample() -> data.DataFacts:
-        sample = dataclasses.replace(plan, order={TRAIN: _sample(plan, config.data.task)})
+        sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task)})
         count = len(sample.order[TRAIN])
         print(f"[preflight_training] measuring how fast this machine reads, on {count:,} examples", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:

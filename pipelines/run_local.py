@@ -37,6 +37,7 @@ from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
 from components.table import printable
 from pipelines.caching import STEPS, data_version, fingerprints, lineage, step_keys
 from pipelines.config import Config
+from pipelines.model_check import check_model_works, needs_check
 from pipelines.step_cache import StepCache
 
 SUMMARY_FILE = "summary.json"
@@ -88,6 +89,9 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
         data = _data_version(plan, workspace)
         made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
         session = _Session(config, data, run_dir, cache_dir)
+        if needs_check(config) and not session.is_trained:
+            print("[train_model] trying the model before it is trained", file=sys.stderr, flush=True)
+            check_model_works(config, plan)
         with storage.naming_full_disk(run_dir):
             session.run(runner)
         return session.finish(start, made_of)
@@ -279,6 +283,11 @@ class _Session:
     @property
     def _checkpoint_dir(self) -> Path:
         return self._cache_dir / "checkpoints" / self._keys["train_model"][:16]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the training is taken from the cache."""
+        return "train_model" in self._cached
 
     def _entry(self, step: str) -> str:
         from kfp.local.cache import LocalCache

@@ -21,6 +21,7 @@ import numpy as np
 from components import device as devices
 from components import progress, records, storage
 from components.artifacts import (
+    BEST_WEIGHTS_FILE,
     EXPORT_FILE,
     LABEL_FEATURE,
     TEXT_FEATURE,
@@ -31,7 +32,18 @@ from components.artifacts import (
 from components.errors import InputError
 from components.export_model import language_model, verification
 from components.export_model.params import FLOAT, FORMATS, INT8, Compared, ExportParams, ExportResult
-from components.interface import CLASSIFICATION, CORPUS, IMAGE, TASKS, TEXT, CorpusInput, ImageInput, Input, TextInput
+from components.interface import (
+    CLASSIFICATION,
+    CORPUS,
+    IMAGE,
+    TASKS,
+    TEXT,
+    CorpusInput,
+    ImageInput,
+    Input,
+    Interface,
+    TextInput,
+)
 from components.models import UNITS_LAYER
 from components.text import copy_vocabulary, load_vocabulary, tokenizer_ops
 
@@ -339,6 +351,46 @@ class _Maker:
             _write_saved_model(self.model, self.info, self.model_dir, path)
 
 
+def try_out(
+    model: str, parameters: Mapping[str, Any], interface: Interface, required: Sequence[str], work: Path
+) -> None:
+    """Build a model as it will be trained, rebuild it as it will be exported, and convert it, untrained.
+
+    Args:
+        model: As `build_model` takes it.
+        parameters: Its hyper-parameters.
+        interface: What it must take and give.
+        required: Formats that the export must hold; the LiteRT files among them are made.
+        work: An empty folder.
+
+    Raises:
+        InputError: If the model is not one that can be trained and exported so.
+    """
+    devices.prepare("tensorflow", "cpu", 1, "float32")
+    from components.models import build_model
+    from components.models.loading import check_rebuilds, load_trained_model, save_architecture
+
+    built = build_model(model, interface, parameters)
+    save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
+    wanted = [name for name in (FLOAT, INT8) if name in required]
+    if not wanted:
+        return
+    built.save_weights(work / BEST_WEIGHTS_FILE)
+    names = tuple(map(str, range(interface.num_classes)))
+    info = ModelInfo(model, parameters, names, interface.input, interface.task_name, "", {})
+
+    def calibrate() -> np.ndarray:
+        return np.random.default_rng(0).integers(0, 256, (8, *interface.input.shape), np.uint8)
+
+    maker = _Maker(load_trained_model(work), info, work, interface.task.answer, calibrate)
+    if left_out := _make(maker, work, wanted).left_out:
+        reasons = ". ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise InputError(
+            f"The model {model!r} cannot be exported as export.required={list(required)} asks, found before its "
+            f"training: {reasons}. Or ask for less."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Made:
     """The formats that could be made, why the others could not, and what int8 has in int8."""
@@ -348,10 +400,10 @@ class _Made:
     quantization: str | None
 
 
-def _make(maker: _Maker, directory: Path) -> _Made:
+def _make(maker: _Maker, directory: Path, wanted: Sequence[str] = FORMATS) -> _Made:
     left_out: dict[str, str] = {}
     with _quiet():
-        for name in FORMATS:
+        for name in wanted:
             path = directory / verification.FILES[name]
             try:
                 if name == INT8 and FLOAT in left_out:
@@ -362,7 +414,7 @@ def _make(maker: _Maker, directory: Path) -> _Made:
             except Exception as error:  # TensorFlow raises what it happens upon.
                 left_out[name] = str(error) if isinstance(error, InputError) else _told(error)
                 _remove(path)
-    formats = tuple(name for name in FORMATS if name not in left_out)
+    formats = tuple(name for name in wanted if name not in left_out)
     return _Made(formats, left_out, maker.lite.quantization if INT8 in formats else None)
 
 

@@ -6,7 +6,7 @@ import pytest
 from components.create_tfrecords import WriteParams
 from components.create_tfrecords.planning import plan_dataset
 from components.machine_spec import load_catalogue, parse_machine
-from pipelines.preflight import SAMPLE_EXAMPLES, _sample, _where_configured
+from pipelines.preflight import SAMPLE_EXAMPLES, _where_configured, sample_of
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
     def sample():
         np.savez(tmp_path / "rare.npz", x=images, y=targets)
         plan = plan_dataset(params)
-        return plan, _sample(plan, params.task)
+        return plan, sample_of(plan, params.task)
 
     targets[0] = 1  # Else there is nothing to learn.
     plan, chosen = sample()

@@ -15,6 +15,7 @@ from components.artifacts import Manifest, ModelInfo
 from components.errors import InputError
 from components.export_model import ExportParams, export_model, exporting, verification
 from components.export_model.params import Compared
+from components.interface import ImageInput, Interface
 from components.models.loading import load_trained_model, predict
 from components.prediction import load_model
 from components.registry import version_digest
@@ -281,6 +282,19 @@ def test_an_operation_without_litert_form_leaves_the_saved_model(digits_records,
     before = version_digest(tmp_path / "model", tmp_path / "export")
     (tmp_path / "export" / "saved_model" / "saved_model.pb").write_bytes(b"another")
     assert version_digest(tmp_path / "model", tmp_path / "export") != before
+
+
+def test_a_required_format_that_litert_cannot_have_is_missed_before_training(tmp_path):
+    (tmp_path / "bicubic.py").write_text(_BICUBIC)
+    model, interface = str(tmp_path / "bicubic.py"), Interface(ImageInput((8, 8, 1), "raw"), 10)
+    for name in ("free", "refused", "possible"):
+        (tmp_path / name).mkdir()
+    exporting.try_out(model, {}, interface, ("saved_model",), tmp_path / "free")
+    with pytest.raises(
+        InputError, match=r"export\.required=\['float'\] asks, found before its training: float: .*Bicubic"
+    ):
+        exporting.try_out(model, {}, interface, ("float",), tmp_path / "refused")
+    exporting.try_out("digits_cnn", {"filters": 2, "units": 2}, interface, ("float", "int8"), tmp_path / "possible")
 
 
 def test_an_export_without_any_format_or_a_required_one_is_refused():

@@ -1,0 +1,30 @@
+"""Tries a model before it is trained, in a process of its own: the model's code may do anything there.
+
+Usage: python -m components.export_model.trial, with a request as JSON on stdin: model, parameters, interface, required.
+Prints one JSON line with the user's mistake as `error`, empty where there is none.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from components.errors import InputError
+from components.export_model.exporting import try_out
+from components.interface import Interface
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    interface, error = Interface.from_dict(request["interface"]), ""
+    with tempfile.TemporaryDirectory(prefix="trial-") as work:
+        try:
+            try_out(request["model"], request["parameters"], interface, request["required"], Path(work))
+        except InputError as mistake:
+            error = str(mistake)
+    print(json.dumps({"error": error}))
+
+
+if __name__ == "__main__":
+    main()
