@@ -20,7 +20,7 @@ from pipelines.compile import as_custom_job, as_tpu_pod, compile_pipeline, requi
 from pipelines.config import load_config
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
-from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.cli import REPOSITORY, assert_user_error, readme_model, tpu_pipelines_here
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TARGETS = ("vertex", "kubeflow")
@@ -381,6 +381,21 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     file.write_text("def build_model(image_shape, num_classes): return 1\n")
     assert compile_digits("vertex", output, f"model={file}", settings=SETTINGS).carried.keys() != {place}
     assert compile_digits("vertex", output, "model=components.models.digits_cnn:build_model").carried == {}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_readmes_example_with_a_model_of_ones_own_compiles(tmp_path, monkeypatch, target):
+    """Only its data lie elsewhere: where the platform can read them."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    (config,) = [block for block in blocks if "model: my_classifier.py" in block]
+    Path("flowers.yaml").write_text(config)
+    Path("my_classifier.py").write_text(readme_model("my_classifier.py"))
+    overrides = ["machine=v5e-4", "data.source=images:gs://my-bucket/flowers"]
+    compiled = compile_pipeline(load_config("flowers.yaml", overrides), target, Path("pipeline.yaml"), SETTINGS)
+    (place,) = compiled.carried
+    assert place.endswith("/my_classifier.zip")
+    assert place in Path("pipeline.yaml").read_text()
 
 
 def test_a_file_that_only_a_parameter_names_is_refused(tmp_path):
