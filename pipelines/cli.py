@@ -472,7 +472,7 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 
 def _describe_dry_run(arguments: argparse.Namespace, plan: Any) -> None:
-    """Say on stderr, before the specification on stdout, what the run would be."""
+    """Say on stderr, before the specification on stdout, what the run would be and what is missing."""
     from pipelines.config import load_config
     from pipelines.dry_run import describe
     from pipelines.settings import load_settings

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from components.errors import InputError
 from components.preflight_training import sandbox
 from components.preflight_training.preflight import examine
-from pipelines.compile import in_region
+from pipelines.compile import in_region, require_step_image
 from pipelines.config import Config, on_machine, preflight_params
 from pipelines.preflight import describe_data
 from pipelines.run_local import check_data
@@ -54,7 +54,7 @@ def describe(config: Config, plan: Plan, target: str, settings: Settings) -> Dry
         ("data", _data(config)),
         ("model", config.training.model + "".join(f", as {size}" for size in sizes)),
     )
-    return DryRun(lines, tuple(_missing(plan)))
+    return DryRun(lines, tuple(_missing(plan, target)))
 
 
 def prices(config: Config, target: str, settings: Settings) -> Sequence[str]:
@@ -82,10 +82,9 @@ def _data(config: Config) -> str:
     return f"{config.data.source}, " + ", ".join(f"{count:,} to {split}" for split, count in splits.items())
 
 
-def _missing(plan: Plan) -> Sequence[str]:
-    if "." in plan.image.partition("/")[0]:
-        return ()
-    return (
-        f"the image: {plan.image} lies in no registry. Build it with `make image`, push it, and set "
-        "TPU_PIPELINES_IMAGE=…@sha256:…",
-    )
+def _missing(plan: Plan, target: str) -> Sequence[str]:
+    try:
+        require_step_image(plan.image, target)
+    except InputError as error:
+        return (f"the image. {error}",)
+    return ()

@@ -552,18 +552,22 @@ def test_a_dry_run_says_what_is_missing_prints_the_requests_and_sends_none(fake,
     own = ("--set", "preflight=false", "--set", f"model={{name: {code}, parameters: {{}}}}")
     assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
     out, said = capfd.readouterr()
-    assert re.sub(r"[0-9a-f]{64}", "SHA256", re.sub(r"[\d,]+ bytes", "N bytes", said)).replace(str(tmp_path), "") == (
-        "hint: the image 'tpu-pipelines/python:latest' is named by a tag. When the tag moves, cached steps give stale "
-        "results. Set TPU_PIPELINES_IMAGE=…@sha256:…\n"
-        "digits for vertex, not sent (dry run)\n\n"
+    said = re.sub(r"models/[0-9a-f]{64}", "models/SHA256", re.sub(r"[\d,]+ bytes", "N bytes", said)).replace(
+        str(tmp_path), ""
+    )
+    assert said.partition("digits for vertex")[2] == (
+        ", not sent (dry run)\n\n"
         "  machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
         "  price    not known: preflight is switched off\n"
-        "  image    tpu-pipelines/python:latest\n"
+        f"  image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
         "  data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
         "  model    /my_model.py, as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n"
-        "  missing  the image: tpu-pipelines/python:latest lies in no registry. Build it with `make image`, push it, "
-        "and set TPU_PIPELINES_IMAGE=…@sha256:…\n\n"
+        "  missing  nothing that is known here\n\n"
     )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipelines.compile.IMAGE", LOCAL_IMAGE)
+        assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
+        assert "  missing  the image. Vertex AI cannot fetch the step image 'tpu-p" in capfd.readouterr().err
     requests = json.loads(out)
     assert [one["pipelineJob"]["labels"]["tpu_pipelines_machine"] for one in requests] == ["v5e-4", "v6e-4", "v5e-4"]
     assert requests[0]["parent"] == "projects/my-project/locations/us-central1"
@@ -578,7 +582,8 @@ def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
     assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
     assert "error: Vertex AI cannot fetch the step image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
     assert fake.calls == []
-    assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:], "--dry-run"]) == 0
+    dry = ("--set", "machine=v5e-4", "--set", "preflight=false", "--dry-run")
+    assert main([command[0], "digits", *command[1:], *dry]) == 0
     assert "hint: no platform can fetch the image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
 
 
