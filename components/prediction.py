@@ -3,16 +3,19 @@
 No TensorFlow, no Keras, no training code.
 """
 
+import contextlib
 import csv
 import dataclasses
 import functools
 import importlib.util
 import io
+import itertools
 import json
 import math
 import os
 import queue
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +52,7 @@ _T = TypeVar("_T")
 _SAVED_MODEL = "saved_model"
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _TEXT_SUFFIXES = (".txt", ".csv")
+_STDIN = "-"
 
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -131,6 +135,24 @@ class PromptReader:
         return ids
 
 
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Keep back LiteRT's lines of severity INFO, which go to stderr past Python and past every setting of it."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            said.seek(0)
+            kept = [line for line in said if not line.startswith(b"INFO:")]
+            os.write(2, b"".join(kept))
+
+
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
     """Load a model from an export folder and try it on a blank input.
 
@@ -144,6 +166,11 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
             a float LiteRT file the SavedModel answers, which needs TensorFlow.
     """
     check_folder(export_dir)
+    with _without_chatter():
+        return _load_model(export_dir, use_int8, num_threads)
+
+
+def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedModel:
     path = export_dir / EXPORT_FILE
     if not path.is_file():
         raise InputError(
@@ -358,7 +385,8 @@ def continue_texts(
 
     Args:
         export_dir: What export_model wrote.
-        prompts: Texts to continue; a character that the training text has none of is read as unknown.
+        prompts: Texts to continue; a character that the training text has none of is read as unknown. `-` is stdin, a
+            text a line, or JSON as the server takes it.
         length: Characters to add.
         temperature: 1 draws by the probabilities, less prefers the likely ones, 0 always takes the likeliest.
         seed: Equal ones give equal texts, on the same kind of machine.
@@ -377,7 +405,7 @@ def continue_texts(
     if model.step is None:
         raise InputError(f"Cannot continue texts with {export_dir}: it takes {model.input}.")
     alphabet = Alphabet(model.class_names)
-    for prompt in prompts:
+    for prompt in itertools.chain.from_iterable(_piped_texts() if one == _STDIN else [one] for one in prompts):
         if not prompt:
             raise InputError("Cannot continue an empty prompt: expected at least one character.")
         try:
@@ -465,7 +493,9 @@ def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Ite
 def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
     shape = reader.image_shape
     for given in inputs:
-        if not storage.is_remote(given) and Path(given).is_dir():
+        if given == _STDIN:
+            yield from _piped_images(reader)
+        elif not storage.is_remote(given) and Path(given).is_dir():
             for path, image in _of_folder(given, lambda path: (path, _read_image(path, shape)), unread):
                 yield [path], image
         elif given.lower().endswith(_ARRAY_SUFFIXES):
@@ -480,7 +510,10 @@ def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str, unrea
 @_read_inputs.register
 def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
     for given in inputs:
-        if not _names_a_file(given):
+        if given == _STDIN:
+            for text in _piped_texts():
+                yield [text], reader.encode_all([text])
+        elif not _names_a_file(given):
             yield [given], reader.encode_all([given])
         elif not storage.is_remote(given) and Path(given).is_dir():
             for texts in _of_folder(given, lambda path: _read_texts(path, lines, column), unread):
@@ -488,6 +521,46 @@ def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread
         else:
             texts = _read_texts(given, lines, column)
             yield list(texts), reader.encode_all(list(texts.values()))
+
+
+def _piped_images(reader: ImageInput) -> _Named:
+    """The image that stdin is, or those that its lines describe in JSON, as the server takes them."""
+    stdin: Any = sys.stdin.buffer  # A BufferedReader, whatever the annotations say.
+    if stdin.peek(1).lstrip()[:1] not in (b"{", b"["):
+        content = stdin.read()
+        if not content:
+            raise InputError(
+                "Cannot read stdin: it is empty. Expected an image file, or a line of JSON for each image."
+            )
+        yield [_STDIN], _decode_image("stdin", content, reader.image_shape)
+        return
+    from components.serving.instances import parse_line  # It builds on this module.
+
+    for number, line in enumerate(stdin, 1):
+        if line.strip():
+            try:
+                yield [f"{_STDIN}:{number}"], parse_line(line, reader)
+            except InputError as error:
+                raise InputError(f"Cannot read line {number} of stdin: {error}") from error
+
+
+def _piped_texts() -> Iterator[str]:
+    """The texts that stdin has, a line each: as it stands, or as `{"text": "…"}`."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"Cannot read line {number} of stdin: {error}. Expected text in UTF-8.") from error
+        yield _text_of(text)
+
+
+def _text_of(line: str) -> str:
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            instance = json.loads(line)
+            if isinstance(instance, dict) and instance.keys() == {"text"} and isinstance(instance["text"], str):
+                return instance["text"]
+    return line
 
 
 def _names_a_file(given: str) -> bool:
@@ -548,8 +621,12 @@ def _read_column(path: str, column: str) -> list[str]:
 
 
 def _read_image(path: str, shape: tuple[int, ...]) -> np.ndarray:
+    return _decode_image(path, storage.read_bytes(path), shape)
+
+
+def _decode_image(path: str, content: bytes, shape: tuple[int, ...]) -> np.ndarray:
     try:
-        return decode_pixels(storage.read_bytes(path), ImageRule((shape[0], shape[1]), shape[2]))[None]
+        return decode_pixels(content, ImageRule((shape[0], shape[1]), shape[2]))[None]
     except UnreadableImageError as error:
         raise InputError(
             f"Cannot read {path}: {error}. Expected an image file, a folder of them, or .npy/.npz."

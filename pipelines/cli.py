@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,16 @@ def _compare(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _add_model(command: Any) -> None:
+    command.add_argument(
+        "model",
+        metavar="MODEL",
+        help="an export folder, local or on gs://, a run's folder, or a registered model: NAME, NAME@ALIAS or "
+        "NAME@VERSION",
+    )
+    _add_workspace(command)
+
+
 def _add_predict(commands: Any) -> None:
     predict = commands.add_parser(
         "predict",
@@ -210,13 +221,14 @@ def _add_predict(commands: Any) -> None:
         "probability of 0.5, or the numbers of a regression; or continue a text. Needs no TensorFlow and no training "
         "code.",
     )
-    predict.add_argument("export_dir", type=Path, metavar="EXPORT_DIR", help="the export folder of a run")
+    _add_model(predict)
     predict.add_argument(
         "inputs",
         nargs="+",
         metavar="INPUT",
         help="image files, folders of them, or .npy/.npz arrays; for a model of texts files, folders of them, "
-        ".csv files, .npy/.npz arrays of strings, or texts themselves",
+        ".csv files, .npy/.npz arrays of strings, or texts themselves; - reads an image, or a line for each instance, "
+        "from stdin: a text, or JSON as the server takes it",
     )
     predict.add_argument("--lines", action="store_true", help="a file holds a text a line")
     predict.add_argument("--column", default="text", metavar="NAME", help="of a .csv file (default: text)")
@@ -240,11 +252,20 @@ _ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": 
 
 
 def _predict(arguments: argparse.Namespace) -> int:
+    from components import storage
+    from pipelines.exports import find_export
+
+    with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
+        uri = find_export(arguments.model, arguments.workspace)
+        return _predict_with(storage.localize(uri, Path(scratch)), arguments)
+
+
+def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
     from components.prediction import continue_texts, is_language_model, predict_inputs
 
-    if is_language_model(arguments.export_dir):
+    if is_language_model(export_dir):
         how = (arguments.length, arguments.temperature, arguments.seed, arguments.int8)
-        for written in continue_texts(arguments.export_dir, arguments.inputs, *how):
+        for written in continue_texts(export_dir, arguments.inputs, *how):
             shown = {"input": written.prompt, "continuation": written.text}
             if arguments.json:
                 print(json.dumps(shown, ensure_ascii=False))
@@ -252,7 +273,7 @@ def _predict(arguments: argparse.Namespace) -> int:
                 _show(written.prompt + written.text)
         return DONE
     predictions = predict_inputs(
-        arguments.export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
+        export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
     )
     for one in predictions:
         if arguments.json:
@@ -280,7 +301,7 @@ def _add_serve(commands: Any) -> None:
         description="Answer predictions over HTTP on CPU with an exported model, by Vertex AI's contract for custom "
         "containers. Needs no TensorFlow and no training code. Ctrl-C ends it.",
     )
-    serve.add_argument("export_dir", metavar="EXPORT_DIR", help="the export folder of a run, local or on gs://")
+    _add_model(serve)
     add_params(serve, ServeParams)
     serve.set_defaults(command=_serve)
 
@@ -289,8 +310,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     from components.command_line import params_from
     from components.serving.params import ServeParams
     from components.serving.server import serve
+    from pipelines.exports import find_export
 
-    serve(arguments.export_dir, params_from(arguments, ServeParams))
+    serve(find_export(arguments.model, arguments.workspace), params_from(arguments, ServeParams))
     return DONE
 
 

@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -137,6 +139,18 @@ def parse_request(
             "them in several requests."
         )
     return _open_instances(instances, wanted, _parse_top(request.get(_PARAMETERS)), limits)
+
+
+def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
+    """uint8[1, height, width, channels] of one IMAGE as `parse_request` takes it, however large.
+
+    Raises:
+        InputError: If it is none.
+    """
+    no_limits = ServeParams(max_image_pixels=sys.maxsize, max_request_pixels=sys.maxsize, max_decode_seconds=math.inf)
+    request = _open_instances([_load_json(line)], wanted, None, no_limits)
+    request.decode(list(request.waiting))
+    return request.inputs
 
 
 def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: ServeParams) -> PredictRequest:

@@ -1,6 +1,7 @@
 """Claims about a model of texts, from the folder to the answer over HTTP: one small data set through every step."""
 
 import dataclasses
+import io
 import json
 import shutil
 import socket
@@ -150,6 +151,18 @@ def test_predict_on_the_command_line_takes_texts(exported_reviews, tmp_path):
     table = tpu_pipelines_here("predict", str(exported_reviews), *TEXTS[:2], "--int8", "--top", "1").stdout
     assert [line.split()[-2] for line in table.splitlines()] == ["pos", "neg"]
     assert_user_error(tpu_pipelines_here("predict", str(exported_reviews), "nowhere.txt"), "Cannot read", "nowhere.txt")
+
+
+def test_predict_takes_a_text_a_line_from_stdin(exported_reviews, monkeypatch):
+    lines = [*TEXTS[:2], json.dumps({"text": TEXTS[1]}), '{"no": "JSON of ours"}']
+    piped = io.TextIOWrapper(io.BytesIO("\r\n".join(lines).encode("utf-8-sig")))
+    monkeypatch.setattr("sys.stdin", piped)
+    received = list(predict_inputs(exported_reviews, [TEXTS[0], "-"], top=1))
+    assert [one.name for one in received] == [TEXTS[0], *TEXTS[:2], TEXTS[1], lines[3]]
+    assert [one.classes[0][0] for one in received[:4]] == ["pos", "pos", "neg", "neg"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"good\n\xff")))
+    with pytest.raises(InputError, match="Cannot read line 2 of stdin"):
+        list(predict_inputs(exported_reviews, ["-"]))
 
 
 @pytest.mark.parametrize("instance", [TEXTS[1], {"text": TEXTS[1]}])

@@ -1,3 +1,4 @@
+import base64
 import json
 import subprocess
 import sys
@@ -87,6 +88,25 @@ def test_predict_imports_no_tensorflow(finished_run, pictures):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def _piped(workspace, content, *flags):
+    words = [sys.executable, "-m", "pipelines.cli", "predict", "digits", "-", "--workspace", str(workspace), *flags]
+    return subprocess.run(words, input=content, capture_output=True, check=False)
+
+
+def test_predict_takes_an_image_or_lines_of_json_from_stdin_by_the_models_name(finished_run, pictures):
+    content = (pictures[0] / "0.png").read_bytes()
+    done = _piped(finished_run[0], content, "--json")
+    assert done.stderr == b""  # LiteRT had written of its delegate.
+    expected = json.loads(done.stdout)
+    assert expected["input"] == "-"
+    line = json.dumps({"b64": base64.b64encode(content).decode()})
+    lines = _piped(finished_run[0], f"{line}\n\n{line}\n".encode(), "--json").stdout.splitlines()
+    assert [json.loads(one) for one in lines] == [{**expected, "input": f"-:{number}"} for number in (1, 3)]
+    for content, message in ((b"no image", "Cannot read stdin: not an image"), (b"{}", "Cannot read line 1 of stdin")):
+        done = _piped(finished_run[0], content)
+        assert (done.returncode, message in done.stderr.decode(), b"Traceback" in done.stderr) == (2, True, False)
 
 
 def test_predict_refuses_what_it_cannot_read(finished_run, tmp_path):

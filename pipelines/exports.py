@@ -1,0 +1,75 @@
+"""What `predict` and `serve` are pointed at: an export, a run, or a version in the registry."""
+
+import re
+from pathlib import Path
+
+from components import storage
+from components.artifacts import EXPORT_FILE
+from components.errors import InputError
+from components.registry import (
+    CHAMPION,
+    EXPORT_DIR,
+    ModelRegistry,
+    RegisteredVersion,
+    list_models,
+    parse_reference,
+)
+
+_EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"
+
+
+def find_export(name: str, workspace: Path) -> str:
+    """The export folder, local or on gs://, that a name means; `load_model` checks it if it is a registered version's.
+
+    Args:
+        name: An export folder, a run's folder, a version's folder, `NAME`, `NAME@ALIAS` or `NAME@VERSION` of the
+            workspace's registry, or the same of another registry with its path before it; NAME alone is its champion.
+        workspace: Folder for runs, whose registry is meant.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if (named := parse_reference(name)) is not None:
+        registry, version = named
+        return _of_version(registry.find(version), name, str(registry.root))
+    if storage.is_remote(name):
+        return name
+    path = Path(name)
+    if folder := _in_folder(path):
+        return str(folder)
+    if found := re.fullmatch(r"([\w-][\w.-]*)(?:@([\w-]+))?", name):
+        return _of_workspace(found[1], found[2] or CHAMPION, workspace, path.exists())
+    if path.exists():
+        raise InputError(
+            f"Cannot predict with {path}: there is no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/. Expected "
+            f"{_EXPECTED}. A run whose model the gate rejected may have no export."
+        )
+    raise InputError(f"Cannot find {name}: expected {_EXPECTED}. Received: no such folder. Check the path.")
+
+
+def _in_folder(path: Path) -> Path | None:
+    """The export that a folder is or holds."""
+    return next((folder for folder in (path, path / EXPORT_DIR) if (folder / EXPORT_FILE).is_file()), None)
+
+
+def _of_workspace(model_name: str, version: str, workspace: Path, is_folder: bool) -> str:
+    registry = ModelRegistry(workspace / "registry", model_name)
+    known = [model.model_name for model in list_models(registry.root)]
+    if model_name not in known:
+        hint = "`tpu-pipelines registry list` shows what is registered; --workspace says where"
+        if (run := workspace / model_name).is_dir() and not is_folder:
+            hint = f"{run} is a run's folder: give its path"
+        what = f"a folder without {EXPORT_FILE}, and none" if is_folder else "neither a folder nor one"
+        raise InputError(
+            f"Cannot find {model_name}: expected {_EXPECTED}. Received: {what} of the models in {registry.root} "
+            f"({', '.join(known) or 'none'}); {hint}."
+        )
+    return _of_version(registry.find(version), f"{model_name}@{version}", str(registry.root))
+
+
+def _of_version(version: RegisteredVersion | None, name: str, root: str) -> str:
+    if version is None:
+        raise InputError(
+            f"Cannot find {name}: the alias stands nowhere in {root}. `tpu-pipelines registry list` shows the versions."
+        )
+    return f"{version.uri}/{EXPORT_DIR}"

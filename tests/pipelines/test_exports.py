@@ -1,0 +1,62 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from components.errors import InputError
+from components.prediction import load_model
+from pipelines.exports import find_export
+
+
+@pytest.fixture
+def workspace(finished_run, tmp_path):
+    """A copy of the finished run's registry and of its export."""
+    shutil.copytree(finished_run[0] / "registry", tmp_path / "registry")
+    shutil.copytree(finished_run[0] / "digits" / "export", tmp_path / "digits" / "export")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["digits", "digits@champion", "digits@0001", "{0}/registry/digits@champion"])
+def test_a_registered_model_is_found_by_name(workspace, name):
+    expected = workspace / "registry" / "digits" / "versions" / "0001" / "export"
+    assert find_export(name.format(workspace), workspace) == str(expected)
+
+
+def test_folders_come_before_names(workspace, monkeypatch):
+    run = workspace / "digits"
+    for name in (run, run / "export"):
+        assert find_export(str(name), workspace) == str(run / "export")
+    monkeypatch.chdir(workspace)
+    assert find_export("digits", workspace) == "digits/export"
+    shutil.rmtree("digits/export")
+    assert "versions" in find_export("digits", workspace)
+    assert find_export("gs://bucket/export", workspace) == "gs://bucket/export"
+
+
+@pytest.mark.parametrize("name", ["digits", "digits@0001", "{0}/registry/digits@champion", "{0}/{1}", "{0}/{1}/export"])
+def test_a_damaged_version_is_refused_however_it_is_named(workspace, name):
+    version = "registry/digits/versions/0001"
+    file = workspace / version / "export" / "model.tflite"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.unlink()
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"is damaged: export/model\.tflite"):
+        load_model(Path(find_export(name.format(workspace, version), workspace)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digits@best", r"Cannot find digits@best: the alias stands nowhere in .*registry list"),
+        ("digits@0009", r"has no version '0009'"),
+        ("nothing", r"neither a folder nor one of the models in .*registry \(digits\); `tpu-pipelines registry list`"),
+        ("rejected", r"rejected is a run's folder: give its path"),
+        ("{0}/rejected", r"there is no export\.json in it, or in its export/.* the gate rejected"),
+        ("{0}/nowhere", r"Received: no such folder"),
+    ],
+)
+def test_what_cannot_be_found_is_named_with_what_can(workspace, name, message):
+    (workspace / "rejected").mkdir()
+    with pytest.raises(InputError, match=message):
+        find_export(name.format(workspace), workspace)
