@@ -13,7 +13,6 @@ from components.evaluate_model import EvaluateParams
 from components.export_model import ExportParams
 from components.preflight_training import PreflightParams
 from components.train_model import TrainParams
-from pipelines.cli import main
 
 ROOT = Path(__file__).parent.parent
 STEPS = {
@@ -67,28 +66,6 @@ def test_the_top_level_holds_nothing_else():
 def test_a_steps_readme_lists_exactly_its_parameters(step, params):
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "components" / step / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(field.name for field in dataclasses.fields(params))
-
-
-def commands(readme):
-    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", readme.read_text(), re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
-
-
-@pytest.mark.parametrize("line", commands(ROOT / "README.md"))
-def test_every_command_in_the_readme_exists(line, capsys):
-    words = line.split("#")[0].split()
-    if words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    elif words[0].endswith("tpu-pipelines"):
-        with pytest.raises(SystemExit) as stopped:
-            main([words[1], "--help"])
-        assert stopped.value.code == 0
-        flags = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
-        assert {word for word in words if word.startswith("--")} <= flags
-    elif words[0] in ("python", ".venv/bin/python"):
-        assert (ROOT / words[2].replace(".", "/") / "__main__.py").is_file()
-    else:
-        assert words[0] in ("git", "cd", "open"), line
 
 
 def test_the_lock_names_no_index_and_pins_every_package_with_hashes():

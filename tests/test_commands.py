@@ -1,0 +1,129 @@
+"""Every command in a README exists, with its flags; the cheap ones are run as they stand there."""
+
+import contextlib
+import importlib
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from pipelines.cli import main
+from tests.cli import REPOSITORY
+
+BIN = Path(sys.executable).parent
+READMES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "components").glob("*/README.md"))]
+PROGRAMS = ("tpu-pipelines", "python", "tensorboard", "make", "pip", "docker", "curl")
+OTHERS = ("cd", "git")  # Of the system.
+_COMMAND = re.compile(rf"(?:\$ )?(?:\.venv/bin/)?((?:{'|'.join((*PROGRAMS, *OTHERS))}) [^\n]*)")
+
+
+def in_blocks(text):
+    """The commands of code blocks without a language, or in that of a shell."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        if language in ("", "sh", "bash", "console"):
+            for line in block.splitlines():
+                if command := _COMMAND.fullmatch(line.split("  #")[0].strip()):
+                    yield command[1].strip()
+
+
+def in_sentences(text):
+    """The commands within sentences and tables."""
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for code in re.findall(r"`([^`\n]+)`", rest):
+        if command := _COMMAND.fullmatch(code):
+            yield command[1]
+
+
+def commands(*kinds):
+    found = [command for path in READMES for kind in kinds for command in kind(path.read_text())]
+    return list(dict.fromkeys(found))
+
+
+def _flags_and_help(words, run):
+    with pytest.raises(SystemExit) as stopped:
+        run()
+    assert stopped.value.code == 0
+    return {word.split("=")[0] for word in words if re.match(r"--\w", word)}
+
+
+@pytest.mark.parametrize("command", commands(in_blocks, in_sentences))
+def test_every_command_exists_with_its_flags(command, capsys, monkeypatch):
+    program, *words = shlex.split(re.sub(r"[\[\]]|\\\|", " ", command))
+    if program == "make":
+        assert re.search(rf"^{words[0]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    elif program == "tpu-pipelines":
+        flags = _flags_and_help(words, lambda: main([words[0], "--help"]))
+        assert flags <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    elif program == "python":
+        assert words[0] == "-m"
+        if "<step>" not in words[1]:
+            module = importlib.import_module(f"{words[1]}.__main__")
+            monkeypatch.setattr("sys.argv", [words[1], "--help"])
+            flags = _flags_and_help(words, module.main)
+            assert flags <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    elif program == "pip":
+        extras = re.search(r"tpu-pipelines\[(\w+)\]", command)
+        assert not extras or f"\n{extras[1]} = [" in (REPOSITORY / "pyproject.toml").read_text()
+    else:
+        assert program in (*OTHERS, *PROGRAMS)
+
+
+def test_commands_are_found_in_blocks_and_in_sentences():
+    text = (
+        "Run `make run`, not `makeup`.\n\n```\ntpu-pipelines machines   # all\nresult 3\n```\n```yaml\nmake: x\n```\n"
+    )
+    assert list(in_blocks(text)) == ["tpu-pipelines machines"]
+    assert list(in_sentences(text)) == ["make run"]
+
+
+CHEAP = r"python -m components.create_tfrecords|tpu-pipelines (compile|machines)"
+
+
+def _here(command, folder):
+    """The command with this environment's programs, and with `folder` for /tmp."""
+    program, *words = shlex.split(command.replace("/tmp/", f"{folder}/"))
+    return [sys.executable if program == "python" else str(BIN / program), *words]
+
+
+@pytest.mark.parametrize("command", [one for one in commands(in_blocks) if re.match(CHEAP, one)])
+def test_a_cheap_command_runs_as_it_stands(command, tmp_path):
+    done = subprocess.run(_here(command, tmp_path), capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow  # Another process with TensorFlow: 10 s.
+def test_tensorboard_shows_the_curves(tmp_path):
+    """It had died for want of pkg_resources, of which newer setuptools have none."""
+    (command,) = (one for one in commands(in_sentences) if one.startswith("tensorboard --logdir"))
+    (tmp_path / "tensorboard").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [*_here(command.replace("DIR", str(tmp_path)), "/tmp"), "--port", str(port), "--load_fast=false"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for _ in range(300):
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/") as page:
+                    assert "TensorBoard" in page.read().decode()
+                    break
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.2)
+            else:
+                pytest.fail("TensorBoard did not answer.")
+        finally:
+            process.terminate()
+
+
+@pytest.mark.slow  # Two minutes: it trains, evaluates, exports and deploys.
+def test_the_steps_commands_run_as_they_stand(tmp_path):
+    """Each once, in the order in which deploy_model's README has them; then those of the others."""
+    order = ["create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model"]
+    steps = [one for one in commands(in_blocks) if one.startswith("python -m components.")]
+    for command in sorted(steps, key=lambda one: (order.index(one.split()[2].split(".")[1]), "--minimum" not in one)):
+        done = subprocess.run(_here(command, tmp_path), capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
