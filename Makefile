@@ -2,10 +2,11 @@
 VENV := .venv
 PYTHON ?= python3.11
 CONFIG ?= digits
+MINUTES ?= 15
 IMAGE ?= tpu-pipelines/python:latest
 SERVING_IMAGE ?= tpu-pipelines/serving:latest
 
-.PHONY: install run test test-all check bench lock image
+.PHONY: install run test test-all check bench soak lock image
 
 install: $(VENV)/.installed
 
@@ -32,6 +33,9 @@ check: install
 
 bench: install  ## Speed, each figure beside its baseline in the same run.
 	$(VENV)/bin/python -m tests.benchmarks
+
+soak: install  ## The server under honest and hostile load, on this machine alone; MINUTES=5 for less than 15.
+	$(VENV)/bin/python -m tests.benchmarks.soak --minutes $(MINUTES)
 
 lock:  ## Needs uv; the lock holds hashes and names no index.
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \

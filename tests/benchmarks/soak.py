@@ -1,0 +1,241 @@
+"""`make soak`: the server under honest and hostile load at once, on this machine alone; bounded in time and number.
+
+Quiet and hostile phases take turns, so that a machine that grows slower is not taken for a server that does.
+"""
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+HONEST_CLIENTS = 8
+HONEST_PAUSE_SECONDS = 0.02  # Between an answer and the next question: the server is not idle, and not full.
+MOST_FACTOR = 3.0  # Of the 99th percentile of an honest answer's time under attack, over its value without.
+MOST_GROWTH = 1.1  # Of memory, from the first hostile phase to the last.
+_TIMEOUT_SECONDS = 30.0
+_HOSTILE_CLIENTS = {"says nothing": 50, "half a head": 50, "withholds the end of a body": 50}  # Of the others 2 each.
+
+
+@dataclasses.dataclass
+class Phase:
+    """What was seen of one phase."""
+
+    is_hostile: bool
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    wrong: int = 0
+    refused: Counter[int] = dataclasses.field(default_factory=Counter)
+    rss_mib: float = 0.0
+
+
+def start_server(export_dir: Path) -> tuple[subprocess.Popen[str], int]:
+    """A server on a free port of the loopback, and that port."""
+    command = [sys.executable, "-m", "pipelines.cli", "serve", str(export_dir), "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert server.stdout is not None
+    return server, int(server.stdout.readline().split("http://")[1].split(":")[1].split("/")[0])
+
+
+def resident_mib(pid: int) -> float:
+    """Memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    """A request with a body; `length` is what its head says of it."""
+    return b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n%s" % (length or len(body), body)
+
+
+@contextlib.asynccontextmanager
+async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection that is closed at once in the end, whatever was still to be sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    return int(head.split()[1]), await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r")[0]))
+
+
+async def honest(port: int, images: np.ndarray, expected: list[str], phase: Phase, end: float) -> None:
+    """Ask on one connection, one image at a time, as pixels or as a file; every answer is compared."""
+    draw = random.Random(id(asyncio.current_task()))
+    while time.monotonic() < end:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            async with connection(port) as (reader, writer):
+                while time.monotonic() < end:
+                    number = draw.randrange(len(images))
+                    start = time.perf_counter()
+                    writer.write(post(json.dumps({"instances": [images[number].tolist()]}).encode()))
+                    status, body = await asyncio.wait_for(answer(reader), _TIMEOUT_SECONDS)
+                    phase.seconds.append(time.perf_counter() - start)
+                    if status != 200:
+                        phase.refused[status] += 1
+                    elif json.loads(body)["predictions"][0]["class"] != expected[number]:
+                        phase.wrong += 1
+                    await asyncio.sleep(HONEST_PAUSE_SECONDS)
+
+
+def _grey_png(size: int) -> str:
+    buffer = io.BytesIO()
+    Image.new("1", (size, size)).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def hostile_requests() -> dict[str, bytes]:
+    """What attackers send, by the name of the attack; each is small, or does not end."""
+    one = {"b64": _grey_png(4096)}
+    return {
+        "says nothing": b"",
+        "half a head": b"POST /predict HTTP/1.1\r\nHost: here",
+        "withholds the end of a body": post(b" " * 1_000_000, 1_500_000),
+        "few large images": post(json.dumps({"instances": [one] * 4}).encode()),
+        "many large images": post(json.dumps({"instances": [one] * 128}).encode()),
+        "deep JSON": post(b'{"instances": ' + b"[" * 100_000),
+        "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        "line feeds alone": b"GET /health HTTP/1.1\nHost: here\n\n",
+        "two lengths": b"POST /predict HTTP/1.1\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    }
+
+
+async def hostile(port: int, sent: bytes, end: float, seconds: float) -> None:
+    """Send something, wait for a while, and do it again on another connection."""
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            async with connection(port) as (reader, writer):
+                writer.write(sent)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(), min(seconds, max(end - time.monotonic(), 0.01)))
+        await asyncio.sleep(0.05)
+
+
+async def attack(port: int, seconds: float) -> None:
+    """150 clients that do not mean well, until the time is over."""
+    end = time.monotonic() + seconds
+    work: list[Awaitable[None]] = []
+    for name, sent in hostile_requests().items():
+        work += [hostile(port, sent, end, 12.0) for _ in range(_HOSTILE_CLIENTS.get(name, 2))]
+    await asyncio.gather(*work)
+
+
+async def ask(port: int, images: np.ndarray, expected: list[str], phase: Phase, seconds: float) -> None:
+    """The honest clients, until the time is over."""
+    end = time.monotonic() + seconds
+    await asyncio.gather(*(honest(port, images, expected, phase, end) for _ in range(HONEST_CLIENTS)))
+
+
+@contextlib.contextmanager
+def attacked(port: int, seconds: float) -> Iterator[None]:
+    """Within the block another process attacks; it lets all others go first, as if it were another machine."""
+    command = [sys.executable, "-m", "tests.benchmarks.soak", "--attack", str(port), "--minutes", str(seconds / 60)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # It has begun.
+        try:
+            yield
+        finally:
+            process.wait(seconds + 30)
+
+
+def soak(export_dir: Path, seconds: float, phase_seconds: float, tell: Callable[[str], None]) -> list[Phase]:
+    """Run quiet and hostile phases in turn until the time is over."""
+    from components.prediction import load_model
+
+    images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), np.uint8)
+    model = load_model(export_dir)
+    expected = [model.class_names[i] for i in model.predict(images).argmax(1)]
+    server, port = start_server(export_dir)
+    phases: list[Phase] = []
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or len(phases) < 2:
+            phase = Phase(is_hostile=len(phases) % 2 == 1)
+            with attacked(port, phase_seconds) if phase.is_hostile else contextlib.nullcontext():
+                asyncio.run(ask(port, images, expected, phase, phase_seconds))
+            phase.rss_mib = resident_mib(server.pid)
+            phases.append(phase)
+            tell(describe(phase))
+    finally:
+        server.terminate()
+        server.wait(30)
+    return phases
+
+
+def p99_ms(phases: list[Phase]) -> float:
+    """Of all honest answers of these phases."""
+    return float(np.percentile([seconds for phase in phases for seconds in phase.seconds], 99) * 1e3)
+
+
+def describe(phase: Phase) -> str:
+    """A line on a phase."""
+    kind = "hostile" if phase.is_hostile else "quiet"
+    median = float(np.median(phase.seconds)) * 1e3
+    return (
+        f"{kind:<8}{len(phase.seconds):>7,} answers, {median:6.1f} ms in the middle, {p99_ms([phase]):7.1f} ms p99, "
+        f"{phase.wrong} wrong, {sum(phase.refused.values())} refused, {phase.rss_mib:6.1f} MiB"
+    )
+
+
+def judge(phases: list[Phase]) -> list[str]:
+    """What is not as it should be."""
+    quiet, hostile_ones = ([one for one in phases if one.is_hostile is kind] for kind in (False, True))
+    faults = []
+    if wrong := sum(phase.wrong for phase in phases):
+        faults.append(f"{wrong} honest answers were wrong")
+    if refused := sum((phase.refused for phase in phases), Counter()):
+        faults.append(f"honest clients were refused: {dict(refused)}")
+    if (factor := p99_ms(hostile_ones) / p99_ms(quiet)) > MOST_FACTOR:
+        faults.append(f"under attack the 99th percentile is {factor:.1f} times the quiet one, at most {MOST_FACTOR}")
+    if (growth := hostile_ones[-1].rss_mib / hostile_ones[0].rss_mib) > MOST_GROWTH:
+        faults.append(f"memory grew to {growth:.2f} times its size in the first hostile phase")
+    return faults
+
+
+def main() -> int:
+    """Run it, and say what was not as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.soak", description=__doc__)
+    parser.add_argument("--export-dir", type=Path, help="an export of digits (default: a run makes one)")
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--phase-seconds", type=float, default=30.0)
+    parser.add_argument("--attack", type=int, metavar="PORT", help="only attack the server there, on this machine")
+    arguments = parser.parse_args()
+    if arguments.attack:
+        os.nice(10)
+        print("attacking", flush=True)
+        asyncio.run(attack(arguments.attack, arguments.minutes * 60))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        export_dir = arguments.export_dir
+        if export_dir is None:
+            command = ["-m", "pipelines.cli", "run", "digits", "--workspace", folder, "--set", "deploy=false"]
+            subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+            export_dir = Path(folder) / "digits" / "export"
+        phases = soak(export_dir, arguments.minutes * 60, arguments.phase_seconds, lambda line: print(line, flush=True))
+    quiet, hostile_ones = ([one for one in phases if one.is_hostile is kind] for kind in (False, True))
+    print(f"p99: {p99_ms(quiet):.1f} ms quiet, {p99_ms(hostile_ones):.1f} ms under attack")
+    for fault in (faults := judge(phases)):
+        print(f"fault: {fault}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
