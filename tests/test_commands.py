@@ -19,7 +19,7 @@ from tests.cli import REPOSITORY
 BIN = Path(sys.executable).parent
 READMES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "components").glob("*/README.md"))]
 PROGRAMS = ("tpu-pipelines", "python", "tensorboard", "make", "pip", "docker", "curl")
-OTHERS = ("cd", "git")  # Of the system.
+OTHERS = ("cd", "git", "gcloud")  # Of the system.
 _COMMAND = re.compile(rf"(?:\$ )?(?:\.venv/bin/)?((?:{'|'.join((*PROGRAMS, *OTHERS))}) [^\n]*)")
 
 
