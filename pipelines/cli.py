@@ -203,6 +203,39 @@ def _compare(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _add_runs(commands: Any) -> None:
+    runs = commands.add_parser(
+        "runs",
+        help="list the runs of a workspace, or delete earlier ones",
+        description="list [NAME]: every run that is kept, of one name or of all: when it ended, what became of it, its "
+        "figures and its size. clean [NAME]: delete earlier runs, and cached steps that no run is made of any more.",
+    )
+    runs.add_argument("action", nargs="?", choices=("list", "clean"), default="list", help="(default: list)")
+    runs.add_argument("name", nargs="?", default="", metavar="NAME", help="of the configuration (default: all)")
+    _add_workspace(runs)
+    runs.add_argument("--keep", type=int, default=0, metavar="N", help="clean: earlier runs to keep (default: 0)")
+    runs.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    runs.set_defaults(command=_runs)
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from components.errors import InputError
+    from pipelines import history
+
+    if arguments.action == "list":
+        rows = history.as_rows(arguments.workspace, arguments.name)
+        _show(json.dumps(rows) if arguments.json else history.as_table(rows))
+        return DONE
+    from pipelines.run_local import clean_runs
+
+    if arguments.keep < 0:
+        raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
+    names = [arguments.name] if arguments.name else history.names(arguments.workspace)
+    dropped = [str(path) for name in names for path in clean_runs(arguments.workspace, name, arguments.keep)]
+    _show(json.dumps(dropped) if arguments.json else "\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
+    return DONE
+
+
 def _add_model(command: Any) -> None:
     command.add_argument(
         "model",
@@ -754,6 +787,7 @@ _COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_run,
     _add_compare,
     _add_export,
+    _add_runs,
     _add_predict,
     _add_serve,
     _add_registry,

@@ -12,7 +12,7 @@ from components.errors import InputError
 from components.interface import TASKS, judged_figure
 from components.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from components.table import lay_out
-from pipelines.run_local import SUMMARY_FILE
+from pipelines.history import SUMMARY_FILE
 
 _NOTHING = "–"
 _MAX_TEXT = 60

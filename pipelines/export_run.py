@@ -8,7 +8,7 @@ from typing import Any
 from components.artifacts import EXPORT_FILE
 from components.errors import InputError
 from pipelines.config import read_export
-from pipelines.run_local import SUMMARY_FILE
+from pipelines.history import SUMMARY_FILE
 
 
 def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Config
-from pipelines.run_local import SUMMARY_FILE, fingerprints_here
+from pipelines.history import SUMMARY_FILE
+from pipelines.run_local import fingerprints_here
 from pipelines.submission import DIGEST, Plan, State, Submitter, look_up
 
 

@@ -35,12 +35,13 @@ from components.progress import TERMINAL_VARIABLE
 from components.registry import MODEL_DIR, fetch, is_on_vertex, model_digest, open_registry, parse_reference, reference
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
 from components.table import printable
+from pipelines import history
 from pipelines.caching import STEPS, data_version, fingerprints, lineage, step_keys
 from pipelines.config import Config
+from pipelines.history import SUMMARY_FILE
 from pipelines.model_check import check_model_works, needs_check
 from pipelines.step_cache import StepCache
 
-SUMMARY_FILE = "summary.json"
 LOG_FILE = "run.log"
 _MARKERS = (SUMMARY_FILE, LOG_FILE)
 RUNNERS = ("subprocess", "docker")
@@ -65,7 +66,9 @@ class RunOutcome:
 
 
 def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> RunOutcome:
-    """Run the pipeline here; steps whose inputs, parameters and code are unchanged are taken from the last run.
+    """Run the pipeline here; steps whose inputs, parameters and code are unchanged are taken from earlier runs.
+
+    The run of that name before is kept beside it, with a number; see `pipelines.history`.
 
     Args:
         config: What to run.
@@ -83,15 +86,18 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
     run_dir = workspace / config.name
     cache_dir = workspace / ".cache" / config.name
     with _only_run(run_dir, cache_dir):
-        (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
-        if (run_dir / LOG_FILE).is_symlink() or not (run_dir / LOG_FILE).is_file():
-            storage.new_file(run_dir / LOG_FILE).close()
         data = _data_version(plan, workspace)
         made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
         session = _Session(config, data, run_dir, cache_dir)
         if needs_check(config) and not session.is_trained:
             print("[train_model] trying the model before it is trained", file=sys.stderr, flush=True)
             check_model_works(config, plan)
+        if not session.is_the_same_again(made_of):
+            history.set_aside(run_dir)
+        run_dir.mkdir(exist_ok=True)
+        (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
+        if (run_dir / LOG_FILE).is_symlink() or not (run_dir / LOG_FILE).is_file():
+            storage.new_file(run_dir / LOG_FILE).close()
         with storage.naming_full_disk(run_dir):
             session.run(runner)
         return session.finish(start, made_of)
@@ -204,6 +210,7 @@ def _check_champion(config: Config, class_names: Sequence[str]) -> None:
 def _check_run_dir(config: Config, run_dir: Path) -> None:
     """Refuse a folder that cannot be written, that is not a run's, or that holds what the run reads."""
     storage.require_writable(run_dir)
+    history.check_history(run_dir)
     if run_dir.is_dir() and any(run_dir.iterdir()) and not any((run_dir / name).is_file() for name in _MARKERS):
         raise InputError(
             f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
@@ -271,6 +278,7 @@ class _Session:
         self._cache = StepCache(cache_dir)
         self._keys = step_keys(config, data)
         self._drop_leftovers()
+        self._share_records()
         self._champion, opponent = self._pin_champion()
         self._keys = step_keys(config, data, opponent)
         self._drop_undone_deployment()
@@ -335,6 +343,23 @@ class _Session:
             current = open_registry(deploy.registry, deploy.model_name).find(deploy.alias)
             if not current or current.number != _read(deployment / DEPLOYMENT_FILE).get("version"):
                 self._cache.remove(deployment)
+
+    def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
+        """Whether this run is the one whose results are there: nothing has changed, and nothing is left to do."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            there = json.loads((self._run_dir / SUMMARY_FILE).read_bytes())
+            return there.get("fingerprints") == fingerprints and self._cached.issuperset(self._expected())
+        return False
+
+    def _share_records(self) -> None:
+        """Take the records from another run of the workspace that has written the same."""
+        others = sorted(path for path in self._cache_dir.parent.iterdir() if path.is_dir() and not path.is_symlink())
+        for other in others:
+            if self._outputs("create_tfrecords") is not None:
+                return
+            records = self._cache.adopt(self._entry("create_tfrecords"), "records", other)
+            if records is not None and not _are_whole(records):
+                self._cache.remove(records)
 
     def run(self, runner: str) -> None:
         """Run the pipeline; how it went is read from what the steps left."""
@@ -418,6 +443,7 @@ class _Session:
             "config": self._config.as_dict(),
             "fingerprints": fingerprints,
             "seconds": time.time() - start,
+            "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": describe_host(),
             "steps": {step: self._step_summary(step, done.get(step), failure) for step in STEPS},
             "metrics": {name: value for name, value in challenger.items() if isinstance(value, int | float)},
@@ -463,6 +489,13 @@ class _Session:
         return {"seconds": seconds, "state": "succeeded", "cached": cached}
 
 
+def _are_whole(records: Path) -> bool:
+    with contextlib.suppress(InputError):
+        Manifest.load(records)
+        return True
+    return False
+
+
 def _summarize_preflight(report: Mapping[str, Any]) -> dict[str, Any]:
     """The machine that the run is for, without the layers."""
     if not report:
@@ -502,3 +535,25 @@ def _make_runner(runner: str, config: Config) -> Any:
     return local.DockerRunner(
         mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
     )
+
+
+def clean_runs(workspace: Path, name: str, keep: int) -> list[Path]:
+    """Delete the earlier runs of a name beyond the newest `keep`, and the cached steps that no run is made of any more.
+
+    Returns:
+        Where the deleted runs were.
+
+    Raises:
+        InputError: If a run of that name is going on, or there never was one.
+    """
+    run_dir, cache_dir = workspace.absolute() / name, workspace.absolute() / ".cache" / name
+    if name not in history.names(workspace):
+        raise InputError(
+            f"There is no run of the name {name!r} in {workspace}: expected one of "
+            f"{', '.join(history.names(workspace)) or 'none'}. Check --workspace."
+        )
+    with _only_run(run_dir, cache_dir):
+        history.check_history(run_dir)
+        dropped = history.delete_earlier(run_dir, keep)
+        StepCache(cache_dir).keep_only(folder for _, folder in history.runs_of(run_dir))
+        return dropped

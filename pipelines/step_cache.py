@@ -11,7 +11,7 @@ parts count.
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -75,6 +75,37 @@ class StepCache:
                     shutil.rmtree(task_dir, ignore_errors=True)
             with contextlib.suppress(OSError):  # Something is kept in it.
                 pipeline_dir.rmdir()
+
+    def adopt(self, key: str, name: str, other: Path) -> Path | None:
+        """Take a step's output over from another cache of the workspace, if it is done there; the files are shared.
+
+        Args:
+            key: As in `output`.
+            name: As in `output`.
+            other: The other cache's folder.
+        """
+        if other.resolve() == self.directory.resolve() or not (other / _ENTRIES / f"{key}.json").is_file():
+            return None
+        with contextlib.suppress(OSError):  # Its own run may be deleting it.
+            theirs = StepCache(other)
+            outputs = theirs._read(theirs.entries_dir / f"{key}.json")
+            if outputs is not None and (found := theirs.output(key, name)) is not None:
+                uri = f"{_PIPELINE}shared-{key[:16]}/{found.parent.name}/{name}"
+                storage.link_tree(found, self.directory / uri)
+                entry = {**outputs, name: {**outputs[name], "uri": uri}}
+                storage.write_bytes(self.entries_dir / f"{key}.json", json.dumps(entry).encode())
+        return self.output(key, name)
+
+    def keep_only(self, runs: Iterable[Path]) -> None:
+        """Delete the steps whose files no run shares."""
+        files = (path for run in runs for path in run.rglob("*") if path.is_file())
+        held = {(status.st_dev, status.st_ino) for status in map(Path.lstat, files)}
+        for path in self.entries_dir.glob("*.json"):
+            outputs = self._read(path) or {}
+            own = [file for one in outputs.values() if _is_artifact(one) for file in Path(one["uri"]).rglob("*")]
+            if not any((status.st_dev, status.st_ino) in held for status in map(Path.lstat, own)):
+                path.unlink()
+        self.drop_leftovers()
 
     @contextlib.contextmanager
     def for_kfp(self) -> Iterator[Path]:

@@ -104,3 +104,23 @@ def test_what_interrupted_runs_left_is_deleted(workspace):
     cache.drop_leftovers()
     assert os.listdir(cache.entries_dir) == ["key.json"]
     assert [str(path.relative_to(cache.directory)) for path in cache.directory.glob("training-*/*")] == [TASK]
+
+
+def test_a_step_of_another_run_is_shared_and_not_copied(workspace, tmp_path):
+    theirs, other = open_cache(workspace), StepCache(workspace / ".cache" / "other")
+    assert other.adopt("none", "trained", theirs.directory) is None
+    shared = other.adopt("key", "trained", theirs.directory)
+    assert shared is not None
+    assert shared.is_relative_to(other.directory)
+    given = theirs.output("key", "trained")
+    assert os.path.samefile(shared / "model.json", given / "model.json")
+    other.drop_leftovers()
+    theirs.remove(given)
+    assert (other.output("key", "trained") / "model.json").read_text() == "{}"
+
+
+def test_a_step_that_another_cache_only_links_is_not_shared(workspace, tmp_path):
+    photos = fill(tmp_path / "photos")
+    write_entry(workspace / ".cache" / "digits", photos)
+    other = StepCache(workspace / ".cache" / "other")
+    assert other.adopt("key", "trained", workspace / ".cache" / "digits") is None

@@ -1,0 +1,166 @@
+"""The runs of a name: the latest where it always is, earlier ones numbered beside it.
+
+    WORKSPACE/digits/             the latest run
+    WORKSPACE/digits.runs/0001/   the first one, as it was; then 0002, …
+    WORKSPACE/digits.runs/latest  a link to the latest
+
+An earlier run shares its files with the cache, and so takes no room of its own until the cache is cleaned.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components import storage
+from components.errors import InputError
+from components.interface import judged_figure
+from components.table import lay_out
+
+SUMMARY_FILE = "summary.json"
+KEPT = 10  # Earlier runs of a name.
+LATEST = "latest"
+_SUFFIX = ".runs"
+_NUMBER = r"\d{4,}"
+_COLUMNS = {"run": "<", "number": "<", "ended": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
+
+
+def history_dir(run_dir: Path) -> Path:
+    """Where the earlier runs of a name are kept."""
+    return run_dir.with_name(run_dir.name + _SUFFIX)
+
+
+def check_history(run_dir: Path) -> None:
+    """Check that earlier runs can be kept beside a run.
+
+    Raises:
+        InputError: If what has that name is no folder, or is a run itself.
+    """
+    directory = history_dir(run_dir)
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
+        raise InputError(
+            f"Refused to keep earlier runs in {directory}: expected a folder for them, received something else of that "
+            "name. Use another --workspace or --set name=…"
+        )
+
+
+def set_aside(run_dir: Path, keep: int = KEPT) -> None:
+    """Number a run that has ended, and make room for the next one; the oldest beyond `keep` are deleted.
+
+    A run that was killed has left no summary, and stays where it is.
+    """
+    try:
+        summary = json.loads((run_dir / SUMMARY_FILE).read_bytes())
+    except (OSError, ValueError):
+        return
+    directory = history_dir(run_dir)
+    directory.mkdir(exist_ok=True)
+    place = directory / f"{max([0, *map(int, _numbers(directory))]) + 1:04d}"
+    storage.write_json(run_dir / SUMMARY_FILE, _moved(summary, run_dir, place))
+    os.rename(run_dir, place)
+    with contextlib.suppress(OSError):  # It is there, or the disk has no links.
+        (directory / LATEST).symlink_to(Path("..") / run_dir.name)
+    delete_earlier(run_dir, keep)
+
+
+def _moved(summary: Mapping[str, Any], run_dir: Path, place: Path) -> dict[str, Any]:
+    artifacts = {
+        name: str(place / Path(path).relative_to(run_dir)) if Path(path).is_relative_to(run_dir) else path
+        for name, path in summary.get("artifacts", {}).items()
+    }
+    return {**summary, "ended": _ended(summary, run_dir), "artifacts": artifacts}
+
+
+def _ended(summary: Mapping[str, Any], run_dir: Path) -> str:
+    written = datetime.datetime.fromtimestamp((run_dir / SUMMARY_FILE).stat().st_mtime, datetime.UTC)
+    return str(summary.get("ended") or written.isoformat(timespec="seconds"))
+
+
+def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
+    """Delete all but the newest earlier runs of a name; returns where they were."""
+    directory = history_dir(run_dir)
+    for half in directory.glob(".*.old"):
+        shutil.rmtree(half, ignore_errors=True)
+    numbers = _numbers(directory)
+    dropped = [directory / number for number in numbers[: max(0, len(numbers) - keep)]]
+    for place in dropped:
+        old = directory / f".{place.name}.old"
+        os.rename(place, old)  # A run is whole or not there.
+        shutil.rmtree(old, ignore_errors=True)
+    return dropped
+
+
+def _numbers(directory: Path) -> list[str]:
+    found = [
+        path.name
+        for path in directory.glob("*")
+        if re.fullmatch(_NUMBER, path.name) and path.is_dir() and not path.is_symlink()
+    ]
+    return sorted(found, key=int)
+
+
+def runs_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
+    """The number and folder of every run of a name, the first one first and the latest last."""
+    directory = history_dir(run_dir)
+    yield from ((number, directory / number) for number in _numbers(directory))
+    yield LATEST, run_dir
+
+
+def names(workspace: Path) -> list[str]:
+    """The names of which a workspace holds runs."""
+    latest = {path.parent.name for path in workspace.glob(f"*/{SUMMARY_FILE}")}
+    earlier = {path.parent.parent.name.removesuffix(_SUFFIX) for path in workspace.glob(f"*{_SUFFIX}/*/{SUMMARY_FILE}")}
+    return sorted(latest | earlier)
+
+
+def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
+    """One row per run that has ended: its name, number, folder, end, status, metrics, gate and size.
+
+    Raises:
+        InputError: If there is none.
+    """
+    rows = []
+    for found in [name] if name else names(workspace):
+        for number, folder in runs_of(workspace / found):
+            with contextlib.suppress(OSError, ValueError):
+                rows.append(_row(found, number, folder))
+    if not rows:
+        raise InputError(
+            f"There is no run{f' of the name {name!r}' if name else ''} in {workspace}: expected one of "
+            f"{', '.join(names(workspace)) or 'none'}. Check --workspace."
+        )
+    return rows
+
+
+def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
+    summary = json.loads((folder / SUMMARY_FILE).read_bytes())
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {
+        "name": name,
+        "number": number,
+        "directory": str(folder),
+        "ended": _ended(summary, folder),
+        "status": summary["status"],
+        "metrics": summary["metrics"],
+        "gate": summary.get("gate", {}),
+        "num_bytes": sum(path.stat().st_size for path in files),
+    }
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows, to be read by people."""
+    results = {"succeeded": "promoted", "rejected": "not promoted"}
+    lines = []
+    for row in rows:
+        metrics = row["metrics"]
+        judged = judged_figure(metrics)
+        score = f"{judged} {metrics[judged]:.4f}" if judged else "-"
+        loss = f"{metrics['loss']:.4f}" if "loss" in metrics else "-"
+        result, size = results.get(row["status"], row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
+        lines.append((row["name"], row["number"], row["ended"], result, score, loss, size))
+    return "\n".join(lay_out(_COLUMNS, lines))
