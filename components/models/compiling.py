@@ -12,7 +12,11 @@ import numpy as np
 from components.errors import InputError
 from components.interface import CLASSIFICATION, PADDING, Interface
 from components.models.hyperparameters import TrainParams
-from components.models.training_step import average_weights, prepare_batches
+from components.models.training_step import average_weights, prepare_batches, synchronize_normalization
+
+# The name of the metric that is the loss without penalties; only a model with regularisers has it.
+UNPENALIZED_LOSS = "unpenalized_loss"
+_DECAYED_ROLES = ("kernel", "embedding")
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, optimizer: str) -> float:
@@ -40,7 +44,56 @@ def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -
     return min(round(warmup_epochs * steps_per_epoch), total_steps - 1)
 
 
-def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, trained: Sequence[Any]) -> Any:
+def learning_rate_at(optimizer: Any, step: int) -> float:
+    """The rate by which a step, counted from 0 over the whole training, changes the weights."""
+    import keras
+
+    rate = optimizer._learning_rate
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return float(np.asarray(rate(step) if is_schedule else rate))
+
+
+def exempt_from_decay(model: Any) -> list[Any]:
+    """The trained variables that weight decay leaves alone, by the role that they play and not by their shape.
+
+    These are biases, of whatever shape (a GRU's has two axes, as has that of an attention's heads), everything that a
+    layer of normalisation learns, and the slopes of activations: shrinking them regularises nothing. Of variables whose
+    names do not tell their roles, these are scalars and vectors.
+    """
+    import keras
+
+    layers = keras.layers
+    normalizing = (
+        layers.BatchNormalization,
+        layers.GroupNormalization,
+        layers.LayerNormalization,
+        layers.RMSNormalization,
+        layers.PReLU,
+    )
+    theirs = {
+        id(variable)
+        for layer in model._flatten_layers()
+        if isinstance(layer, normalizing)
+        for variable in layer.trainable_variables
+    }
+
+    def is_exempt(variable: Any) -> bool:
+        if id(variable) in theirs or "bias" in variable.name:
+            return True
+        return len(variable.shape) < 2 and not any(role in variable.name for role in _DECAYED_ROLES)
+
+    return [variable for variable in model.trainable_variables if is_exempt(variable)]
+
+
+def _is_penalized(model: Any) -> bool:
+    """Whether Keras adds penalties to the model's loss: of weights, or of what a layer gives."""
+    layers = model._flatten_layers()
+    return any(getattr(variable, "regularizer", None) for variable in model.trainable_variables) or any(
+        getattr(layer, "activity_regularizer", None) for layer in layers
+    )
+
+
+def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
     import keras
 
     rate: Any = scale_learning_rate(
@@ -62,8 +115,7 @@ def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, t
         optimizer = keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
     else:
         optimizer = keras.optimizers.Adam(rate)
-    # Biases and normalisation's scales are vectors; shrinking them regularises nothing.
-    optimizer.exclude_from_weight_decay(var_list=[variable for variable in trained if len(variable.shape) < 2])
+    optimizer.exclude_from_weight_decay(var_list=exempt_from_decay(model))
     return optimizer
 
 
@@ -125,17 +177,23 @@ def compile_model(
     Raises:
         InputError: If the model's input or task cannot be augmented as `settings` say.
     """
+    import keras
+
     softened = settings.softens_labels
     if softened and interface.task_name != CLASSIFICATION:
         raise InputError(
             f"label_smoothing and mixup_alpha are for data with one class of several. Received: {interface.task_name}. "
             "Remove them from section training."
         )
-    loss, metric = interface.task.loss, interface.task.metric
+    task = interface.task
+    loss = "categorical_crossentropy" if softened else _LOSSES.get(task.loss, task.loss)
+    metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric]
+    if _is_penalized(model):
+        metrics.append(keras.metrics.MeanMetricWrapper(keras.losses.get(loss), name=UNPENALIZED_LOSS))
     model.compile(
-        optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model.trainable_variables),
-        loss="categorical_crossentropy" if softened else _LOSSES.get(loss, loss),
-        weighted_metrics=[_METRICS[metric]() if metric in _METRICS else metric],
+        optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model),
+        loss=loss,
+        weighted_metrics=metrics,
         jit_compile=jit_compile,
     )
     model.optimizer.build(model.trainable_variables)
@@ -145,4 +203,5 @@ def compile_model(
         targets = np.ones((1, *interface.output_shape), np.float32)
     model._symbolic_build(data_batch=(inputs, targets, weights))
     prepare_batches(model, settings, num_replicas)
+    synchronize_normalization(model, num_replicas)
     return average_weights(model, settings.ema_decay) if settings.ema_decay else model.variables

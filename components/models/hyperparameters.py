@@ -47,16 +47,17 @@ class TrainParams:
         learning_rate: Peak learning rate for one replica.
         learning_rate_scaling: How it grows with the replicas: `linear`, `sqrt`, `none`; `auto` is linear for sgd,
             else sqrt.
-        learning_rate_schedule: `constant`, or `cosine` down to zero at the last step.
+        learning_rate_schedule: `constant`, or `cosine` down to zero after the last step.
         warmup_epochs: Epochs over which the learning rate rises from zero.
         weight_decay: Share of a weight, times the learning rate, that each step takes off (decoupled, as in AdamW), for
-            adamw and sgd; biases and normalisation's parameters keep theirs.
+            adamw and sgd; biases of any shape, normalisation's parameters and activations' slopes keep theirs.
         random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
         random_crop_pixels: Move training images by up to so many pixels each way; their edge is mirrored.
         mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
         label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
         ema_decay: Judge and save a running average of the weights, of which every step keeps this share; 0 is none.
-        early_stopping_epochs: Stop after so many epochs without a lower validation loss; 0 is never.
+        early_stopping_epochs: Stop after so many epochs without a lower validation loss, or training loss where there
+            is no validation split; 0 is never.
         seed: Of initial weights, order, dropout and augmentation.
         backend: `tensorflow`, `jax` or `auto`.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`; a TPU must be asked for.

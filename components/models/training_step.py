@@ -1,11 +1,12 @@
 """What a training step does beside Keras's own: changes the batch before it, and averages the weights after it.
 
-Both are put around the model's `train_step`, the function that `fit` compiles, and no part of the model itself.
+Both are put around the model's `train_step`, the function that `fit` compiles, and no part of the model itself. Within
+it, batch normalisation is made to see the batch of all replicas.
 """
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from components.models.augmentation import Draws, augment, check_images
@@ -50,6 +51,54 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int) -> Non
         return plain(prepare(data, seed.value, model.optimizer.iterations.value))
 
     model.train_step = jax_step if uses_jax else tensorflow_step
+
+
+def synchronize_normalization(model: Any, num_replicas: int) -> None:
+    """Let batch normalisation take mean and variance of all replicas' batch, so that their number changes nothing.
+
+    On JAX it does by itself, for a batch is one array there. TensorFlow runs the step once on each replica: its layers
+    would normalise by a part of the batch, and keep the statistics of the first replica's. Keras's own option
+    `synchronized` is not used: it leaves masked batches out, subtracts large squares, and is saved with the model.
+    """
+    import keras
+
+    if num_replicas > 1 and keras.backend.backend() == "tensorflow":
+        for layer in _batch_normalization(model):
+            layer._moments = functools.partial(_moments_of_all_replicas, layer, layer._moments)
+
+
+def count_synchronized_layers(model: Any, num_replicas: int) -> int:
+    """Layers of batch normalisation whose statistics are those of several replicas."""
+    return len(_batch_normalization(model)) if num_replicas > 1 else 0
+
+
+def _batch_normalization(model: Any) -> list[Any]:
+    import keras
+
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], inputs: Any, mask: Any) -> tuple[Any, Any]:
+    """Mean and variance over all axes but the layer's own, of the examples and places that the mask has."""
+    import tensorflow as tf
+
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:  # The model is called outside of a training step.
+        return plain(inputs, mask)
+
+    def add_up(*values: Any) -> Any:
+        sums = [tf.reduce_sum(value, layer._reduction_axes, keepdims=True) for value in values]
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+
+    weights = tf.ones_like(inputs)
+    if mask is not None:
+        weights *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
+    count, total = add_up(weights, weights * inputs)
+    mean = tf.math.divide_no_nan(total, count)
+    # The squares of what is left, in a second sum: the difference of two large squares would lose its digits.
+    (squares,) = add_up(weights * tf.square(inputs - mean))
+    variance = tf.math.divide_no_nan(squares, count)
+    return tf.squeeze(mean, layer._reduction_axes), tf.squeeze(variance, layer._reduction_axes)
 
 
 def average_weights(model: Any, decay: float) -> Sequence[Any]:

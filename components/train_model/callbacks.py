@@ -39,7 +39,7 @@ class StepWatch(keras.callbacks.Callback):
         loss = float((logs or {})["loss"])
         if not np.isfinite(loss):
             raise session.divergence(step, "the loss")
-        self._bar.update(session.batch_size, f"loss {loss:.4f}")
+        self._bar.update(session.examples_before(step) - session.examples_before(step - 1), f"loss {loss:.4f}")
         now = time.monotonic()
         if step < session.steps and now - self._saved >= session.params.checkpoint_seconds:
             session.save_checkpoint(step, now - self._start)
@@ -49,4 +49,5 @@ class StepWatch(keras.callbacks.Callback):
         """Hand the epoch's time and examples over with its metrics."""
         if logs is not None:
             logs["seconds"] = time.monotonic() - self._start
-            logs["examples"] = (self._session.steps - self._first_step) * self._session.batch_size
+            session = self._session
+            logs["examples"] = session.examples_before(session.steps) - session.examples_before(self._first_step)

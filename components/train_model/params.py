@@ -15,19 +15,25 @@ class TrainResult:
     Attributes:
         epochs: Epochs done.
         best_epoch: The epoch (from 1) whose weights are in best.weights.h5.
+        judged_by: The figure of the history of which it has the lowest: `validation_loss`, or `loss`, the training
+            split's, where there is no validation split.
         steps: Optimizer steps.
         examples_seen: Examples that counted in a gradient; every epoch counts each exactly once.
         seconds: Of training, all sessions together, without start-up.
         examples_per_second: Median over the epochs.
-        metrics: Of the last epoch, on the training split as it was learned: `loss`, and for classes `accuracy`.
+        metrics: Of the last epoch, on the training split as it was learned: `loss`, without penalties, and for classes
+            `accuracy`.
         backend: The backend used.
         accelerator: The kind of device used.
         num_replicas: The number of replicas used.
         precision: The precision used.
+        num_synchronized_layers: Layers of batch normalisation that normalise by the batch of all replicas, where there
+            are several.
     """
 
     epochs: int
     best_epoch: int
+    judged_by: str
     steps: int
     examples_seen: int
     seconds: float
@@ -37,3 +43,4 @@ class TrainResult:
     accelerator: str
     num_replicas: int
     precision: str
+    num_synchronized_layers: int

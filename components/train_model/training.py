@@ -29,8 +29,9 @@ from components.errors import InputError
 from components.feeding import EpochReader, open_training_split, steps_per_epoch
 from components.identities import save_trained_on
 from components.models import build_model
-from components.models.compiling import compile_model
+from components.models.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
 from components.models.loading import check_rebuilds, predict, save_architecture
+from components.models.training_step import count_synchronized_layers
 from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
@@ -109,6 +110,7 @@ class _Session:
             judged = compile_model(
                 self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile
             )
+        self._num_synchronized = count_synchronized_layers(self.model, device.num_replicas)
         # For each weight the variable that is judged and saved in its place: its running average, or itself.
         names = {id(variable): name for name, variable in self.variables().items()}
         self._judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
@@ -118,6 +120,8 @@ class _Session:
         self._validation = (
             records.load_split(records_dir, manifest, VALIDATION) if VALIDATION in manifest.splits else None
         )
+        # The figure whose lowest value is the best epoch's, and which early stopping follows.
+        self._judged_by = "loss" if self._validation is None else "validation_loss"
         self.progress = TrainingProgress(identity=self._identity())
         self._best: dict[str, np.ndarray] | None = None
 
@@ -145,8 +149,14 @@ class _Session:
     def _weights(self) -> dict[str, Any]:
         return {name: variable for name, variable in self.variables().items() if name in self._judged}
 
+    def examples_before(self, step: int) -> int:
+        """Examples of an epoch that count in its first steps; the filling of the last batch does not."""
+        return min(step * self.batch_size, self._num_examples)
+
     def run(self) -> None:
         """Train to the end, from the checkpoint if there is one."""
+        if self._validation is None:
+            progress.say(_STEP, "there is no validation split: the best epoch is that of the lowest training loss")
         restored = self._restore()
         if restored is None:  # Curves of another training would be drawn into this one's.
             shutil.rmtree(self._checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
@@ -162,7 +172,7 @@ class _Session:
         plural = self.manifest.input.plural
         while self.progress.epoch < self.params.epochs and not self._should_stop():
             epoch = self.progress.epoch
-            left = (self.steps - self.progress.step) * self.batch_size
+            left = self._num_examples - self.examples_before(self.progress.step)
             with progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, plural) as bar:
                 watch.begin_epoch(bar, restored)
                 logs = self.model.fit(
@@ -235,10 +245,9 @@ class _Session:
         seconds = logs["seconds"]
         entry = {
             "epoch": now.epoch + 1,
-            # Keras divides by full batches; the weights of the filling are zero.
-            "loss": logs["loss"] * self.steps * self.batch_size / self._counted_examples,
+            **self._losses(logs),
             metric: logs[metric],
-            "learning_rate": float(np.asarray(self.model.optimizer.learning_rate)),
+            "learning_rate": learning_rate_at(self.model.optimizer, (now.epoch + 1) * self.steps - 1),
             "examples": self._num_examples,
             "seconds": seconds,
             "examples_per_second": logs["examples"] / seconds,
@@ -251,9 +260,9 @@ class _Session:
             entry |= self._validate(self._validation)
             if self.params.ema_decay:
                 self._assign(arrays)
-        judged = entry.get("validation_loss", entry["loss"])
+        judged = entry[self._judged_by]
         if not np.isfinite(judged):
-            raise self.divergence(self.steps, "the validation loss")
+            raise self.divergence(self.steps, f"the {_in_words(self._judged_by)}")
         now.history.append(entry)
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
         if now.best_loss is None or judged < now.best_loss:
@@ -266,6 +275,16 @@ class _Session:
                 tf.summary.scalar(name, entry[name])
         writer.flush()
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
+
+    def _losses(self, logs: Mapping[str, float]) -> dict[str, float]:
+        """The epoch's mean loss over examples, comparable with the validation's; apart from it the model's penalty."""
+        # Keras divides the loss by full batches, in which the weights of the filling are zero.
+        full = self.steps * self.batch_size / self._counted_examples
+        if UNPENALIZED_LOSS not in logs:
+            return {"loss": logs["loss"] * full}
+        # A metric is divided by the examples that count. What the loss of full batches has beside it is the penalty.
+        loss = logs[UNPENALIZED_LOSS] * self._num_examples / self._counted_examples
+        return {"loss": loss, "penalty": logs["loss"] - loss / full}
 
     def _assign(self, arrays: Mapping[str, np.ndarray]) -> None:
         with self.device.scope():
@@ -290,7 +309,7 @@ class _Session:
     def _should_stop(self) -> bool:
         patience, now = self.params.early_stopping_epochs, self.progress
         if patience and now.epoch - now.best_epoch >= patience:
-            progress.say(_STEP, f"stopped early: no lower loss for {patience} epochs")
+            progress.say(_STEP, f"stopped early: no lower {_in_words(self._judged_by)} for {patience} epochs")
             return True
         return False
 
@@ -300,6 +319,7 @@ class _Session:
         result = TrainResult(
             epochs=now.epoch,
             best_epoch=now.best_epoch,
+            judged_by=self._judged_by,
             steps=now.epoch * self.steps,
             examples_seen=now.epoch * self._num_examples,
             seconds=now.seconds,
@@ -309,6 +329,7 @@ class _Session:
             accelerator=self.device.accelerator,
             num_replicas=self.device.num_replicas,
             precision=self.device.precision,
+            num_synchronized_layers=self._num_synchronized,
         )
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged, self._code)
@@ -334,6 +355,10 @@ class _Session:
                 training={**dataclasses.asdict(self.params), **dataclasses.asdict(result)},
             ).save(staged)
         return result
+
+
+def _in_words(judged_by: str) -> str:
+    return "training loss" if judged_by == "loss" else judged_by.replace("_", " ")
 
 
 def _epoch_line(entry: dict[str, float], epochs: int, manifest: Manifest) -> str:

@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -35,17 +36,17 @@ def _rates(params, digits_records, output):
     return [json.loads(line)["learning_rate"] for line in (output / "history.jsonl").read_text().splitlines()]
 
 
-def test_cosine_rises_to_the_peak_and_falls_to_zero(quick, digits_records, tmp_path):
+def test_the_rate_of_an_epoch_is_that_of_its_last_step_not_of_the_step_after_it(quick, digits_records, tmp_path):
+    """Three steps an epoch: six of warm-up, then a cosine over six, which would be zero at the thirteenth step."""
     params = replace(
         quick, epochs=4, warmup_epochs=2, learning_rate_schedule="cosine", batch_size_per_replica=512, optimizer="sgd"
     )
-    half_way, peak, falling, end = _rates(params, digits_records, tmp_path / "model")
-    assert half_way == pytest.approx(params.learning_rate / 2, rel=1e-5)
-    assert peak == pytest.approx(params.learning_rate, rel=1e-6)
-    assert falling == pytest.approx(params.learning_rate / 2, rel=1e-5)
-    assert end == pytest.approx(0, abs=1e-9)
+    shares = [2 / 6, 5 / 6, (1 + math.cos(math.pi * 2 / 6)) / 2, (1 + math.cos(math.pi * 5 / 6)) / 2]
+    rates = _rates(params, digits_records, tmp_path / "model")
+    assert rates == pytest.approx([share * params.learning_rate for share in shares], rel=1e-5)
 
 
 def test_constant_stays_at_the_peak_after_warmup(quick, digits_records, tmp_path):
     params = replace(quick, epochs=3, warmup_epochs=1, batch_size_per_replica=512)
-    assert _rates(params, digits_records, tmp_path / "model") == pytest.approx([params.learning_rate] * 3, rel=1e-6)
+    rates = _rates(params, digits_records, tmp_path / "model")
+    assert rates == pytest.approx([params.learning_rate * share for share in (2 / 3, 1, 1)], rel=1e-6)

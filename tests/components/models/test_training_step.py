@@ -10,7 +10,7 @@ from components import device
 from components.artifacts import ARCHITECTURE_FILE, Manifest
 from components.errors import InputError
 from components.models import REGISTRY, build_model
-from components.models.compiling import compile_model
+from components.models.compiling import compile_model, exempt_from_decay
 from components.records import load_split
 from components.train_model import train_model
 from tests.components.conftest import EVERYTHING
@@ -124,6 +124,38 @@ def test_weight_decay_takes_its_share_of_kernels_alone(normalised, quick, optimi
     assert {array.ndim for array in before} == {1, 2, 4}
     for start, one, other in zip(before, plain, decayed, strict=True):
         np.testing.assert_allclose(one - other, 0.1 * 0.2 * start * (start.ndim > 1), atol=1e-6)
+
+
+def test_weight_decay_spares_by_role_and_not_by_shape():
+    """A GRU's bias has two axes, as has an attention's; so may have what normalises or bends."""
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    import keras
+    from keras import layers
+
+    tokens = keras.Input((4,), dtype="int32")
+    values = layers.Embedding(9, 6, name="words")(tokens)
+    values = layers.LayerNormalization(axis=[1, 2], name="norm")(values)
+    values = layers.Bidirectional(layers.GRU(3), merge_mode="concat", name="gru")(values)
+    values = layers.Reshape((3, 2))(values)
+    values = layers.MultiHeadAttention(2, 5, name="attention")(values, values)
+    values = layers.PReLU(name="bend")(values)
+    values = layers.EinsumDense("abc,cd->abd", (None, 2), name="product")(values)
+    model = keras.Model(tokens, layers.Dense(1, name="end")(values))
+
+    spared = exempt_from_decay(model)
+    decayed = [variable.path for variable in model.trainable_variables if all(variable is not v for v in spared)]
+    assert decayed == [
+        "words/embeddings",
+        *(
+            f"gru/{way}_gru/gru_cell/{kind}"
+            for way in ("forward", "backward")
+            for kind in ("kernel", "recurrent_kernel")
+        ),
+        *(f"attention/{part}/kernel" for part in ("query", "key", "value", "attention_output")),
+        "product/kernel",
+        "end/kernel",
+    ]
+    assert sorted(len(variable.shape) for variable in spared) == [1, 1, 2, 2, 2, 2, 2, 2, 2, 2]
 
 
 def test_the_program_is_the_same_for_every_seed(normalised, quick):

@@ -34,17 +34,33 @@ def _assert_same(one_dir, other_dir):
             np.testing.assert_allclose(other[name], expected, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+_NORMALISED = """
+import keras
+from keras import layers
+
+def build_model(image_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(image_shape, dtype="uint8"), layers.Rescaling(1 / 16), layers.BatchNormalization(),
+        layers.Conv2D(4, 3, activation="relu"), layers.BatchNormalization(), layers.Flatten(),
+        layers.Dense(16, activation="relu"), layers.BatchNormalization(),
+        layers.Dense(num_classes, activation="softmax")])
+"""
+
+
 @pytest.fixture
-def plain(quick):
-    """No dropout, whose draws depend on the replica; no scaling; plain gradients, which amplify no rounding."""
+def plain(quick, tmp_path):
+    """Batch normalisation; no dropout, which is each replica's own; plain gradients, which amplify no rounding."""
+    path = tmp_path / "normalised.py"
+    path.write_text(_NORMALISED)
     return replace(
         quick,
+        model=str(path),
         epochs=2,
         batch_size_per_replica=64,
         optimizer="sgd",
         learning_rate=0.02,
         learning_rate_scaling="none",
-        model_parameters={"filters": 4, "units": 16, "dropout": 0.0},
+        model_parameters={},
     )
 
 
@@ -54,6 +70,7 @@ def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run
         run_step, replace(plain, batch_size_per_replica=32, num_replicas=2), digits_records, tmp_path / "two"
     )
     assert (halves["num_replicas"], halves["steps"]) == (2, whole.steps)
+    assert (halves["num_synchronized_layers"], whole.num_synchronized_layers) == (3, 0)
     assert halves["examples_seen"] == whole.examples_seen == 2 * 1259
     assert halves["metrics"]["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-4)
     assert halves["metrics"]["accuracy"] == pytest.approx(whole.metrics["accuracy"], abs=2 / 1259)
@@ -79,15 +96,50 @@ def test_two_replicas_of_a_language_model_learn_what_one_learns(tmp_path, run_st
     _assert_same(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.slow  # Two processes, and JAX compiles in each: 25 s.
-def test_two_jax_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run_step):
-    plain = replace(plain, backend="jax")
+@pytest.mark.slow  # Two processes, one with eight simulated devices: 15 s, with JAX 30 s.
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_eight_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run_step, backend):
+    plain = replace(plain, backend=backend)
     whole = _train(run_step, plain, digits_records, tmp_path / "one")
-    halves = _train(
-        run_step, replace(plain, batch_size_per_replica=32, num_replicas=2), digits_records, tmp_path / "two"
-    )
-    assert halves["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-4)
-    _assert_same(tmp_path / "one", tmp_path / "two")
+    shared = replace(plain, batch_size_per_replica=8, num_replicas=8)
+    eighths = _train(run_step, shared, digits_records, tmp_path / "eight")
+    assert eighths["num_synchronized_layers"] == 3
+    assert eighths["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-4)
+    _assert_same(tmp_path / "one", tmp_path / "eight")
+
+
+_MASKED = """
+import numpy as np
+import tensorflow as tf
+from components import device
+
+two = device.prepare("tensorflow", "cpu", 2, "float32")
+import keras
+from components.models.training_step import synchronize_normalization
+
+def trained(scope, num_replicas):
+    with scope:
+        inputs = keras.Input((5, 3))
+        mask = keras.layers.Masking(0.0)
+        model = keras.Model(inputs, keras.layers.BatchNormalization(momentum=0.0)(mask(inputs)))
+        model.compile("sgd", "mse", weighted_metrics=[])
+    synchronize_normalization(model, num_replicas)
+    values = 100 + np.random.default_rng(0).normal(size=(8, 5, 3)).astype("float32")
+    values[:3, 2:], values[5, 1:] = 0, 0  # Left out; more of the first replica's than of the second's.
+    model.fit(values, values, batch_size=8, verbose=0, shuffle=False)
+    kept = values[(values != 0).any(-1)].astype("float64")
+    norm = model.layers[-1]
+    print(abs(np.array(norm.moving_mean) - kept.mean(0)).max(), abs(np.array(norm.moving_variance) - kept.var(0)).max())
+
+trained(two.scope(), 2)
+"""
+
+
+@pytest.mark.slow  # A process of its own: 10 s.
+def test_masked_places_are_left_out_of_what_replicas_normalise_by(run_python):
+    mean_error, variance_error = map(float, run_python(_MASKED).split())
+    assert mean_error < 1e-4  # Of 100.
+    assert variance_error < 1e-4  # Of 1: the difference of two squares near 10,000 would be out by 1e-3.
 
 
 @pytest.mark.slow  # Two processes with eight simulated devices and one with one: 40 s, with JAX a minute.

@@ -100,7 +100,10 @@ def test_examples_are_counted_once_per_epoch_and_the_model_says_which(trained_di
     trained_on = np.load(trained_digits / "trained_on.npy")
     assert trained_on.tolist() == sorted(set(load_identities(digits_records, "train").tolist()))
     assert training["steps"] == 3 * 40  # 39 full batches of 32 and one with 11.
-    assert [entry["examples"] for entry in _history(trained_digits)] == [1259] * 3
+    history = _history(trained_digits)
+    assert [entry["examples"] for entry in history] == [1259] * 3
+    # The 21 that fill the last batch are no examples.
+    assert [entry["examples_per_second"] * entry["seconds"] for entry in history] == pytest.approx([1259] * 3)
 
 
 def test_training_learns(trained_digits):
@@ -141,6 +144,41 @@ def test_reported_loss_is_the_mean_over_examples(quick, digits_records, tmp_path
     assert result.metrics["accuracy"] == pytest.approx((probabilities.argmax(1) == examples.labels).mean(), abs=1e-6)
 
 
+_REGULARISED = """
+import keras
+def build_model(image_shape, num_classes):
+    dense = lambda units, **more: keras.layers.Dense(units, kernel_regularizer=keras.regularizers.L2(0.1), **more)
+    return keras.Sequential([
+        keras.Input(image_shape, dtype="uint8"), keras.layers.Rescaling(1 / 16), keras.layers.Flatten(),
+        dense(8, activation="relu"), dense(num_classes, activation="softmax")])
+"""
+
+
+def test_the_penalty_of_regularisers_stands_apart_from_the_loss(quick, digits_records, tmp_path):
+    """So that the loss of training and of validation are of one kind; weights stay as they are, at such a rate."""
+    from components import records
+    from components.models.loading import load_trained_model, predict
+
+    (tmp_path / "regularised.py").write_text(_REGULARISED)
+    params = replace(
+        quick,
+        model=str(tmp_path / "regularised.py"),
+        model_parameters={},
+        epochs=1,
+        learning_rate=1e-12,
+        batch_size_per_replica=500,
+    )
+    result = train_model(params, digits_records, tmp_path / "model")
+    model = load_trained_model(tmp_path / "model", artifacts.LAST_WEIGHTS_FILE)
+    examples = records.load_split(digits_records, Manifest.load(digits_records), artifacts.TRAIN)
+    own = predict(model, examples.inputs, 256)[np.arange(len(examples.labels)), examples.labels]
+    penalty = 0.1 * sum(np.square(np.array(v, np.float64)).sum() for v in model.weights if len(v.shape) == 2)
+    (entry,) = _history(tmp_path / "model")
+    assert penalty > 1
+    assert entry["loss"] == result.metrics["loss"] == pytest.approx(-np.log(own.astype(np.float64)).mean(), rel=1e-5)
+    assert entry["penalty"] == pytest.approx(penalty, rel=1e-4)
+
+
 def test_best_weights_are_those_of_the_best_epoch(quick, digits_records, tmp_path):
     # So high a rate that the last epoch is not the best one.
     params = replace(quick, epochs=5, learning_rate=0.02, optimizer="sgd", seed=1)
@@ -152,20 +190,29 @@ def test_best_weights_are_those_of_the_best_epoch(quick, digits_records, tmp_pat
     assert _equal(_weights(tmp_path / "model", "best.weights.h5"), _weights(tmp_path / "shorter"))
 
 
-def test_early_stopping_waits_for_its_epochs(quick, digits_records, tmp_path):
+def test_early_stopping_waits_for_its_epochs(quick, digits_records, tmp_path, capfd):
     # Nothing is learned at this rate, so no epoch beats the first one by more than noise for long.
     params = replace(
         quick, epochs=30, learning_rate=0.5, optimizer="sgd", early_stopping_epochs=2, batch_size_per_replica=256
     )
     result = train_model(params, digits_records, tmp_path / "model")
+    assert "stopped early: no lower validation loss for 2 epochs" in capfd.readouterr().err
+    assert result.judged_by == "validation_loss"
     losses = [entry["validation_loss"] for entry in _history(tmp_path / "model")]
     assert result.epochs == len(losses) < 30
     assert result.best_epoch == result.epochs - 2 == 1 + int(np.argmin(losses))
 
 
-def test_without_a_validation_split_the_training_loss_decides(quick, without_validation, tmp_path):
-    result = train_model(replace(quick, epochs=2), without_validation, tmp_path / "model")
-    assert result.best_epoch == 2
+def test_without_a_validation_split_the_training_loss_decides_and_this_is_said(
+    quick, without_validation, tmp_path, capfd
+):
+    params = replace(quick, epochs=2, learning_rate=1e-12, optimizer="sgd", early_stopping_epochs=1)
+    result = train_model(replace(params, batch_size_per_replica=256), without_validation, tmp_path / "model")
+    said = capfd.readouterr().err
+    assert "there is no validation split: the best epoch is that of the lowest training loss" in said
+    losses = [entry["loss"] for entry in _history(tmp_path / "model")]
+    assert result.best_epoch == 1 + int(np.argmin(losses))
+    assert result.judged_by == "loss"
     assert all("validation_loss" not in entry for entry in _history(tmp_path / "model"))
 
 
