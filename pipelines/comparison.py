@@ -16,9 +16,9 @@ from pipelines.history import SUMMARY_FILE
 
 _NOTHING = "–"
 _MAX_TEXT = 60
-_COUNTS = ("num_examples", "top_k")
+_COUNTS = ("num_examples", "top_k", "num_absent_classes")
 _NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
-_CURVES = ("loss", *(task.metric for task in TASKS.values()))
+_CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 _JUDGED = tuple(task.judged for task in TASKS.values())
 _FORMATS = ("saved_model", "float", "int8")
 
@@ -128,6 +128,11 @@ def compare(folders: Sequence[Path]) -> Comparison:
     }
     notes = [] if one_dataset else ["The runs were trained and scored on different data: their results do not compare."]
     notes += [f"{one.label} failed: {one.summary['error']}" for one in runs if one.summary["status"] == "failed"]
+    notes += [
+        f"{run.label}: {absent:,} classes have no examples in the split and count 0 in the macro figures"
+        for run in runs
+        if (absent := run.summary["metrics"].get("num_absent_classes", 0))
+    ]
     return Comparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes))
 
 

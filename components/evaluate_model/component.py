@@ -19,6 +19,7 @@ def evaluate_model(
     minimum: Dict[str, float] = {},
     maximum: Dict[str, float] = {},
     max_regression: Dict[str, float] = {"accuracy": 0.0},
+    beat_baseline: bool = True,
     split: str = "test",
     top_k: int = 5,
     batch_size_per_replica: int = 256,

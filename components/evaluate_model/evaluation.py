@@ -24,11 +24,12 @@ from components.artifacts import (
 )
 from components.errors import InputError
 from components.evaluate_model import language_model
+from components.evaluate_model.baseline import Baseline, find_baseline, find_language_baseline
 from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
 from components.evaluate_model.language_report import LanguageReportContent, render_language_report
 from components.evaluate_model.leaks import Unseen, find_seen_examples
-from components.evaluate_model.metrics import compute_metrics
+from components.evaluate_model.metrics import compute_metrics, macro_notes
 from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.regression import compute_regression_metrics
@@ -75,7 +76,14 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         judged = judge(params, device, records_dir, manifest, models)
     champion_metrics = judged.scalars[1] if found.directory else None
     fair = (judged.unseen and judged.unseen.scalars) or judged.scalars
-    decision = decide(params, fair[0], fair[1] if found.directory else None, num_not_finite=judged.num_not_finite)
+    decision = decide(
+        params,
+        fair[0],
+        fair[1] if found.directory else None,
+        num_not_finite=judged.num_not_finite,
+        baseline=judged.baseline,
+        notes=macro_notes(judged.metrics[0]),
+    )
     if judged.unseen:
         decision = dataclasses.replace(decision, reasons=(judged.unseen.reason, *decision.reasons))
     result = EvaluateResult(
@@ -96,6 +104,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
                 "gate": {"promote": decision.promote, "reasons": decision.reasons},
                 "challenger": dataclasses.asdict(judged.metrics[0]),
                 "champion": dataclasses.asdict(judged.metrics[1]) if found.directory else None,
+                "baseline": dataclasses.asdict(judged.baseline),
                 "registered_champion": found.registered,
                 "unseen": dataclasses.asdict(judged.unseen) if judged.unseen else None,
             },
@@ -153,6 +162,7 @@ class _Judged:
         predictions: The arrays of predictions.npz: `labels`, and `probabilities` or `values` as the exported
             model gives them.
         render: The report.
+        baseline: How the model stands to the best constant answer, on the examples that the gate judges by.
         unseen: The same figures without what a model has trained on, where it has trained on some of the split.
     """
 
@@ -161,6 +171,7 @@ class _Judged:
     num_not_finite: int
     predictions: Mapping[str, Any]
     render: Callable[[ModelInfo, EvaluateResult], str]
+    baseline: Baseline
     unseen: Unseen | None = None
 
 
@@ -175,15 +186,17 @@ def _judge_examples(
     metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
     seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     unseen = None
+    fair: Any = slice(None)
     if seen is not None:
         rest = ~seen.any(axis=0)
+        fair = rest if rest.any() else fair
         left = [compute(scored.labels[rest], of_one[rest], manifest, params) for of_one in outputs if rest.any()]
         unseen = Unseen.of(seen, scored.keys, [scalars(figures) for figures in left])
+    baseline = find_baseline(manifest.task, scored.labels[fair], outputs[0][fair], manifest.class_names)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
-        return render_report(
-            _report_content(params, records_dir, manifest, models[0], info, scored, outputs[0], metrics, result)
-        )
+        content = _report_content(params, records_dir, manifest, models[0], info, scored, outputs[0], metrics, result)
+        return render_report(dataclasses.replace(content, baseline=baseline))
 
     return _Judged(
         metrics=metrics,
@@ -191,6 +204,7 @@ def _judge_examples(
         num_not_finite=int(bad[0].sum()),
         predictions={"labels": scored.labels, manifest.interface.task.answer: outputs[0]},
         render=render,
+        baseline=baseline,
         unseen=unseen,
     )
 
@@ -200,6 +214,7 @@ def _judge_passages(
 ) -> _Judged:
     scored = language_model.score_passages(params, device, records_dir, manifest, models)
     num_unknown = manifest.split(params.split).statistics["num_unknown"]
+    baseline = find_language_baseline(scored.targets, scored.models[0].nats)
     metrics = [language_model.compute_language_metrics(scored.targets, of_one, num_unknown) for of_one in scored.models]
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
@@ -214,6 +229,7 @@ def _judge_passages(
                 history=_history(models[0]),
                 samples=language_model.write_samples(device, models[0], scored, manifest.class_names),
                 passages=language_model.hardest_passages(scored, manifest.class_names),
+                baseline=baseline,
             )
         )
 
@@ -223,6 +239,7 @@ def _judge_passages(
         num_not_finite=scored.models[0].num_not_finite,
         predictions=language_model.predictions(scored),
         render=render,
+        baseline=baseline,
     )
 
 
@@ -378,10 +395,25 @@ def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mappi
         f"{training['precision']}",
         "Training": f"{training['epochs']} epochs, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
-        "Best epoch": str(training["best_epoch"]),
+        "Best epoch": _describe_best_epoch(training),
+        **_replica_facts(training),
         **_text_facts(params.split, manifest),
         **_copy_facts(params.split, manifest),
     }
+
+
+def _describe_best_epoch(training: Mapping[str, Any]) -> str:
+    why = {
+        "validation_loss": ", the lowest validation loss",
+        "loss": ", the lowest training loss: there is no validation split",
+    }
+    return f"{training['best_epoch']}{why.get(training.get('judged_by', ''), '')}"
+
+
+def _replica_facts(training: Mapping[str, Any]) -> Mapping[str, str]:
+    if not training.get("num_synchronized_layers"):
+        return {}
+    return {"Batch normalisation": f"synchronised: by the batch of all {training['num_replicas']} replicas"}
 
 
 def _text_facts(split: str, manifest: Manifest) -> Mapping[str, str]:

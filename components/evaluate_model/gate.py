@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from components.evaluate_model.baseline import Baseline
 from components.evaluate_model.params import EvaluateParams
 from components.metric_table import BY_NAME, direction, show
 
@@ -24,6 +25,8 @@ def decide(
     challenger: Mapping[str, float],
     champion: Mapping[str, float] | None,
     num_not_finite: int = 0,
+    baseline: Baseline | None = None,
+    notes: Mapping[str, str] | None = None,
 ) -> Decision:
     """Judge a challenger's metrics.
 
@@ -32,6 +35,8 @@ def decide(
         challenger: Scalar metrics by name.
         champion: The champion's on the same examples, or None if there is no champion.
         num_not_finite: Examples for which the challenger gave NaN or infinity; one is too many.
+        baseline: How the challenger stands to the best constant answer.
+        notes: What to know of a metric, by its name; said where it is bounded.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
@@ -41,12 +46,16 @@ def decide(
         checks.append((False, f"{num_not_finite} predictions are not finite numbers"))
     for bounds, word in ((params.minimum, "at least"), (params.maximum, "at most")):
         for metric, bound in bounds.items():
-            checks.append(_check_bound(metric, challenger.get(metric), bound, word))
+            passed, text = _check_bound(metric, challenger.get(metric), bound, word)
+            note = (notes or {}).get(metric)
+            checks.append((passed, f"{text} ({note})" if note else text))
     if champion is None:
         checks.append((True, "there is no champion to beat"))
     else:
         for metric, allowed in params.max_regression.items():
             checks.append(_compare(metric, challenger.get(metric), champion.get(metric), allowed))
+    if baseline is not None and params.beat_baseline:
+        checks.append((baseline.is_beaten, baseline.reason))
     promote = all(passed for passed, _ in checks)
     return Decision(promote, tuple(f"{'passed' if passed else 'failed'}: {text}" for passed, text in checks))
 

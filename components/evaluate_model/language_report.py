@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from components.evaluate_model.baseline import Baseline
 from components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
 from components.evaluate_model.report import ENVIRONMENT, HeadlineFigure, headline_figures, training_curves
 
@@ -24,6 +25,7 @@ class LanguageReportContent:
             `validation_bits_per_character`.
         samples: What the model wrote.
         passages: What it found hardest.
+        baseline: What the characters' frequencies alone reach.
     """
 
     title: str
@@ -35,6 +37,7 @@ class LanguageReportContent:
     history: Sequence[Mapping[str, float]]
     samples: Sequence[Sample]
     passages: Sequence[Passage]
+    baseline: Baseline
 
 
 def render_language_report(content: LanguageReportContent) -> str:
@@ -42,7 +45,7 @@ def render_language_report(content: LanguageReportContent) -> str:
     return ENVIRONMENT.get_template("language_report.html.jinja").render(
         content=content,
         figures=[
-            *headline_figures(content.metrics, content.champion),
+            *headline_figures(content.metrics, content.champion, content.baseline),
             HeadlineFigure("Characters", f"{content.metrics.num_characters:,}"),
             HeadlineFigure("Of them unknown", f"{content.metrics.num_unknown:,}"),
         ],

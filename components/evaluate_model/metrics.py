@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from components.errors import InputError
 from components.interface import CLASSIFICATION
+from components.metric_table import show
 
 _CALIBRATION_BINS = 15
 _MAX_ROC_POINTS = 200
@@ -59,7 +60,8 @@ class Metrics:
         loss: Mean cross-entropy in nats; probabilities are clipped at 1e-7.
         macro_precision: Mean over all classes, a class without predictions counting 0.
         macro_recall: Mean over all classes, a class without examples counting 0.
-        macro_f1: Mean over all classes, a class with neither counting 0.
+        macro_f1: Mean over all classes, a class without examples counting 0.
+        num_absent_classes: Classes without examples.
         calibration_error: Mean distance of confidence from accuracy over 15 equal-width bins, weighted by their
             examples (https://arxiv.org/abs/1706.04599).
         per_class: One entry per class, in the order of the class names.
@@ -79,6 +81,7 @@ class Metrics:
     macro_precision: float
     macro_recall: float
     macro_f1: float
+    num_absent_classes: int
     calibration_error: float
     per_class: tuple[ClassMetrics, ...]
     confusion_matrix: tuple[tuple[int, ...], ...]
@@ -131,6 +134,7 @@ def compute_metrics(
         macro_precision=float(precision.mean()),
         macro_recall=float(recall.mean()),
         macro_f1=float(f1.mean()),
+        num_absent_classes=int(np.count_nonzero(support == 0)),
         calibration_error=sum(item.count * abs(item.accuracy - item.confidence) for item in bins) / num_examples,
         per_class=tuple(
             ClassMetrics(*row)
@@ -141,6 +145,18 @@ def compute_metrics(
         roc_auc=roc_auc,
         roc=roc,
     )
+
+
+def macro_notes(metrics: Any) -> dict[str, str]:
+    """What to know of the macro figures of classes or labels, by name; nothing if all occur in the split."""
+    absent = getattr(metrics, "num_absent_classes", 0)
+    present = [item for item in metrics.per_class if item.support] if absent else []
+    text = f"{absent:,} of {len(present) + absent:,} classes have no examples and count 0; the mean of the others is"
+    return {
+        f"macro_{name}": f"{text} {show(float(np.mean([getattr(item, name) for item in present])))}"
+        for name in ("precision", "recall", "f1")
+        if present
+    }
 
 
 def _check(labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]) -> None:

@@ -44,6 +44,7 @@ class MultiLabelMetrics:
         macro_f1: Mean over all labels, one with neither predictions nor examples counting 0.
         macro_precision: Mean over all labels, one without predictions counting 0.
         macro_recall: Mean over all labels, one without examples counting 0.
+        num_absent_classes: Labels that no example has.
         subset_accuracy: Share of the examples whose labels are all right.
         hamming_loss: Share of all labels of all examples that are wrong.
         mean_average_precision: Mean over the labels that have it; None if none has.
@@ -58,6 +59,7 @@ class MultiLabelMetrics:
     macro_f1: float
     macro_precision: float
     macro_recall: float
+    num_absent_classes: int
     subset_accuracy: float
     hamming_loss: float
     mean_average_precision: float | None
@@ -100,6 +102,7 @@ def compute_multi_label_metrics(
         macro_f1=float(f1.mean()),
         macro_precision=float(precision.mean()),
         macro_recall=float(recall.mean()),
+        num_absent_classes=int(np.count_nonzero(support == 0)),
         subset_accuracy=float((true == predicted).all(axis=1).mean()),
         hamming_loss=float((true != predicted).mean()),
         mean_average_precision=_mean(average_precision),

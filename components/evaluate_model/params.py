@@ -27,6 +27,8 @@ class EvaluateParams:
         max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted. In a
             configuration, the default is the task's own figure: accuracy, micro_f1 of multi-label data, r2 of a
             regression, bits_per_character of a language model.
+        beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:
+            the most frequent class, the mean, the frequency of every character.
         split: The split to score.
         top_k: A prediction counts in top_k_accuracy if the true class is among so many.
         batch_size_per_replica: Images per replica and step; changes speed and memory, and the result by rounding at
@@ -42,6 +44,7 @@ class EvaluateParams:
     minimum: Mapping[str, float] = dataclasses.field(default_factory=dict)
     maximum: Mapping[str, float] = dataclasses.field(default_factory=dict)
     max_regression: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
+    beat_baseline: bool = True
     split: str = TEST
     top_k: int = 5
     batch_size_per_replica: int = 256

@@ -17,11 +17,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
 from components import page
-from components.evaluate_model.metrics import ClassMetrics, Metrics
+from components.evaluate_model.baseline import Baseline
+from components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
 from components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from components.evaluate_model.regression import RegressionMetrics
 from components.interface import TASKS
-from components.metric_table import Metric, task_metrics
+from components.metric_table import BY_NAME, Metric, show, task_metrics
 
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
@@ -29,7 +30,7 @@ _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 30
 _MAX_DOTS = 500
 _MAX_CHARTED_TARGETS = 8
-_CURVES = ("loss", *(task.metric for task in TASKS.values()))
+_CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +105,7 @@ class ReportContent:
         num_wrong: How many mistakes there are in all.
         right: Right predictions to show.
         answers: Of a regression, the true and the predicted numbers, float[examples, targets] each.
+        baseline: What the best constant answer reaches.
     """
 
     title: str
@@ -117,17 +119,22 @@ class ReportContent:
     num_wrong: int
     right: Sequence[Prediction] | Sequence[LabelPrediction]
     answers: tuple[np.ndarray, np.ndarray] | None = None
+    baseline: Baseline | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadlineFigure:
-    """A headline figure, formatted; `verdict` is `better`, `worse`, `same`, or empty without a champion."""
+    """A headline figure, formatted; `verdict` is `better`, `worse`, `same`, or empty without a champion.
+
+    `note` says what to know of it; empty if nothing.
+    """
 
     name: str
     value: str
     champion: str = ""
     difference: str = ""
     verdict: str = ""
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +158,7 @@ def render_report(content: ReportContent) -> str:
         content=content,
         metrics=content.metrics,
         figures=[
-            *headline_figures(content.metrics, content.champion),
+            *headline_figures(content.metrics, content.champion, content.baseline),
             HeadlineFigure("Examples", f"{content.metrics.num_examples:,}"),
         ],
         curves=training_curves(content.history),
@@ -262,15 +269,22 @@ def _headline_figure(label: str, value: float, before: float | None, sign: int, 
     )
 
 
-def headline_figures(metrics: Any, champion: Any) -> list[HeadlineFigure]:
-    """The headline figures of an evaluation that are defined, each beside the champion's."""
+def headline_figures(metrics: Any, champion: Any, baseline: Baseline | None) -> list[HeadlineFigure]:
+    """The headline figures of an evaluation that are defined, each beside the champion's, with what to know of them."""
+    notes = macro_notes(metrics)
+    if baseline is not None and baseline.value is not None:
+        value = _percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
+        notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
     return [
-        _headline_figure(
-            metric.label.format(metrics=metrics),
-            getattr(metrics, metric.name),
-            getattr(champion, metric.name) if champion else None,
-            metric.direction,
-            metric.is_share,
+        dataclasses.replace(
+            _headline_figure(
+                metric.label.format(metrics=metrics),
+                getattr(metrics, metric.name),
+                getattr(champion, metric.name) if champion else None,
+                metric.direction,
+                metric.is_share,
+            ),
+            note=notes.get(metric.name, ""),
         )
         for metric in task_metrics(metrics.task).values()
         if metric.is_headline and getattr(metrics, metric.name) is not None and not _says_no_more(metric, metrics)

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import shutil
 
 import h5py
@@ -118,7 +119,12 @@ def test_champion_is_scored_in_the_same_run_on_the_same_examples(digits_records,
     assert result.champion_metrics == result.metrics
     scored = _scored(tmp_path / "evaluation")
     assert scored["champion"] == scored["challenger"]
-    assert all("ties with the champion's" in reason for reason in scored["gate"]["reasons"])
+    *ties, beaten = scored["gate"]["reasons"]
+    assert re.fullmatch(r"passed: accuracy 0\.\d{4} beats the 0\.1\d* of always answering '\d'", beaten)
+    assert scored["baseline"]["advantage"] > scored["baseline"]["margin"] > 0
+    assert scored["baseline"]["answer"] in (tmp_path / "evaluation" / "report.html").read_text().replace("&#39;", "'")
+    assert len(ties) == 2
+    assert all("ties with the champion's" in reason for reason in ties)
 
 
 def test_broken_model_is_rejected_with_exit_code_3_and_a_readable_report(

@@ -135,6 +135,15 @@ def test_metric_that_could_not_be_measured_fails_its_minimum():
     assert other.reasons[0] == "failed: bits_per_character was not measured: it is of another task"
 
 
+def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
+    params = EvaluateParams(minimum={"macro_f1": 0.9, "accuracy": 0.9})
+    decision = decide(params, {"macro_f1": 0.8, "accuracy": 0.95}, None, notes={"macro_f1": "1 class counts 0"})
+    assert decision.reasons[:2] == (
+        "failed: macro_f1 0.8000, required at least 0.9000 (1 class counts 0)",
+        "passed: accuracy 0.9500, required at least 0.9000",
+    )
+
+
 def test_every_check_gives_its_reason_in_words():
     params = EvaluateParams(
         minimum={"accuracy": 0.99}, maximum={"loss": 0.5}, max_regression={"accuracy": 0.0, "loss": 0.0}

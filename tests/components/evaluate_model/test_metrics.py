@@ -6,7 +6,7 @@ import pytest
 from sklearn import metrics as judge
 
 from components.errors import InputError
-from components.evaluate_model.metrics import compute_metrics
+from components.evaluate_model.metrics import compute_metrics, macro_notes
 from components.metric_table import scalars
 
 
@@ -44,6 +44,17 @@ def test_metrics_agree_with_scikit_learn(num_examples, num_classes, absent):
     assert [result.macro_precision, result.macro_recall, result.macro_f1] == pytest.approx(
         [values.mean() for values in per_class[:3]]
     )
+
+
+def test_macro_figures_say_which_classes_they_count_as_nothing():
+    labels, probabilities = _random(500, 10, absent=7)
+    result = compute_metrics(labels, probabilities, _names(10))
+    assert result.num_absent_classes == 1
+    others = judge.f1_score(labels, probabilities.argmax(axis=1), average=None, labels=[*range(7), 8, 9])
+    assert macro_notes(result)["macro_f1"] == (
+        f"1 of 10 classes have no examples and count 0; the mean of the others is {others.mean():.4f}"
+    )
+    assert macro_notes(compute_metrics(*_random(500, 10), _names(10))) == {}
 
 
 @pytest.mark.parametrize("decimals", [1, 2, 6])

@@ -4,6 +4,7 @@ import re
 import numpy as np
 import pytest
 
+from components.evaluate_model.baseline import find_baseline
 from components.evaluate_model.metrics import compute_metrics
 from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.regression import compute_regression_metrics
@@ -149,6 +150,15 @@ def test_headline_figures_compare_with_the_champion():
     assert "Loss 0.2500 champion 0.2000 +0.0500" in words
     assert "Calibration error 1.00 % champion 2.00 % −1.00 points" in words
     assert "champion" not in _text(_content(reasons=[]))
+
+
+def test_headline_figures_say_what_a_constant_answer_reaches_and_which_classes_are_absent():
+    labels, predicted = np.array([0] * 6 + [2] * 4), [0] * 6 + [2, 2, 2, 0]
+    metrics = compute_metrics(labels, np.eye(3)[predicted], ["cat", "absent", "dog"])
+    baseline = find_baseline("classification", labels, np.eye(3)[predicted], ["cat", "absent", "dog"])
+    text = _text(_content(metrics=metrics, baseline=baseline))
+    assert "Accuracy 90.00 % baseline 60.00 %: always answering 'cat'" in text
+    assert "Macro F1 0.5934 1 of 3 classes have no examples and count 0; the mean of the others is 0.8901" in text
 
 
 def test_shares_read_100_percent_only_if_nothing_is_missing():

@@ -1,0 +1,168 @@
+"""The best answer that does not look at the input: what a model has to beat before it is worth anything.
+
+It is the best constant answer in hindsight, fitted to the very examples that are scored: the most frequent class, the
+set of labels with the greatest F1, the mean of every target, the frequency of every character.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from components.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD
+from components.metric_table import BY_NAME, show
+
+# At most one in twenty models that know no more than the baseline seem to beat it by more than this many standard
+# errors: the one-sided 95 % quantile of a normal distribution.
+_QUANTILE = 1.645
+# Outputs of a regression that differ by less than this share of their target's deviation are one answer.
+_SAME = 1e-6
+_LISTED_LABELS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """What the best constant answer reaches, and by how much a model does better, on the same examples.
+
+    Attributes:
+        metric: The judged figure of the task.
+        answer: The constant answer, in words.
+        value: What it reaches; None where the figure is not defined on the split.
+        advantage: How much better the model is; below 0 if it is worse.
+        margin: The advantage up to which chance explains it: examples are few, and a model that knows nothing more than
+            the baseline is above it half of the time.
+        collapsed_to: The answer that the model gives every example, in words; empty if it gives several.
+    """
+
+    metric: str
+    answer: str
+    value: float | None
+    advantage: float
+    margin: float
+    collapsed_to: str = ""
+
+    @property
+    def is_beaten(self) -> bool:
+        """Whether the model is better, by more than chance explains."""
+        return self.value is not None and self.advantage > max(self.margin, 0.0)
+
+    @property
+    def reason(self) -> str:
+        """The comparison in words."""
+        alike = f"; the model gives every example the same answer, {self.collapsed_to}" if self.collapsed_to else ""
+        if self.value is None:
+            needs = BY_NAME[self.metric].needs
+            return f"{self.metric} cannot tell the model from {self.answer}: it needs {needs}{alike}"
+        reached = self.value + BY_NAME[self.metric].direction * self.advantage
+        verb = "beats" if self.is_beaten else "does not beat"
+        text = f"{self.metric} {show(reached)} {verb} the {show(self.value)} of {self.answer}"
+        if not self.is_beaten and self.advantage > 0:
+            text += f" by more than the {show(self.margin)} that chance explains"
+        return text + alike
+
+
+def find_baseline(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> Baseline:
+    """The baseline of examples, and how a model stands to it.
+
+    Args:
+        task: Any but a language model.
+        targets: As `Interface.target_shape` says, of every example.
+        outputs: As `Interface.output_shape` says; all finite.
+        names: Of the classes, labels or targets.
+    """
+    return _FINDERS[task](targets, outputs, names)
+
+
+def find_language_baseline(targets: np.ndarray, nats: np.ndarray) -> Baseline:
+    """The baseline of passages: every character foretold by its frequency alone.
+
+    Args:
+        targets: int[passages, num_tokens]; 0 does not count.
+        nats: float[passages, num_tokens]: minus the logarithm of what the model gave each character.
+    """
+    counts = targets != PADDING
+    _, place, frequency = np.unique(targets[counts], return_inverse=True, return_counts=True)
+    unigram = np.zeros(targets.shape)
+    unigram[counts] = -np.log2(frequency / counts.sum())[place]
+    weights = counts.sum(axis=1)
+    value, error = _ratio(unigram.sum(axis=1) - nats.sum(axis=1) / math.log(2), weights)
+    answer = "foretelling every character by its frequency alone"
+    return Baseline("bits_per_character", answer, float(unigram.sum() / weights.sum()), value, _QUANTILE * error)
+
+
+def _find_majority(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> Baseline:
+    predicted = probabilities.argmax(axis=1)
+    majority = int(np.bincount(labels, minlength=len(names)).argmax())
+    always = labels == majority
+    advantage, error = _ratio((predicted == labels).astype(float) - always, np.ones(len(labels)))
+    return Baseline(
+        metric="accuracy",
+        answer=f"always answering {names[majority]!r}",
+        value=float(always.mean()),
+        advantage=advantage,
+        margin=_QUANTILE * error,
+        collapsed_to=repr(names[predicted[0]]) if _all_alike(predicted) else "",
+    )
+
+
+def _find_best_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> Baseline:
+    true, predicted = labels > 0, probabilities > THRESHOLD
+    support = true.sum(axis=0)
+    order = np.argsort(-support, kind="stable")
+    # Always predicting the k most frequent labels is best among all sets of k.
+    f1 = 2 * np.cumsum(support[order]) / (support.sum() + len(true) * np.arange(1, len(order) + 1))
+    chosen = np.isin(np.arange(len(names)), order[: int(f1.argmax()) + 1])
+    # F1 is a ratio of sums; an example adds to both, and so shifts it in the first order by this over the mean whole.
+    whole, whole_always = true.sum(axis=1) + predicted.sum(axis=1), true.sum(axis=1) + chosen.sum()
+    hits, hits_always = 2 * (true & predicted).sum(axis=1), 2 * (true & chosen).sum(axis=1)
+    value, value_always = hits.sum() / max(whole.sum(), 1), hits_always.sum() / whole_always.sum()
+    shifts = (hits - value * whole) / max(whole.mean(), 1) - (hits_always - value_always * whole_always) / (
+        whole_always.mean()
+    )
+    return Baseline(
+        metric="micro_f1",
+        answer=f"always answering {_list_labels(chosen, names)}",
+        value=float(value_always),
+        advantage=float(value - value_always),
+        margin=_QUANTILE * _standard_error(shifts),
+        collapsed_to=_list_labels(predicted[0], names) if _all_alike(predicted) else "",
+    )
+
+
+def _list_labels(chosen: np.ndarray, names: Sequence[str]) -> str:
+    shown = [repr(names[i]) for i in np.flatnonzero(chosen).tolist()]
+    more = f" and {len(shown) - _LISTED_LABELS} more" if len(shown) > _LISTED_LABELS else ""
+    return ", ".join(shown[:_LISTED_LABELS]) + more or "no label"
+
+
+def _find_mean(targets: np.ndarray, values: np.ndarray, names: Sequence[str]) -> Baseline:
+    targets = targets.astype(np.float64)
+    variance = targets.var(axis=0)
+    answer = "always answering the mean"
+    collapsed = np.ptp(values.astype(np.float64), axis=0) <= _SAME * np.sqrt(variance)
+    collapsed_to = ", ".join(f"{value:.4g}" for value in values[0]) if len(values) > 1 and collapsed.all() else ""
+    if not variance.all():
+        return Baseline("r2", answer, None, 0.0, 0.0, collapsed_to)
+    errors, whole = np.square(targets - values), np.square(targets - targets.mean(axis=0))
+    explained = 1 - errors.sum(axis=0) / whole.sum(axis=0)
+    shifts = ((whole - errors - explained * whole) / variance).mean(axis=1)
+    return Baseline("r2", answer, 0.0, float(explained.mean()), _QUANTILE * _standard_error(shifts), collapsed_to)
+
+
+_FINDERS = {CLASSIFICATION: _find_majority, MULTI_LABEL: _find_best_labels, REGRESSION: _find_mean}
+
+
+def _ratio(parts: np.ndarray, wholes: np.ndarray) -> tuple[float, float]:
+    """The sum of parts by that of wholes, and its standard error over examples."""
+    ratio = parts.sum() / wholes.sum()
+    return float(ratio), _standard_error((parts - ratio * wholes) / wholes.mean())
+
+
+def _standard_error(shifts: np.ndarray) -> float:
+    """Of a mean of values from as many examples; 0 for a single one, of which nothing can be said."""
+    return float(shifts.std(ddof=1) / math.sqrt(len(shifts))) if len(shifts) > 1 else 0.0
+
+
+def _all_alike(predicted: np.ndarray) -> bool:
+    return len(predicted) > 1 and bool((predicted == predicted[0]).all())

@@ -1,0 +1,142 @@
+"""What a model has to beat: the best answer that does not look at the input."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from sklearn import metrics as judge
+
+from components.evaluate_model import EvaluateParams
+from components.evaluate_model.baseline import find_baseline, find_language_baseline
+from components.evaluate_model.gate import decide
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+
+_NAMES = ("pos", "neg", "other")
+
+
+def _classes(labels, predicted, num_classes=3):
+    return find_baseline(CLASSIFICATION, np.array(labels), np.eye(num_classes)[predicted], _NAMES[:num_classes])
+
+
+def _gate(baseline, **changes):
+    return decide(EvaluateParams(max_regression={}, **changes), {}, None, baseline=baseline)
+
+
+def test_a_classifier_has_to_beat_the_most_frequent_class():
+    labels = [0] * 30 + [1] * 60 + [2] * 10
+    good = _classes(labels, labels[:95] + [0] * 5)
+    assert (good.metric, good.value, good.answer) == ("accuracy", 0.6, "always answering 'neg'")
+    assert good.advantage == pytest.approx(0.35)
+    assert _gate(good).reasons[-1] == "passed: accuracy 0.9500 beats the 0.6000 of always answering 'neg'"
+
+
+def test_a_coin_toss_is_refused_though_it_may_be_above_the_baseline_by_chance():
+    labels = np.arange(60) % 2
+    tossed = labels.copy()
+    tossed[:28] = 1 - tossed[:28]
+    baseline = _classes(labels, tossed, 2)
+    assert baseline.advantage == pytest.approx(2 / 60)
+    decision = _gate(baseline)
+    assert not decision.promote
+    assert decision.reasons[-1] == (
+        "failed: accuracy 0.5333 does not beat the 0.5000 of always answering 'pos' by more than the "
+        f"{baseline.margin:.4f} that chance explains"
+    )
+    assert _gate(baseline, beat_baseline=False).promote
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_at_most_one_coin_toss_in_twenty_passes(share):
+    rng = np.random.default_rng(0)
+    labels, tossed = (rng.random((2, 1000, 200)) < share).astype(int)
+    assert np.mean([_classes(*pair, 2).is_beaten for pair in zip(labels, tossed, strict=True)]) < 0.05
+
+
+def test_a_collapsed_model_is_named_with_its_answer():
+    decision = _gate(_classes([0, 1, 1, 2], [1, 1, 1, 1]))
+    assert decision.reasons[-1] == (
+        "failed: accuracy 0.5000 does not beat the 0.5000 of always answering 'neg'; the model gives every example the "
+        "same answer, 'neg'"
+    )
+
+
+def test_a_perfect_model_of_few_examples_passes():
+    assert _classes([0, 0, 1, 1], [0, 0, 1, 1], 2).is_beaten
+    assert not _classes([0, 0, 0, 0], [0, 0, 0, 0], 2).is_beaten, "there is nothing to tell apart"
+
+
+def test_labels_have_to_beat_the_constant_set_with_the_greatest_f1():
+    rng = np.random.default_rng(1)
+    true = rng.random((80, 5)) < [0.7, 0.5, 0.3, 0.1, 0.05]
+    sets = [np.isin(np.arange(5), some) for size in range(1, 6) for some in itertools.combinations(range(5), size)]
+    best = max(judge.f1_score(true, np.tile(some, (80, 1)), average="micro", zero_division=0) for some in sets)
+    said = np.where(rng.random(true.shape) < 0.1, ~true, true)
+    baseline = find_baseline(MULTI_LABEL, true.astype(np.float32), said * 0.9, list("abcde"))
+    assert baseline.value == pytest.approx(best)
+    assert baseline.value + baseline.advantage == pytest.approx(judge.f1_score(true, said, average="micro"))
+    assert baseline.is_beaten
+    nothing = find_baseline(MULTI_LABEL, true.astype(np.float32), np.zeros(true.shape), list("abcde"))
+    assert not nothing.is_beaten
+    assert nothing.collapsed_to == "no label"
+
+
+def test_the_margin_of_f1_agrees_with_resampling():
+    rng = np.random.default_rng(2)
+    true = rng.random((300, 3)) < 0.4
+    said = np.where(rng.random(true.shape) < 0.3, ~true, true)
+    baseline = find_baseline(MULTI_LABEL, true.astype(np.float32), said * 0.9, list("abc"))
+    always = np.ones_like(true)  # The best set here.
+    assert baseline.answer == "always answering 'a', 'b', 'c'"
+
+    def advantage(rows):
+        scores = [judge.f1_score(true[rows], given[rows], average="micro") for given in (said, always)]
+        return scores[0] - scores[1]
+
+    draws = [advantage(rng.integers(0, 300, 300)) for _ in range(100)]
+    assert baseline.margin == pytest.approx(1.645 * np.std(draws), rel=0.25)
+
+
+def test_numbers_have_to_beat_their_mean():
+    rng = np.random.default_rng(3)
+    targets = rng.normal(50, 10, (40, 2))
+    near, far = targets + rng.normal(0, 2, targets.shape), targets + rng.normal(0, 12, targets.shape)
+    good, bad = (find_baseline(REGRESSION, targets, values, ["a", "b"]) for values in (near, far))
+    assert (good.metric, good.value) == ("r2", 0.0)
+    assert good.advantage == pytest.approx(judge.r2_score(targets, near))
+    assert good.is_beaten
+    assert bad.advantage == pytest.approx(judge.r2_score(targets, far))
+    assert not bad.is_beaten
+    mean = find_baseline(REGRESSION, targets, np.full((40, 2), [50.0, 49.0]), ["a", "b"])
+    assert mean.reason.endswith("the model gives every example the same answer, 50, 49")
+    perfect = find_baseline(REGRESSION, targets[:3], targets[:3], ["a", "b"])
+    assert perfect.is_beaten
+
+
+def test_targets_that_never_change_tell_nothing():
+    targets = np.ones((5, 1))
+    baseline = find_baseline(REGRESSION, targets, targets + np.arange(5)[:, None], ["a"])
+    assert _gate(baseline).reasons[-1] == (
+        "failed: r2 cannot tell the model from always answering the mean: it needs targets that differ within the split"
+    )
+
+
+def test_a_language_model_has_to_beat_the_frequencies_of_characters():
+    rng = np.random.default_rng(4)
+    targets = rng.choice([0, 2, 3, 4], (20, 50), p=[0.1, 0.5, 0.3, 0.1])
+    counted = targets[targets > 0]
+    shares = np.bincount(counted) / len(counted)
+    entropy = -sum(share * math.log2(share) for share in shares if share)
+    unigram = np.where(targets > 0, -np.log(np.where(targets > 0, shares[targets], 1)), 0)
+    same = find_language_baseline(targets, unigram)
+    assert (same.metric, same.value) == ("bits_per_character", pytest.approx(entropy))
+    assert not same.is_beaten
+    better = find_language_baseline(targets, 0.8 * unigram)
+    assert better.is_beaten
+    assert better.reason.startswith(f"bits_per_character {0.8 * entropy:.4f} beats the {entropy:.4f} of foretelling")
+
+
+def test_a_single_example_is_judged_without_a_margin():
+    assert _classes([1], [1], 2).margin == 0
+    assert dataclasses.asdict(_classes([1], [1], 2))["collapsed_to"] == ""
