@@ -1,10 +1,14 @@
-"""How good a classifier's probabilities are: every figure of the evaluation, in plain numpy."""
+"""How good a classifier's probabilities are: scikit-learn's figures, and ours where it has none.
+
+Ours are the calibration error, the loss of clipped probabilities, and the rule that the first class wins a tie.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from sklearn import metrics as reference
 
 from components.errors import InputError
 from components.interface import CLASSIFICATION
@@ -119,9 +123,11 @@ def compute_metrics(
     tied_before = (probabilities == own[:, None]) & (np.arange(num_classes) < labels[:, None])
     rank = ((probabilities > own[:, None]) | tied_before).sum(axis=1)
 
-    matrix = np.bincount(labels * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
-    hits, support, claimed = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
-    precision, recall, f1 = share(hits, claimed), share(hits, support), share(2 * hits, support + claimed)
+    classes = np.arange(num_classes)
+    matrix = reference.confusion_matrix(labels, predicted, labels=classes)
+    precision, recall, f1, support = reference.precision_recall_fscore_support(
+        labels, predicted, labels=classes, zero_division=0.0
+    )
 
     bins = _calibration(probabilities.max(axis=1), predicted == labels)
     roc_auc, roc = roc_curve(labels == 1, probabilities[:, 1]) if num_classes == 2 else (None, ())
@@ -221,11 +227,6 @@ def check_probabilities(probabilities: np.ndarray, ending: str) -> None:
         )
 
 
-def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Their quotient, and 0 where there is nothing to divide by."""
-    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
-
-
 def _calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[CalibrationBin, ...]:
     confidence = confidence.astype(np.float64).clip(0, 1)
     edges = np.linspace(0, 1, _CALIBRATION_BINS + 1)
@@ -244,25 +245,15 @@ def _calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[Calibrati
 
 def roc_curve(positive: np.ndarray, score: np.ndarray) -> tuple[float | None, tuple[RocPoint, ...]]:
     """The area under the ROC curve of bool[N] by float[N], and at most 200 of its points; None without both kinds."""
-    num_positive = int(positive.sum())
-    num_negative = len(positive) - num_positive
-    if not num_positive or not num_negative:
+    if positive.all() or not positive.any():
         return None, ()
-    values, index, counts = np.unique(score, return_inverse=True, return_counts=True)
-
-    # The Mann-Whitney statistic: examples of equal score share the mean of their ranks.
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    above = ranks[index][positive].sum() - num_positive * (num_positive + 1) / 2
-    auc = float(above / (num_positive * num_negative))
-
-    positives = np.bincount(index[positive], minlength=len(values))
-    true_rate = np.cumsum(positives[::-1]) / num_positive
-    false_rate = np.cumsum((counts - positives)[::-1]) / num_negative
+    rates = reference.roc_curve(positive, score, drop_intermediate=False)
+    false_rate, true_rate, values = (column[1:] for column in rates)  # The first threshold is infinite.
     kept = np.arange(len(values))
     if len(values) > _MAX_ROC_POINTS:
         # Evenly along the curve rather than by threshold: most scores crowd near 0 and 1.
         kept = np.unique(np.searchsorted(true_rate + false_rate, np.linspace(0, 2, _MAX_ROC_POINTS)))
-    return auc, tuple(
+    return float(reference.roc_auc_score(positive, score)), tuple(
         RocPoint(*point)
-        for point in zip(values[::-1][kept].tolist(), false_rate[kept].tolist(), true_rate[kept].tolist(), strict=True)
+        for point in zip(values[kept].tolist(), false_rate[kept].tolist(), true_rate[kept].tolist(), strict=True)
     )

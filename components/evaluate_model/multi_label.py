@@ -1,13 +1,14 @@
-"""How good the probabilities of several labels are: every figure of a multi-label evaluation, in plain numpy."""
+"""How good the probabilities of several labels are: scikit-learn's figures of every label, and their means."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from sklearn import metrics as reference
 
 from components.errors import InputError
-from components.evaluate_model.metrics import check_not_empty, check_probabilities, roc_curve, share
+from components.evaluate_model.metrics import check_not_empty, check_probabilities, roc_curve
 from components.interface import MULTI_LABEL, THRESHOLD, MultiLabel
 
 
@@ -90,9 +91,17 @@ def compute_multi_label_metrics(
         )
     check_probabilities(probabilities, "one sigmoid per label")
     true, predicted = labels > 0, probabilities > THRESHOLD
-    hits, support, claimed = (true & predicted).sum(0), true.sum(0), predicted.sum(0)
-    precision, recall, f1 = share(hits, claimed), share(hits, support), share(2 * hits, support + claimed)
-    average_precision = [_average_precision(*columns) for columns in zip(true.T, probabilities.T, strict=True)]
+    support = true.sum(axis=0)
+    # Label by label, since scikit-learn takes a single one for a class.
+    parts = [
+        reference.precision_recall_fscore_support(*columns, labels=[True], zero_division=0.0)[:3]
+        for columns in zip(true.T, predicted.T, strict=True)
+    ]
+    precision, recall, f1 = np.concatenate(parts, axis=1)
+    average_precision = [
+        float(reference.average_precision_score(*columns)) if columns[0].any() else None
+        for columns in zip(true.T, probabilities.T, strict=True)
+    ]
     roc_auc = [roc_curve(*columns)[0] for columns in zip(true.T, probabilities.T, strict=True)]
     task = MultiLabel()
     columns = (support.tolist(), precision.tolist(), recall.tolist(), f1.tolist(), average_precision, roc_auc)
@@ -115,13 +124,3 @@ def compute_multi_label_metrics(
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def _average_precision(positive: np.ndarray, score: np.ndarray) -> float | None:
-    if not positive.any():
-        return None
-    order = np.argsort(-score, kind="stable")
-    # Examples of equal score come under one threshold: the last of them counts.
-    last = np.append(np.flatnonzero(np.diff(score[order])), len(score) - 1)
-    hits = np.cumsum(positive[order])[last]
-    return float(np.sum(np.diff(hits, prepend=0) / hits[-1] * (hits / (last + 1))))

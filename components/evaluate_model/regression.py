@@ -1,10 +1,11 @@
-"""How close predicted numbers are: every figure of a regression's evaluation, in plain numpy."""
+"""How close predicted numbers are: scikit-learn's figures of every target, and their means."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from sklearn import metrics as reference
 
 from components.errors import InputError
 from components.evaluate_model.metrics import check_finite, check_not_empty
@@ -68,17 +69,15 @@ def compute_regression_metrics(
         )
     check_finite(values)
     targets = targets.astype(np.float64)
-    error = np.abs(values - targets)
-    squared, variance = np.square(error).mean(axis=0), targets.var(axis=0)
     per_target = tuple(
         TargetMetrics(
             name=name,
-            mean_absolute_error=float(error[:, i].mean()),
-            root_mean_squared_error=float(np.sqrt(squared[i])),
-            median_absolute_error=float(np.median(error[:, i])),
-            r2=float(1 - squared[i] / variance[i]) if variance[i] > 0 else None,
+            mean_absolute_error=float(reference.mean_absolute_error(true, said)),
+            root_mean_squared_error=float(reference.root_mean_squared_error(true, said)),
+            median_absolute_error=float(reference.median_absolute_error(true, said)),
+            r2=float(reference.r2_score(true, said)) if true.var() > 0 else None,
         )
-        for i, name in enumerate(names)
+        for name, true, said in zip(names, targets.T, values.T, strict=True)
     )
     explained = [target.r2 for target in per_target if target.r2 is not None]
     return RegressionMetrics(
