@@ -12,7 +12,12 @@ import numpy as np
 from components.errors import InputError
 from components.interface import CLASSIFICATION, PADDING, Interface
 from components.models.hyperparameters import TrainParams
-from components.models.training_step import average_weights, prepare_batches, synchronize_normalization
+from components.models.training_step import (
+    average_weights,
+    prepare_batches,
+    sum_repeated_rows,
+    synchronize_normalization,
+)
 
 # The name of the metric that is the loss without penalties; only a model with regularisers has it.
 UNPENALIZED_LOSS = "unpenalized_loss"
@@ -204,4 +209,5 @@ def compile_model(
     model._symbolic_build(data_batch=(inputs, targets, weights))
     prepare_batches(model, settings, num_replicas)
     synchronize_normalization(model, num_replicas)
+    sum_repeated_rows(model.optimizer)
     return average_weights(model, settings.ema_decay) if settings.ema_decay else model.variables

@@ -1,7 +1,7 @@
 """What a training step does beside Keras's own: changes the batch before it, and averages the weights after it.
 
 Both are put around the model's `train_step`, the function that `fit` compiles, and no part of the model itself. Within
-it, batch normalisation is made to see the batch of all replicas.
+it, batch normalisation is made to see the batch of all replicas, and an embedding's row all that happened to it.
 """
 
 import functools
@@ -51,6 +51,28 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int) -> Non
         return plain(prepare(data, seed.value, model.optimizer.iterations.value))
 
     model.train_step = jax_step if uses_jax else tensorflow_step
+
+
+def sum_repeated_rows(optimizer: Any) -> None:
+    """Let a row of an embedding that occurs several times in a batch have one gradient, as it has on JAX.
+
+    TensorFlow gives such a gradient as rows with their places, and Keras 3.15 hands them on as they are: Adam would
+    square every occurrence by itself, and so follow the sum of squares where it is defined by the square of the sum.
+    """
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    plain = optimizer.apply
+
+    @functools.wraps(plain)
+    def apply(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> Any:
+        dense = [tf.convert_to_tensor(item) if isinstance(item, tf.IndexedSlices) else item for item in gradients]
+        return plain(dense, variables)
+
+    optimizer.apply = apply
 
 
 def synchronize_normalization(model: Any, num_replicas: int) -> None:

@@ -1,16 +1,22 @@
-"""Prints how far every figure is from its definition at most, as a share of it: `python -m tests.oracles`."""
+"""Prints how far every figure and every training step is from its definition at most: `python -m tests.oracles`."""
 
 from components.table import lay_out
 from tests.oracles.figures import deviations
+from tests.oracles.steps import deviations_elsewhere
+
+_BACKENDS = ("tensorflow", "jax")
 
 
 def main() -> None:
-    """Print one line for each figure of each task."""
+    """Print a line for each figure of each task, as a share of its value, and for each quantity of a training step."""
     largest: dict[tuple[str, str], float] = {}
     for task, _, figure, deviation in deviations():
         largest[task, figure] = max(largest.get((task, figure), 0.0), deviation)
     rows = [(task, figure, f"{value:.1e}") for (task, figure), value in largest.items()]
     print("\n".join(lay_out({"task": "<", "figure": "<", "largest deviation": ">"}, rows)))
+    found = [deviations_elsewhere(backend) for backend in _BACKENDS]
+    steps = [(quantity, *(f"{on_backend[quantity]:.1e}" for on_backend in found)) for quantity in found[0]]
+    print("\n" + "\n".join(lay_out({"training step": "<", **dict.fromkeys(_BACKENDS, ">")}, steps)))
 
 
 if __name__ == "__main__":
