@@ -12,7 +12,7 @@ from components import artifacts
 from components.artifacts import Manifest, ModelInfo
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
-from components.identities import load_identities
+from components.identities import TRAINED_ON_FILE, load_identities
 from components.train_model import TrainParams, train_model
 from components.train_model.checkpoint import load_arrays
 
@@ -79,6 +79,7 @@ def test_model_folder_holds_everything_that_later_steps_read(trained_digits, dig
         artifacts.BEST_WEIGHTS_FILE,
         artifacts.LAST_WEIGHTS_FILE,
         artifacts.HISTORY_FILE,
+        TRAINED_ON_FILE,
         "tensorboard",
     }
     info, manifest = ModelInfo.load(trained_digits), Manifest.load(digits_records)
