@@ -285,12 +285,12 @@ _ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": 
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from components import storage
+    from components.registry import fetch_folder
     from pipelines.exports import find_export
 
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         uri = find_export(arguments.model, arguments.workspace)
-        return _predict_with(storage.localize(uri, Path(scratch)), arguments)
+        return _predict_with(fetch_folder(uri, Path(scratch)), arguments)
 
 
 def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
