@@ -17,6 +17,7 @@ import queue
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -642,7 +643,8 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
         if not arrays:
             raise ValueError("it is empty")
         return arrays
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    # zipfile raises RuntimeError where a file is encrypted, and NotImplementedError, which is one, for odd methods.
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"Cannot read {path}: {error}. Expected an array file without pickled objects.") from error
 
 

@@ -1,6 +1,6 @@
 """KFP wrapper of create_tfrecords."""
 
-from typing import List
+from typing import Dict, List
 
 from kfp import dsl
 
@@ -17,6 +17,7 @@ def create_tfrecords(
     test_fraction: float = 0.2,
     stratify: bool = True,
     group_column: str = "",
+    columns: Dict[str, str] = {},
     join_copies: bool = True,
     seed: int = 0,
     image_size: List[int] = [],

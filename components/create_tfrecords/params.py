@@ -1,11 +1,13 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from components.errors import InputError, did_you_mean
 from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 from components.text import END, START
 
+_COLUMNS = ("path", "text", "label", "split", "id")
 _SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
@@ -28,6 +30,8 @@ class WriteParams:
             class per example; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
             nearest share.
+        columns: Which columns of a CSV file are its `path`, `text`, `label`, `split` or `id`, as {"path": "filename"},
+            where they have other names; review, sentiment and the like are recognised.
         join_copies: Keep copies of an example, also near ones, in one split, where the source has none of its own.
         seed: Salt of the split and of the order in which examples are stored.
         image_size: (height, width) to resize to; empty means that all images must have one size already.
@@ -53,6 +57,7 @@ class WriteParams:
     test_fraction: float = 0.2
     stratify: bool = True
     group_column: str = ""
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     join_copies: bool = True
     seed: int = 0
     image_size: tuple[int, ...] = ()
@@ -96,6 +101,11 @@ class WriteParams:
                 raise InputError(
                     f"{name} does not go with task={self.task!r}. Received: {name}={list(names)}. Remove it."
                 )
+        if strange := sorted(set(self.columns) - set(_COLUMNS)):
+            raise InputError(
+                f"columns must name some of {', '.join(_COLUMNS)}. Received: {strange[0]!r}."
+                + did_you_mean(strange[0], _COLUMNS)
+            )
         if self.vocabulary_size < 3:
             raise InputError(
                 "vocabulary_size must be at least 3: padding, unknown and a word. Received: "

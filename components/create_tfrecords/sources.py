@@ -289,6 +289,15 @@ def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location
     )
 
 
+_SHOWN_CHARACTERS = 60
+_DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'"}
+_ALIASES = {
+    "path": ("path", "filename", "file_name", "file", "filepath", "file_path", "image", "image_path"),
+    "text": ("text", "review", "sentence", "comment", "content", "message"),
+    "label": ("label", "class", "category", "sentiment", "target"),
+}
+
+
 def _from_csv(location: str, params: WriteParams) -> Listing:
     """A CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
@@ -300,8 +309,12 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     folder, separator, _ = location.rpartition("/")
     root = (folder or "/") if separator else "."
     try:
-        reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        text = content.decode("utf-8-sig")
+        delimiter, notes = _find_delimiter(text)
+        reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
+        found = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames, renamed = _name_columns(found, params, location)
+        notes += renamed
         lines = [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(
@@ -333,16 +346,23 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     may_be_empty = {"text", "label"} if params.task == MULTI_LABEL else {"text"}
     filled = [name for name in wanted if name not in may_be_empty]
     paths: list[str] = []
+    wherever: list[str] = [row["path"] for row in rows] if kind == IMAGE and "path" in columns else []
+    if wherever and all(path and (path.startswith("/") or storage.is_remote(path)) for path in wherever):
+        root = _common_folder(wherever, location)
+        for row, path in zip(rows, wherever, strict=True):
+            row["path"] = path.removeprefix(root).lstrip("/")
+    else:
+        wherever = []
     for number, row in lines:
         # A line too short has None as a value, one too long has it as a key.
         # A text may be empty, it is set aside when it is read; and so may several labels.
         if None in row or None in row.values() or not all(row[name] for name in filled):
             raise InputError(
                 f"Malformed line {number} of {location}: expected values for {columns}, received "
-                f"{[value for value in row.values() if value is not None]}. Correct the line."
+                f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
             )
         if kind == TEXT:
-            paths.append(f"row/{len(paths):08d}")
+            paths.append(f"line/{number:08d}")
             continue
         try:
             storage.join(root, row["path"])
@@ -390,18 +410,76 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         texts=texts,
         kind=kind,
         version=hashlib.sha256(content).hexdigest(),
-        identities=tuple(identify(text).hex() for text in texts) if texts else None,
+        identities=_identities(rows, wherever, texts, order),
+        notes=tuple(notes),
     )
+
+
+def _cut(value: Any) -> Any:
+    """A cell as a message shows it."""
+    is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
+    return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
+
+
+def _find_delimiter(text: str) -> tuple[str, list[str]]:
+    """What separates the values, by the first line, and a note where it is no comma."""
+    header = text.partition("\n")[0]
+    if "," in header:
+        return ",", []
+    found = next((one for one in _DELIMITERS if one in header), ",")
+    return found, [] if found == "," else [f"the values of the CSV file are separated by {_DELIMITERS[found]}"]
+
+
+def _name_columns(found: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:
+    """The columns by the names that are used here, and notes on those that are taken for what their names suggest."""
+    taken = dict(params.columns)
+    if strange := sorted(set(taken.values()) - set(found)):
+        raise InputError(
+            f"No columns {shown(strange)} in {location}, which data.columns names. Received: {list(found)}. Correct it."
+        )
+    notes = []
+    wanted = ["label"] if not params.target_columns else []
+    if not {"path", "text"} & {*found, *taken}:
+        wanted += ["path", "text"]
+    for name in wanted:
+        alike = [column for column in found if column.lower() in _ALIASES[name]]
+        if name not in found and name not in taken and len(alike) == 1:
+            taken[name] = alike[0]
+            notes.append(f"column {alike[0]!r} is taken for the {name}; data.columns may name another one")
+    names = {column: name for name, column in taken.items()}
+    # A column whose name another one now has is left alone under its own.
+    return [names.get(column, f"{column} (unused)" if column in taken else column) for column in found], notes
+
+
+def _common_folder(paths: Sequence[str], location: str) -> str:
+    """The folder, here or in one bucket, that holds all of some absolute paths."""
+    if len({tuple(path.split("/")[:3]) if storage.is_remote(path) else "" for path in paths}) > 1:
+        raise InputError(
+            f"Paths of several places in {location}: {_cut(paths[0])!r} and others. Expected all on this machine, or "
+            "all in one bucket. Copy the images to one place."
+        )
+    scheme = "gs://" if storage.is_remote(paths[0]) else ""
+    folder = os.path.commonpath([os.path.dirname(path.removeprefix(scheme)) for path in paths])
+    return f"{scheme}{folder}"
+
+
+def _identities(
+    rows: Sequence[Mapping[str, str]], paths: Sequence[str], texts: Sequence[bytes] | None, order: Sequence[int]
+) -> tuple[str, ...] | None:
+    """What rows are known by: an id where there is one and none repeats; else an absolute path, or a text's content."""
+    ids = [str(rows[i].get("id") or "") for i in order]
+    if all(ids) and len(set(ids)) == len(ids):
+        return tuple(ids)
+    if paths:
+        return tuple(paths[i] for i in order)
+    return tuple(identify(text).hex() for text in texts) if texts else None
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     """What may be wrong with a CSV file's first line."""
-    for separator, name in ((";", "';'"), ("\t", "tabs")):
-        if len(columns) == 1 and separator in columns[0]:
-            return f" The values are separated by {name}: save the file with commas."
     alike = {name.lower(): name for name in columns}
     found = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
-    return f" Rename {', '.join(found)}." if found else ""
+    return f" Rename {', '.join(found)}." if found else f" Or say which they are: data.columns={{{missing[0]}: …}}."
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:

@@ -95,6 +95,16 @@ def test_a_folder_is_answered_but_for_what_cannot_be_read(export_dir, tmp_path, 
     assert f"left out: Cannot read {tmp_path}/b.jpg: not an image" in capsys.readouterr().err
 
 
+def test_an_encrypted_archive_of_arrays_is_refused_in_words(export_dir, tmp_path):
+    np.savez(tmp_path / "secret.npz", x=np.zeros((2, 9, 8), np.uint8))
+    content = bytearray((tmp_path / "secret.npz").read_bytes())
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # Both headers' flags say so.
+        content[content.index(signature) + offset] |= 1
+    (tmp_path / "secret.npz").write_bytes(content)
+    with pytest.raises(InputError, match=r"Cannot read .*secret.npz: .*encrypted.*Expected an array file"):
+        list(predict_inputs(export_dir, [str(tmp_path / "secret.npz")]))
+
+
 def test_an_array_of_another_shape_is_named_as_it_is(export_dir, tmp_path):
     np.save(tmp_path / "three.NPY.npy", np.zeros((3, 9, 8), np.uint8))
     with pytest.raises(InputError, match=r"expected uint8\[N, 8, 8, 1\] in \[0, 255\], received uint8\[3, 9, 8\]"):

@@ -276,7 +276,7 @@ def bad_sources(root):
     (root / "empty").mkdir()
     np.savez(root / "floats.npz", x=np.zeros((4, 8, 8), np.float32), y=np.arange(4))
     (root / "list.csv").write_text("path,label\n../secret.png,a\n")
-    (root / "columns.csv").write_text("file,class\na.png,a\n")
+    (root / "columns.csv").write_text("picture,tag\na.png,a\n")
     return {
         f"images:{root}/empty": "Found no files",
         f"images:{root}/missing": "Cannot list",

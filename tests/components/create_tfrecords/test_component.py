@@ -22,6 +22,13 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _default(field: dataclasses.Field) -> object:
+    """The default of a parameter as a component has it; None where there is none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else _plain(field.default)
+
+
 def test_inputs_and_defaults_match_write_params():
     signature = inspect.signature(create_tfrecords.python_func).parameters
     inputs = {
@@ -29,10 +36,7 @@ def test_inputs_and_defaults_match_write_params():
         for name, parameter in signature.items()
         if name != "records"
     }
-    assert inputs == {
-        field.name: None if field.default is dataclasses.MISSING else _plain(field.default)
-        for field in dataclasses.fields(WriteParams)
-    }
+    assert inputs == {field.name: _default(field) for field in dataclasses.fields(WriteParams)}
 
 
 def test_the_wrapper_writes_records_metadata_and_a_step_record(image_folder, tmp_path):
@@ -70,7 +74,7 @@ def test_the_wrapper_passes_a_mistake_on_and_records_it(tmp_path):
 def test_the_readme_has_every_parameter_with_its_default():
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", README.read_text(), re.MULTILINE))
     expected = {
-        field.name: "required" if field.default is dataclasses.MISSING else f"`{json.dumps(_plain(field.default))}`"
+        field.name: "required" if _default(field) is None else f"`{json.dumps(_default(field))}`"
         for field in dataclasses.fields(WriteParams)
     }
     assert rows == expected

@@ -262,11 +262,80 @@ def test_csv_refuses_a_file_without_rows(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("header", "missing"), [("file,label", "'path'"), ("path,class", "'label'"), ("a,b", "'path', 'label'")]
+    ("header", "missing"), [("pixels,label", "'path'"), ("path,tag", "'label'"), ("a,b", "'path', 'label'")]
 )
 def test_csv_refuses_missing_columns(tmp_path, header, missing):
     with pytest.raises(InputError, match=rf"Missing columns in .*: {missing}. Received: \['.*The first line must name"):
         _plan(_csv(tmp_path, f"{header}\n{_rows()}"))
+
+
+@pytest.mark.parametrize(
+    ("header", "delimiter", "columns", "told"),
+    [
+        ("path;label", ";", {}, "the values of the CSV file are separated by ';'"),
+        ("path\tlabel", "\t", {}, "the values of the CSV file are separated by tabs"),
+        ("Path,Label", ",", {}, "column 'Label' is taken for the label; data.columns may name another one"),
+        ("filename,class", ",", {}, "column 'filename' is taken for the path; data.columns may name another one"),
+        ("where,what", ",", {"path": "where", "label": "what"}, None),
+    ],
+)
+def test_csv_is_read_as_people_have_it(tmp_path, header, delimiter, columns, told):
+    rows = _rows().replace(",", delimiter)
+    listing = _plan(_csv(tmp_path, f"{header}\n{rows}"), columns=columns).listing
+    assert (len(listing.keys), listing.class_names) == (20, ("cat", "dog"))
+    assert "img/3.png" in listing.keys
+    assert (told in listing.notes) if told else not listing.notes
+
+
+def test_csv_of_reviews_and_sentiments_is_one_of_texts(tmp_path):
+    rows = "".join(f'"a film; number {i}",{"good" if i % 2 else "bad"}\n' for i in range(20))
+    listing = _plan(_csv(tmp_path, f"review,sentiment\n{rows}")).listing
+    assert listing.kind == "text"
+    assert listing.class_names == ("bad", "good")
+    assert listing.notes == (
+        "column 'sentiment' is taken for the label; data.columns may name another one",
+        "column 'review' is taken for the text; data.columns may name another one",
+    )
+
+
+def test_csv_of_absolute_paths_keeps_splits_when_other_folders_come(image_folder, tmp_path):
+    first, second = image_folder(20, name="one"), image_folder(5, name="two")
+
+    def plan(*folders):
+        rows = "".join(f"{path},{path.parent.name}\n" for folder in folders for path in sorted(folder.rglob("*.png")))
+        found = _plan(_csv(tmp_path / "lists", f"path,label\n{rows}"))
+        listing = found.listing
+        return {f"{listing.root}/{listing.keys[i]}": split for split, some in found.order.items() for i in some}
+
+    before, after = plan(first), plan(first, second)
+    assert set(before) == set(map(str, first.rglob("*.png")))
+    assert len(after) == 50
+    assert {path: after[path] for path in before} == before
+
+
+def test_csv_rows_with_an_id_stay_where_they_are_when_their_text_is_mended(tmp_path):
+    def plan(words: str):
+        rows = "".join(f"r{i},{words} {i},{'ab'[i % 2]}\n" for i in range(40))
+        return _plan(_csv(tmp_path, f"id,text,label\n{rows}"))
+
+    before, after = plan("a flim"), plan("a film")
+    assert {name: some.tolist() for name, some in before.order.items()} == {
+        name: some.tolist() for name, some in after.order.items()
+    }
+
+
+def test_csv_messages_name_the_line_and_cut_long_texts(tmp_path):
+    source = _csv(tmp_path, "text,label\n" + "fine text,a\n" * 3 + f"{'long ' * 1000},\n")
+    with pytest.raises(InputError, match=r"Malformed line 5 of .*… \(5,000 characters\)") as caught:
+        _plan(source)
+    assert len(str(caught.value)) < 400
+
+
+def test_csv_refuses_columns_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"No columns 'where' in .*Received: \['path', 'label'\]. Correct it"):
+        _plan(_csv(tmp_path, f"path,label\n{_rows()}"), columns={"path": "where"})
+    with pytest.raises(InputError, match=r"columns must name some of path, text, label, split, id. Received: 'lable'"):
+        WriteParams("csv:x", columns={"lable": "x"})
 
 
 def test_csv_refuses_a_missing_group_column(tmp_path):
@@ -277,9 +346,8 @@ def test_csv_refuses_a_missing_group_column(tmp_path):
 @pytest.mark.parametrize(
     ("header", "advice"),
     [
-        ("path;label", "separated by ';': save the file with commas"),
-        ("path\tlabel", "separated by tabs"),
-        ("Path,Label", "Rename 'Path' to 'path', 'Label' to 'label'"),
+        ("picture,label", "data.columns={path: …}"),
+        ("path,tag", "data.columns={label: …}"),
     ],
 )
 def test_csv_of_another_dialect_is_refused_with_the_way_out(tmp_path, header, advice):

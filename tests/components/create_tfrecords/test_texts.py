@@ -141,7 +141,7 @@ def test_csv_with_texts(tmp_path):
         writer.writerow(['long, "quoted"\n' + "word " * 50_000, "good", "test"])
     manifest = _write(f"csv:{tmp_path}/reviews.csv", tmp_path / "out")
     ids = _ids(tmp_path / "out", manifest, "train")
-    assert ids["row/00000000"] == [5, 3, 3, 4]
+    assert ids["line/00000002"] == [5, 3, 3, 4]
     assert manifest.splits["test"].num_examples == 3
 
 
