@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from components import step_inputs
 from components.errors import InputError
 from components.outages import PlatformError
+from components.safe_path import leave_current_folder
 from components.table import printable
 
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
@@ -69,6 +70,7 @@ def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
 
 def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:
     """Parse, call `work`, print its result as one JSON line, and return its exit code; a user's mistake gives 2."""
+    leave_current_folder()
     arguments = parser.parse_args()
     try:
         result, code = work(arguments)

@@ -11,7 +11,8 @@ COPY components/serving components/serving
 
 RUN useradd --create-home --uid 1000 server
 USER server
-ENV PYTHONUNBUFFERED=1
+# Not from the current folder, whoever can write to it: nothing but the server and its libraries is imported.
+ENV PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONPATH=/opt/serving
 EXPOSE 8080
 # No HEALTHCHECK: Vertex and Kubernetes ask the health route themselves.
 # Locally: docker run -p 8080:8080 -v $PWD/runs/digits/export:/export IMAGE /export

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.safe_path import leave_current_folder
+
 # The same numbers as components.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 HERE = "local"  # Where a run may be, beside the platforms.
@@ -804,6 +806,7 @@ _COMMANDS: tuple[Callable[[Any], None], ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 the gate said no."""
+    leave_current_folder()
     parser = argparse.ArgumentParser(
         prog="tpu-pipelines",
         description="Labelled data to a Keras model trained on a Cloud TPU and served on CPU.",
@@ -813,7 +816,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for add in _COMMANDS:
         add(commands)
     arguments = parser.parse_args(argv)
-    sys.path.append(os.getcwd())  # A model's module may stand there, as it may for the steps' processes.
     from components.errors import InputError
 
     try:

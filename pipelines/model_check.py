@@ -44,7 +44,7 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
         "required": config.export.required,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "components.export_model.trial"],
+        [sys.executable, "-P", "-m", "components.export_model.trial"],
         input=json.dumps(request),
         capture_output=True,
         text=True,

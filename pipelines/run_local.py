@@ -33,6 +33,7 @@ from components.errors import InputError
 from components.preflight_training import sandbox
 from components.progress import TERMINAL_VARIABLE
 from components.registry import MODEL_DIR, fetch, is_on_vertex, model_digest, open_registry, parse_reference, reference
+from components.safe_path import safe_children
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
 from components.table import printable
 from pipelines import history
@@ -98,7 +99,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
         (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
         if (run_dir / LOG_FILE).is_symlink() or not (run_dir / LOG_FILE).is_file():
             storage.new_file(run_dir / LOG_FILE).close()
-        with storage.naming_full_disk(run_dir):
+        with storage.naming_full_disk(run_dir), safe_children():
             session.run(runner)
         return session.finish(start, made_of)
 

@@ -60,6 +60,7 @@ from components.interface import (
     TextInput,
 )
 from components.records import ENCODED, RAW, encode_example, frame_record
+from components.safe_path import safe_children
 from components.text import (
     END,
     VOCABULARY_FILE,
@@ -316,9 +317,10 @@ def _read_texts(
     with progress.track(f"{_STEP} {what}", len(examples), "texts") as bar:
         runner = Parallel(num_workers, "sequential" if num_workers == 1 else "loky", return_as="generator")
         jobs = (delayed(work)(listing.root, *_part_of(listing, chunk)) for chunk in chunks)
-        for chunk, done in zip(chunks, runner(jobs), strict=True):
-            yield done
-            bar.update(len(chunk))
+        with safe_children():
+            for chunk, done in zip(chunks, runner(jobs), strict=True):
+                yield done
+                bar.update(len(chunk))
 
 
 def _hash_texts(params: WriteParams, listing: Listing) -> np.ndarray:
@@ -483,6 +485,7 @@ def _write_all(
         # Closed first when something fails, so that no worker still writes while its folder is removed. joblib warns
         # of the work that this throws away; the error that caused it says enough.
         with (
+            safe_children(),
             warnings.catch_warnings(action="ignore", category=UserWarning),
             contextlib.closing(runner(jobs)) as written,
         ):

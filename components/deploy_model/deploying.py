@@ -264,7 +264,7 @@ def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: 
     export_dir = fetch(version, EXPORT_DIR, scratch)
     given, answers = scratch / "inputs.npy", scratch / "answers.npy"
     np.save(given, inputs)
-    command = [sys.executable, "-m", health_check.__name__, str(export_dir), str(given), str(answers)]
+    command = [sys.executable, "-P", "-m", health_check.__name__, str(export_dir), str(given), str(answers)]
     try:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=_HEALTH_CHECK_SECONDS)
     except subprocess.CalledProcessError as error:

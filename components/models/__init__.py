@@ -29,6 +29,7 @@ from components.errors import InputError, did_you_mean
 from components.fingerprint import ROOT, Code, code_of
 from components.interface import FACTS, IMAGE, Interface, Task
 from components.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
+from components.safe_path import with_folders
 
 REGISTRY = {
     "digits_cnn": "components.models.digits_cnn",
@@ -106,7 +107,8 @@ def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str
 def _find_module(module_name: str) -> str:
     """The file of an importable module, found without running it."""
     try:
-        spec = importlib.util.find_spec(module_name)
+        with with_folders(Path.cwd()):
+            spec = importlib.util.find_spec(module_name)
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None:
@@ -182,7 +184,7 @@ def _module_code(module: str) -> Code:
 
 def _own_folders() -> tuple[Path, ...]:
     """The folders from which Python imports that hold code of the user's own, and this project's."""
-    folders = [Path(folder).resolve() for folder in sys.path]
+    folders = [Path(folder).resolve() for folder in (*sys.path, os.getcwd())]
     return (*(folder for folder in folders if folder.is_dir() and not _is_installed(folder)), ROOT)
 
 
@@ -260,18 +262,12 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
         return _build_here(name, interface, parameters)
 
 
-@contextlib.contextmanager
-def _neighbours(name: str) -> Iterator[None]:
-    """Let a model's file import the modules beside it, while it is imported and while it builds."""
-    folder = str(Path(name).resolve().parent)
-    is_added = name.endswith(".py") and folder not in sys.path
-    if is_added:
-        sys.path.append(folder)
-    try:
-        yield
-    finally:
-        if is_added:
-            sys.path.remove(folder)
+def _neighbours(name: str) -> contextlib.AbstractContextManager[None]:
+    """Let a user's model import what lies beside its file or in the current folder, while it is imported and built."""
+    if name in REGISTRY or name.endswith(".keras"):
+        return contextlib.nullcontext()
+    beside = [Path(name).resolve().parent] if name.endswith(".py") else []
+    return with_folders(*beside, Path.cwd())
 
 
 def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:

@@ -111,7 +111,7 @@ def _run_child(
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as log, os.fdopen(reading) as pipe:
         child = subprocess.Popen(
-            [sys.executable, "-m", compiler.__name__, str(writing)],
+            [sys.executable, "-P", "-m", compiler.__name__, str(writing)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

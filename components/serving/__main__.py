@@ -9,12 +9,14 @@ import sys
 
 from components import command_line
 from components.errors import InputError
+from components.safe_path import leave_current_folder
 from components.serving.params import ServeParams, vertex_defaults
 from components.table import printable
 
 
 def main() -> int:
     """Serve until told to stop; returns the exit code."""
+    leave_current_folder()
     parser = argparse.ArgumentParser(prog="python -m components.serving", description=__doc__)
     parser.add_argument(
         "export_dir",
