@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,27 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
     code = ({step: version(step) for step in STEPS}, _model(config, not image), image)
     parts = {"data": data, "configuration": _decisive(config), "code": code}
     return {name: _digest(part)[:12] for name, part in parts.items()}
+
+
+def platform_fingerprints(
+    config: Config, image: str, machine: str = "", environment: Mapping[str, str] | None = None
+) -> dict[str, dict[str, str]]:
+    """What decides each step's result beside its other inputs, as an input that a platform's cache counts.
+
+    The cache knows a step by its inputs, its image and its command. It does not know which code a tag of an image
+    means, nor what a model's files hold; and what the training step runs in stands where only some services look.
+
+    Args:
+        config: The run's configuration.
+        image: The image that its steps run in.
+        machine: Short name of what the training step runs on.
+        environment: Variables that the training step sees.
+    """
+    of_model, of_training = {"model": _model(config, is_here=False)[:12]}, {"image": image, "machine": machine}
+    if environment:
+        of_training["environment"] = _digest(dict(environment))[:12]
+    more = {"preflight_training": of_model, "train_model": {**of_model, **of_training}}
+    return {step: {"code": code_version(step)[:12], **more.get(step, {})} for step in STEPS}
 
 
 def step_keys(config: Config, data: str, opponent: str = "") -> dict[str, str]:

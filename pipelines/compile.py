@@ -5,6 +5,7 @@ its pod asks the cluster for a TPU.
 """
 
 import dataclasses
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,8 +19,9 @@ from components.errors import InputError, did_you_mean
 from components.machine_spec import MIN_BOOT_DISK_GB, MachineSpec, load_catalogue
 from components.models import bundle_of, named_files
 from components.registry import is_on_vertex, parse_reference
+from components.step_inputs import whole_numbers
 from components.train_model.params import TrainParams
-from pipelines.caching import code_version, lineage
+from pipelines.caching import lineage, platform_fingerprints
 from pipelines.config import Config, on_machine
 from pipelines.resources import (
     TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
@@ -84,6 +86,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     config = _with_registry(config, settings)
     _check_readable(config, target)
     check_target(config, target)
+    made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
     config, carried = _with_carried_model(config, target, settings)
     _check_output(output)
     training = _train_on(machine, config.training)
@@ -94,12 +97,14 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
 
     timeout = training_timeout(config, machine, target)
     machine = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
-    step = _WRAPPERS[target](train_model, machine, settings, config.name, resources_of(config, "train_model", target))
+    asked = resources_of(config, "train_model", target)
+    step = _WRAPPERS[target](train_model, machine, settings, config.name, asked, made_with["train_model"])
     config = dataclasses.replace(config, training=training)
     pipeline = training_pipeline(
         config,
         train_step=step,
         lineage=lineage(config),
+        fingerprints=made_with,
         place=lambda name, task: place_on(target, task, resources_of(config, name)),
         estimated_timeout=timeout.is_estimated,
     )
@@ -246,7 +251,12 @@ def _check_output(output: Path) -> None:
 
 
 def as_custom_job(
-    component: Any, machine: MachineSpec, settings: Settings, name: str, asked: StepResources | None = None
+    component: Any,
+    machine: MachineSpec,
+    settings: Settings,
+    name: str,
+    asked: StepResources | None = None,
+    fingerprint: Mapping[str, str] | None = None,
 ) -> Step:
     """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
 
@@ -256,6 +266,7 @@ def as_custom_job(
         settings: Service account, network, labels, environment, bucket, and region where the machine names none.
         name: Of the run: of the job, and of its folder in the bucket.
         asked: Its retries; the rest is the machine's.
+        fingerprint: Not needed here, where the folder is the job's own.
 
     Raises:
         InputError: If the component has an input or output named like a field of the job, the region does not have the
@@ -304,7 +315,7 @@ def as_custom_job(
         psc_interface_config={},
         **reservation,
     )
-    step = components.load_component_from_text(json.dumps(_complete(job, machine)))
+    step = components.load_component_from_text(json.dumps(_with_fixed_names(_complete(job, machine), component)))
     step.component_spec.name = component.component_spec.name  # Else the task is called custom-training-job.
     if asked is None or not asked.retries:
         return step
@@ -343,6 +354,36 @@ def _disk(machine: MachineSpec) -> dict[str, Any]:
     return disk
 
 
+def _with_fixed_names(spec: dict[str, Any], component: Any) -> dict[str, Any]:
+    """The job's pipeline spec, every field that holds a placeholder written into the launcher's arguments.
+
+    Whether a service's cache counts the defaults of inputs, and with the pipeline job's own name filled in or not, is
+    not documented. Arguments it counts as they are written: those of every KFP component hold placeholders for paths
+    of their own job, and are answered from the cache all the same. Google's AutoML components do as is done here
+    (google_cloud_pipeline_components/v1/automl/tabular/ensemble.py).
+    """
+    own = component.component_spec.inputs or {}
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    fixed = {
+        name: given["defaultValue"]
+        for name, given in parameters.items()
+        if name not in own and "{{$" in json.dumps(given.get("defaultValue"))
+    }
+    for part in (spec["root"], *spec["components"].values()):
+        for name in fixed:
+            del part["inputDefinitions"]["parameters"][name]
+    for task in spec["root"]["dag"]["tasks"].values():
+        for name in fixed:
+            task["inputs"]["parameters"].pop(name, None)
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    arguments = executor["container"]["args"]
+    for name, value in fixed.items():
+        text = value if isinstance(value, str) else json.dumps(whole_numbers({name: value})[name], sort_keys=True)
+        placeholder = f"{{{{$.inputs.parameters['{name}']}}}}"
+        arguments[:] = [argument.replace(placeholder, text) for argument in arguments]
+    return spec
+
+
 def _check_names(component: Any, job: Any) -> None:
     """Refuse names that the job has too: one of the two would silently overwrite the other."""
 
@@ -357,7 +398,12 @@ def _check_names(component: Any, job: Any) -> None:
 
 
 def as_tpu_pod(
-    component: Any, machine: MachineSpec, settings: Settings, name: str, asked: StepResources | None = None
+    component: Any,
+    machine: MachineSpec,
+    settings: Settings,
+    name: str,
+    asked: StepResources | None = None,
+    fingerprint: Mapping[str, str] | None = None,
 ) -> Step:
     """A step whose pod asks a GKE cluster for a TPU.
 
@@ -367,6 +413,7 @@ def as_tpu_pod(
         settings: Labels, environment, secrets and volumes.
         name: Of the run, and of its folder on the first volume.
         asked: What it asks for beside the TPU; None is no more.
+        fingerprint: What decides the training's result beside its inputs; a part of the folder's name.
 
     Raises:
         InputError: If GKE does not have the machine, or it has several hosts.
@@ -381,8 +428,9 @@ def as_tpu_pod(
     selectors = _node_selectors(machine)
     environment = dict(settings.environment)
     for path in list(settings.volumes.values())[:1]:
-        # With the code in it: weights that other code trained to the end are not taken for this one's.
-        folder = f"{path.rstrip('/')}/{name}/{code_version('train_model')[:12]}"
+        # Weights that other code, or another model of that name, trained to the end are not taken for this one's.
+        version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+        folder = f"{path.rstrip('/')}/{name}/{version}"
         environment.setdefault("AIP_CHECKPOINT_DIR", folder)
 
     def step(**inputs: Any) -> Any:
@@ -437,7 +485,7 @@ def _node_selectors(machine: MachineSpec) -> dict[str, str]:
     return selectors
 
 
-_WRAPPERS: dict[str, Callable[[Any, MachineSpec, Settings, str, StepResources | None], Step]] = {
+_WRAPPERS: dict[str, Callable[..., Step]] = {
     "vertex": as_custom_job,
     "kubeflow": as_tpu_pod,
 }

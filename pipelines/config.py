@@ -35,7 +35,6 @@ PREFLIGHT_KEYS = (
 )
 DEPLOY_KEYS = tuple(field.name for field in dataclasses.fields(DeployParams) if field.name != "lineage")
 CONFIGS_DIR = Path(__file__).parent / "configs"
-_BUNDLED_SOURCES = ("sklearn", "keras", "tfds")  # Part of a library: the same everywhere.
 _NAME_LENGTH = 64
 T = TypeVar("T")
 
@@ -78,8 +77,7 @@ class Config:
     @property
     def data_location(self) -> str:
         """Where the data are, here or on gs://; empty where they come with a library."""
-        kind, _, location = self.data.source.partition(":")
-        return "" if kind in _BUNDLED_SOURCES else location
+        return self.data.location
 
     def as_dict(self) -> dict[str, Any]:
         """The sections as they stand in a YAML file, defaults filled in."""

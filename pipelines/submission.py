@@ -220,6 +220,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be listed.
     """
+    from components.create_tfrecords.sources import source_version
     from pipelines.caching import fingerprints
     from pipelines.compile import compile_pipeline, in_region, require_machine
 
@@ -231,7 +232,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             compiled = compile_pipeline(on_machine(config, machine), target, path, settings)
             packages.append(path.read_text())
             timeouts.append(compiled.timeout.reason)
-    slug, data = _slug(config.name), _data_version(config)
+    slug, data = _slug(config.name), source_version(config.data)
     made_of = fingerprints(config, data, compiled.image)
     digest = _digest(packages[0], made_of)
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
@@ -275,13 +276,6 @@ def _slug(name: str) -> str:
     """
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
     return slug if slug[:1].isalpha() else f"run-{slug}".strip("-")
-
-
-def _data_version(config: Config) -> str:
-    """What the data are: by name where they come with a library, else as they are listed."""
-    from components.create_tfrecords.sources import list_examples
-
-    return list_examples(config.data).stat_digest() if config.data_location else config.data.source
 
 
 def _digest(package: str, fingerprints: Mapping[str, str]) -> str:

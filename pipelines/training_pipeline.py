@@ -6,7 +6,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.create_tfrecords.component import create_tfrecords
+from components.create_tfrecords.component import create_tfrecords, list_source
 from components.deploy_model.component import deploy_model
 from components.evaluate_model.component import evaluate_model
 from components.export_model.component import export_model
@@ -32,6 +32,7 @@ def training_pipeline(
     lineage: Mapping[str, Any] | None = None,
     place: Callable[[str, dsl.PipelineTask], dsl.PipelineTask] = lambda step, task: task,
     estimated_timeout: bool = False,
+    fingerprints: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Any:
     """Build the pipeline of a configuration.
 
@@ -39,10 +40,11 @@ def training_pipeline(
         config: What every step takes. The pipeline's own inputs are the few that an operator changes per run.
         train_step: The training component: the plain one, or one that a target has wrapped with a machine.
         cache_keys: A key per step, under which a local run finds its outputs again. Without it the platform makes its
-            own keys.
+            own keys, for which a step of its own lists the source each time.
         lineage: What the registry is to record of the run beside what its artifacts say.
         place: Asks a platform for what KFP itself has no words for.
         estimated_timeout: Whether the training step takes its time from preflight, if there is that.
+        fingerprints: What a platform's cache is to know of each step beside its inputs; see `platform_fingerprints`.
 
     Returns:
         A KFP pipeline, to be compiled or, inside a kfp.local session, called.
@@ -50,7 +52,8 @@ def training_pipeline(
     # A platform knows a step by its inputs, and an alias is the same text wherever it stands.
     uncached = ("evaluate_model", "deploy_model") if parse_reference(config.champion) else ()
 
-    def cached(step: str, task: dsl.PipelineTask) -> dsl.PipelineTask:
+    def add(step: str, component: Callable[..., dsl.PipelineTask], **inputs: Any) -> dsl.PipelineTask:
+        task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
         if step != "train_model":  # Whose machine is the target's affair.
             task = place(step, apply(task, resources_of(config, step)))
         if cache_keys:
@@ -64,42 +67,53 @@ def training_pipeline(
         learning_rate: float = config.training.learning_rate,
         champion: str = config.champion,
     ) -> None:
-        records = cached(
-            "create_tfrecords", create_tfrecords(source=source, **_constants(config.data, "source"))
-        ).outputs["records"]
+        data = _constants(config.data, "source")
+        data_version: Any = ""
+        if not cache_keys:  # Which know it already.
+            listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
+            data_version = place("create_tfrecords", listed).set_caching_options(False).output
+        records = add("create_tfrecords", create_tfrecords, source=source, data_version=data_version, **data).outputs[
+            "records"
+        ]
         preflight, limits = None, {}
         if config.preflight:
-            preflight = preflight_training(
+            preflight = add(
+                "preflight_training",
+                preflight_training,
                 records=records,
                 epochs=epochs,
                 **_constants(config.preflight, "epochs"),
             )
-            cached("preflight_training", preflight)
             if estimated_timeout:
                 limits = {"timeout": preflight.outputs["Output"]}
-        training = cached(
+        training = add(
             "train_model",
-            train_step(
-                records=records,
-                epochs=epochs,
-                learning_rate=learning_rate,
-                **_constants(config.training, "epochs", "learning_rate"),
-                **limits,
-            ),
+            train_step,
+            records=records,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            **_constants(config.training, "epochs", "learning_rate"),
+            **limits,
         )
         trained = training.outputs["trained"]
         if preflight:
             training.after(preflight)
-        evaluated = cached(
+        evaluated = add(
             "evaluate_model",
-            evaluate_model(records=records, model=trained, champion=champion, **_constants(config.gate, "champion")),
+            evaluate_model,
+            records=records,
+            model=trained,
+            champion=champion,
+            **_constants(config.gate, "champion"),
         )
         with dsl.If(evaluated.outputs["Output"] == True, name="promoted"):  # noqa: E712 (KFP overloads ==)
-            exported = cached(
-                "export_model", export_model(records=records, model=trained, **_constants(config.export))
+            exported = add(
+                "export_model", export_model, records=records, model=trained, **_constants(config.export)
             ).outputs["exported"]
             if config.deploy and config.deploy.registry:
-                deployment = deploy_model(
+                add(
+                    "deploy_model",
+                    deploy_model,
                     records=records,
                     model=trained,
                     exported=exported,
@@ -107,6 +121,5 @@ def training_pipeline(
                     lineage=dict(lineage or {"run": config.name}),
                     **_constants(config.deploy, "lineage"),
                 )
-                cached("deploy_model", deployment)
 
     return pipeline

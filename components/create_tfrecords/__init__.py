@@ -2,6 +2,15 @@
 
 from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.create_tfrecords.sources import source_version
 from components.create_tfrecords.writer import write_records
 
-__all__ = ["DatasetPlan", "WriteParams", "WriteResult", "plan_dataset", "write_records"]
+__all__ = [
+    "DatasetPlan",
+    "WriteParams",
+    "WriteResult",
+    "plan_dataset",
+    "source_version",
+    "write_params",
+    "write_records",
+]

@@ -1,6 +1,6 @@
-"""KFP wrapper of create_tfrecords."""
+"""KFP wrappers of create_tfrecords, and of the small step before it that says what the data are."""
 
-from typing import Dict, List
+from typing import Any, Dict, List
 
 from kfp import dsl
 
@@ -31,6 +31,8 @@ def create_tfrecords(
     target_shard_mib: int = 32,
     max_bad_fraction: float = 0.0,
     num_workers: int = 0,
+    data_version: str = "",
+    fingerprint: Dict[str, str] = {},
 ) -> int:
     """Write labelled examples as sharded TFRecord files; returns the number of examples."""
     inputs = dict(locals())
@@ -46,3 +48,15 @@ def create_tfrecords(
         result = write_records(params, pathlib.Path(records.path))
         records.metadata.update(dataclasses.asdict(result))
         return result.num_examples
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def list_source(source: str, data: Dict[str, Any] = {}) -> str:
+    """List the source; returns a digest of what it holds now.
+
+    It runs each time. A platform's cache knows data by their path alone: this is how it hears that they have changed.
+    """
+    from components.create_tfrecords import WriteParams, source_version
+    from components.step_inputs import params_from
+
+    return source_version(params_from({**data, "source": source}, WriteParams))

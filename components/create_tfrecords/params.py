@@ -8,6 +8,7 @@ from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_L
 from components.text import END, START
 
 _COLUMNS = ("path", "text", "label", "split", "id")
+BUNDLED_SOURCES = ("sklearn", "keras", "tfds")  # Part of a library: the same everywhere.
 _SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
@@ -129,6 +130,12 @@ class WriteParams:
     def asked(self) -> str:
         """What a model of these data is asked: `task`, or of a corpus: source the language model's."""
         return LANGUAGE_MODEL if self.source.partition(":")[0] == CORPUS else self.task
+
+    @property
+    def location(self) -> str:
+        """Where the data are, here or on gs://; empty where they come with a library."""
+        kind, _, location = self.source.partition(":")
+        return "" if kind in BUNDLED_SOURCES else location
 
 
 @dataclasses.dataclass(frozen=True)

@@ -162,6 +162,18 @@ def list_examples(params: WriteParams) -> Listing:
     return listing
 
 
+def source_version(params: WriteParams) -> str:
+    """Return a digest of what a source holds now: its files' names, sizes and versions.
+
+    Of data that come with a library it is their name. On gs:// a file's version is its checksum, so that the same data
+    written again have the same digest.
+
+    Raises:
+        InputError: If the source cannot be listed.
+    """
+    return list_examples(params).stat_digest() if params.location else params.source
+
+
 _FOLDERS = ("images", "text")
 
 

@@ -26,6 +26,7 @@ def deploy_model(
     endpoint_machine_type: str = "n1-standard-2",
     endpoint_max_replicas: int = 1,
     lineage: Dict[str, Any] = {},
+    fingerprint: Dict[str, str] = {},
 ) -> None:
     """Register a promoted model and, once it has answered, make it the champion."""
     inputs = dict(locals())

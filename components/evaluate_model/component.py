@@ -27,6 +27,7 @@ def evaluate_model(
     accelerator: str = "auto",
     num_replicas: int = 0,
     num_pictures: int = 60,
+    fingerprint: Dict[str, str] = {},
 ) -> bool:
     """Score a model and the champion on one split; returns the gate's decision.
 

@@ -1,6 +1,6 @@
 """KFP wrapper of export_model."""
 
-from typing import List
+from typing import Dict, List
 
 from kfp import dsl
 
@@ -18,6 +18,7 @@ def export_model(
     calibration_examples: int = 500,
     split: str = "test",
     required: List[str] = [],
+    fingerprint: Dict[str, str] = {},
 ) -> None:
     """Export a trained model for CPU serving, compared with the trained one in a fresh process."""
     inputs = dict(locals())

@@ -23,6 +23,7 @@ def preflight_training(
     max_host_wait: float = 0.0,
     compile_timeout_seconds: float = 900.0,
     compile_memory_mib: int = 16384,
+    fingerprint: Dict[str, str] = {},
 ) -> str:
     """Compile the training step for its machine; fails where it does not fit or breaks a budget.
 

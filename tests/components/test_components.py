@@ -18,6 +18,7 @@ from components.registry import ModelRegistry
 from components.step_inputs import params_from
 from components.train_model import TrainParams
 
+_OF_THE_CACHE = ("data_version", "fingerprint")  # Inputs that no step reads: a platform's cache does.
 _STEPS = {
     "create_tfrecords": "WriteParams",
     "preflight_training": "PreflightParams",
@@ -46,6 +47,7 @@ def _default(field):
 def test_component_inputs_are_the_fields_of_params(step):
     inputs = _component(step).component_spec.inputs
     values = {name: given for name, given in inputs.items() if not given.type.startswith("system.")}
+    assert {name: values.pop(name).default for name in _OF_THE_CACHE if name in values}["fingerprint"] == {}
     fields = dataclasses.fields(_params(step))
     assert list(values) == [field.name for field in fields]
     for field in fields:
@@ -85,9 +87,9 @@ def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_j
 def test_component_defaults_are_literals(step):
     """KFP ships the function alone: a name of its module is not known where it runs."""
     tree = ast.parse(Path(_component(step).python_func.__code__.co_filename).read_text())
-    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef))
-    assert function.args.defaults
-    for default in function.args.defaults:
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert step in [function.name for function in functions]
+    for default in (default for function in functions for default in function.args.defaults):
         ast.literal_eval(default)
 
 
@@ -140,6 +142,21 @@ def test_create_tfrecords_component_writes_records(tmp_path):
     assert number == written.metadata["num_examples"] == 1797
     assert (Path(written.path) / "dataset.json").is_file()
     assert _record(written)["state"] == "succeeded"
+
+
+def test_list_source_component_tells_the_same_data_from_others(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"{number}.txt").write_text(f"{name} {number}")
+    # As a platform hands them on: numbers as floats, tuples as lists.
+    data = {"validation_fraction": 0.0, "seed": 3.0, "class_names": ["a", "b"], "num_tokens": 12.0}
+    version = importlib.import_module("components.create_tfrecords.component").list_source.python_func
+    first = version(source=f"text:{tmp_path}", data=data)
+    assert version(source=f"text:{tmp_path}", data=data) == first
+    (tmp_path / "a" / "0.txt").write_text("another text")
+    assert version(source=f"text:{tmp_path}", data=data) != first
+    assert version(source="sklearn:digits", data={}) == "sklearn:digits"
 
 
 def test_train_model_component_trains(digits_records, tmp_path):

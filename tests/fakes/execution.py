@@ -19,6 +19,7 @@ from google.protobuf import json_format
 from google.rpc import code_pb2
 
 from components.step_inputs import whole_numbers
+from tests.fakes.execution_cache import ExecutionCache, Scope
 from tests.fakes.google_api import ServiceError
 
 RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.
@@ -166,6 +167,7 @@ class Simulate:
         failures: Errors by task.
         cached: Tasks that the service's cache answers.
         outputs: What tasks return, by task.
+        cache: The service's cache; without it every job runs all of its tasks.
     """
 
     def __init__(
@@ -175,19 +177,26 @@ class Simulate:
         failures: Mapping[str, str] | None = None,
         cached: Sequence[str] = (),
         outputs: Mapping[str, Any] | None = None,
+        cache: ExecutionCache | None = None,
     ) -> None:
         self.outputs = {"preflight-training": "14400s", **(outputs or {})}
         self.promote, self.hold, self.failures, self.cached = promote, hold, dict(failures or {}), cached
+        self.cache = cache
+        self._scopes: dict[str, Scope] = {}
 
     def start_pipeline_job(self, vertex: Any, name: str) -> None:
         job = vertex.pipeline_jobs[name]
         job.state = v1.PipelineState.PIPELINE_STATE_RUNNING
         job.start_time = job.start_time or vertex.clock()
         spec = specification(job)
-        if self._run(vertex, job, spec, spec["root"]["dag"]["tasks"]):
+        values = json_format.MessageToDict(v1.PipelineJob.RuntimeConfig.pb(job.runtime_config)).get(
+            "parameterValues", {}
+        )
+        scope = self._scopes.setdefault(name, Scope.of_root(spec, values))
+        if self._run(vertex, job, spec, spec["root"]["dag"]["tasks"], scope):
             vertex.end_pipeline_job(name, v1.PipelineState.PIPELINE_STATE_SUCCEEDED)
 
-    def _run(self, vertex: Any, job: v1.PipelineJob, spec: dict[str, Any], tasks: dict[str, Any]) -> bool:
+    def _run(self, vertex: Any, job: v1.PipelineJob, spec: dict[str, Any], tasks: dict[str, Any], scope: Scope) -> bool:
         """Go through the tasks; whether all are done."""
         for name in in_order(tasks):
             detail = _detail(job, name, vertex)
@@ -197,7 +206,14 @@ class Simulate:
                 _fail(vertex, job, name, 9, self.failures[name])
                 return False
             component = tasks[name]["componentRef"]["name"]
-            if name in self.cached:
+            inner, key, inputs = spec["components"][component].get("dag"), "", Scope({})
+            if self.cache:
+                inputs = scope.inputs_of(tasks[name])
+                placeholders = pipeline_placeholders(job, job.runtime_config.gcs_output_directory)
+                key = "" if inner else self.cache.key(spec, tasks[name], inputs, placeholders)
+                if hit := self.cache.find(key):
+                    scope.outputs[name] = hit
+            if name in self.cached or name in scope.outputs:
                 detail.state = _TASK.SKIPPED
                 continue
             if is_custom_job(spec, component) and not self._has_trained(vertex, job, spec, name, tasks[name]):
@@ -205,8 +221,10 @@ class Simulate:
             state = _TASK.SUCCEEDED
             if "triggerPolicy" in tasks[name] and not self.promote:
                 state = _TASK.NOT_TRIGGERED
-            elif inner := spec["components"][component].get("dag"):
-                self._run(vertex, job, spec, inner["tasks"])
+            elif inner:
+                self._run(vertex, job, spec, inner["tasks"], inputs)
+            if self.cache and not inner:
+                scope.outputs[name] = self.cache.succeed(name, key, spec, tasks[name], inputs)
             detail = _detail(job, name, vertex)
             detail.state, detail.end_time = state, vertex.clock()
         return True

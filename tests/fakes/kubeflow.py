@@ -39,6 +39,7 @@ import kfp_server_api as sdk
 from google.rpc import code_pb2
 
 from tests.fakes import execution
+from tests.fakes.execution_cache import ExecutionCache, Scope
 from tests.fakes.google_api import GoogleApiServer, ServiceError
 
 RUN_DONE = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
@@ -485,26 +486,45 @@ class Simulate:
         promote: What the gate decides.
         hold: Whether trainings run until a test sets this to False.
         failures: Steps that fail.
+        cache: The server's cache; without it every run runs all of its steps.
     """
 
-    def __init__(self, promote: bool = True, hold: bool = False, failures: tuple[str, ...] = ()) -> None:
-        self.promote, self.hold, self.failures = promote, hold, failures
+    def __init__(
+        self,
+        promote: bool = True,
+        hold: bool = False,
+        failures: tuple[str, ...] = (),
+        cache: ExecutionCache | None = None,
+    ) -> None:
+        self.promote, self.hold, self.failures, self.cache = promote, hold, failures, cache
+        self._scopes: dict[str, Scope] = {}
 
     def start_run(self, kubeflow: FakeKubeflow, run_id: str) -> None:
         run = kubeflow.start_run(run_id)
         if run:
             spec, _ = split_spec(run.pipeline_spec)
-            if self._run(kubeflow, run, spec, spec["root"]["dag"]["tasks"]):
+            values = (run.runtime_config and run.runtime_config.parameters) or {}
+            scope = self._scopes.setdefault(run_id, Scope.of_root(spec, values))
+            if self._run(kubeflow, run, spec, spec["root"]["dag"]["tasks"], scope):
                 kubeflow.end_run(run_id, "SUCCEEDED")
 
-    def _run(self, kubeflow: FakeKubeflow, run: Any, spec: dict[str, Any], tasks: dict[str, Any]) -> bool:
+    def _run(self, kubeflow: FakeKubeflow, run: Any, spec: dict[str, Any], tasks: dict[str, Any], scope: Scope) -> bool:
         """Go through the tasks; whether all are done."""
         for name in execution.in_order(tasks):
+            inputs = scope.inputs_of(tasks[name]) if self.cache else Scope({})
             if inner := spec["components"][tasks[name]["componentRef"]["name"]].get("dag"):
                 promoted = "triggerPolicy" not in tasks[name] or self.promote
-                if promoted and not self._run(kubeflow, run, spec, inner["tasks"]):
+                if promoted and not self._run(kubeflow, run, spec, inner["tasks"], inputs):
                     return False
                 kubeflow.end_node(kubeflow.node(run, name, "RUNNING"), "SUCCEEDED" if promoted else "SKIPPED")
+                continue
+            if name in scope.outputs:
+                continue
+            key = self.cache.key(spec, tasks[name], inputs, {"pipeline_job_name": run.run_id}) if self.cache else ""
+            if self.cache and (hit := self.cache.find(key)):
+                # The driver finds it, and Argo skips the pod (backend/src/v2/compiler/argocompiler/container.go).
+                scope.outputs[name] = hit
+                kubeflow.end_node(kubeflow.node(run, name, "RUNNING"), "SUCCEEDED")
                 continue
             step, pod = kubeflow.start_step(run, name)
             if pod.state == "PENDING" or (pod.state == "RUNNING" and self.hold and name == "train-model"):
@@ -517,6 +537,8 @@ class Simulate:
             if end == "FAILED":
                 kubeflow.end_run(run.run_id, "FAILED")
                 return False
+            if self.cache:
+                scope.outputs[name] = self.cache.succeed(name, key, spec, tasks[name], inputs)
         return True
 
     def stop(self, run_id: str) -> None:

@@ -12,10 +12,12 @@ from google.protobuf import json_format
 from kfp import compiler, dsl
 from kfp import components as kfp_components
 
+from components.container import IMAGE
 from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
 from components.models import bundle_of
 from components.train_model.component import train_model
+from pipelines import caching
 from pipelines.compile import as_custom_job, as_tpu_pod, compile_pipeline, require_step_image
 from pipelines.config import load_config
 from pipelines.settings import Settings
@@ -47,7 +49,16 @@ def compile_digits(target, path, *overrides, settings=None):
 def compiled(tmp_path_factory):
     """Per target, `local` included: the pipeline, and what is said of the platform beside it."""
     root = tmp_path_factory.mktemp("compiled")
-    compiler.Compiler().compile(training_pipeline(load_config("digits", ["machine=v5e-4"])), str(root / "local.yaml"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caching, "code_version", lambda step: f"code-of-{step}")  # Else every change were one here.
+        patch.setattr(caching, "_model", lambda config, is_here: "of-the-model")
+        return _compile_all(root)
+
+
+def _compile_all(root):
+    config, machine = load_config("digits", ["machine=v5e-4"]), "v5e-4"
+    fingerprints = caching.platform_fingerprints(config, IMAGE, machine)
+    compiler.Compiler().compile(training_pipeline(config, fingerprints=fingerprints), str(root / "local.yaml"))
     for target in TARGETS:
         compile_digits(target, root / f"{target}.yaml")
     return {target: list(yaml.safe_load_all((root / f"{target}.yaml").read_text())) for target in ("local", *TARGETS)}
@@ -125,9 +136,9 @@ def submitted_job(step):
         def create_custom_job(self, parent, custom_job):
             return aiplatform_v1.CustomJob(custom_job)
 
-    payload = re.sub(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}", fill_in, arguments["--payload"])
+    pattern = r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}"
+    location, payload = (re.sub(pattern, fill_in, arguments[name]) for name in ("--location", "--payload"))
     job = json_util.recursive_remove_empty(json.loads(payload))
-    location = component["inputDefinitions"]["parameters"]["location"]["defaultValue"]
     return location, remote_runner.create_custom_job_with_client(Client(), "parent", job)
 
 
@@ -221,6 +232,45 @@ def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
     assert job.job_spec.base_output_directory.output_uri_prefix == (
         "{{$.pipeline_root}}/digits/{{$.pipeline_job_name}}"
     )
+
+
+def training_task(tmp_path, machine, *overrides):
+    """The inputs, by value, and the container of the training step, whatever stands in a default of a job."""
+    compile_pipeline(load_config("digits", (f"machine={machine}", *overrides)), "vertex", tmp_path / "pipeline.yaml")
+    spec = next(yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text()))
+    task = spec["root"]["dag"]["tasks"]["train-model"]
+    executor = spec["deploymentSpec"]["executors"][spec["components"]["comp-train-model"]["executorLabel"]]
+    defaults = spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]
+    return task["inputs"]["parameters"], executor["container"], defaults
+
+
+def test_the_training_steps_key_has_image_code_and_machine_among_its_inputs(tmp_path, monkeypatch):
+    """Whether the service counts what stands in the default of `worker_pool_specs` alone is not documented."""
+
+    def fingerprint(machine="v5e-4", *overrides):
+        inputs, _, _ = training_task(tmp_path, machine, *overrides)
+        return inputs["fingerprint"]["runtimeValue"]["constant"]
+
+    first = fingerprint()
+    assert first.keys() == {"code", "image", "machine", "model"}
+    assert (first["image"], first["machine"]) == ("tpu-pipelines/python:latest", "v5e-4")
+    assert fingerprint("v5e-8") == {**first, "machine": "v5e-8"}
+    same = json.dumps({"name": "v5e-4", "region": "us-west4", "spot": True, "boot_disk_size_gb": 200})
+    assert fingerprint(same) == first, "where, and how it is paid for, changes no weight"
+    other = load_config("digits", ["model=mnist_cnn"])
+    assert caching.platform_fingerprints(other, "image")["train_model"]["model"] != first["model"]
+    assert caching.platform_fingerprints(other, "image@sha256:1")["train_model"]["image"] == "image@sha256:1"
+    monkeypatch.setattr(caching, "code_version", lambda step: f"another {step}")
+    assert fingerprint() == {**first, "code": "another trai"}
+
+
+def test_no_input_of_the_training_step_holds_the_name_of_a_job(tmp_path):
+    """A service that counts inputs with their placeholders filled in would never find a training again."""
+    inputs, container, defaults = training_task(tmp_path, "v5e-4")
+    filled = {name: {**given, "description": ""} for name, given in defaults.items()}
+    assert "{{$" not in json.dumps([inputs, filled])
+    payload = container["args"][container["args"].index("--payload") + 1]
+    assert '"display_name": "{{$.pipeline_job_name}}-train-model"' in payload
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)

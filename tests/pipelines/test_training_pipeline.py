@@ -37,7 +37,14 @@ def test_every_pipeline_input_has_a_default(compiled):
 
 def test_export_and_deployment_run_only_if_the_gate_says_so(compiled):
     tasks = compiled["root"]["dag"]["tasks"]
-    assert sorted(tasks) == ["condition-1", "create-tfrecords", "evaluate-model", "preflight-training", "train-model"]
+    assert sorted(tasks) == [
+        "condition-1",
+        "create-tfrecords",
+        "evaluate-model",
+        "list-source",
+        "preflight-training",
+        "train-model",
+    ]
     assert "evaluate-model-Output'] == true" in tasks["condition-1"]["triggerPolicy"]["condition"]
     promoted = compiled["components"]["comp-condition-1"]["dag"]["tasks"]
     assert sorted(promoted) == ["deploy-model", "export-model"]

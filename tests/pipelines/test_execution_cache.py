@@ -1,0 +1,138 @@
+"""Claims about what a platform's execution cache answers, against its rules; see `tests.fakes.execution_cache`."""
+
+import contextlib
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1 as v1
+
+from components.create_tfrecords.component import list_source
+from components.vertex_service import VertexService
+from pipelines import caching
+from pipelines.config import load_config
+from pipelines.kubeflow import Kubeflow
+from pipelines.schedule import upsert
+from pipelines.settings import Settings
+from pipelines.submission import plan_submission
+from pipelines.vertex import Vertex
+from tests.fakes import execution, kubeflow
+from tests.fakes.execution_cache import ABSENT, AS_WRITTEN, FILLED_IN, ExecutionCache
+from tests.fakes.kubeflow import FakeKubeflow
+from tests.fakes.vertex import FakeVertex
+
+_SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://bucket/runs")
+_OVERRIDES = ("machine=v5e-4", "data.source=images:gs://bucket/photos")
+
+
+def _list_source(parameters):
+    return {"Output": list_source.python_func(**parameters)}
+
+
+def _cache(defaults=AS_WRITTEN):
+    return ExecutionCache({"list-source": _list_source}, defaults)
+
+
+@pytest.fixture
+def photos(bucket):
+    """Two classes of photos in the bucket; nobody looks into them before they are written as records."""
+    for label in ("cat", "dog"):
+        for number in range(10):
+            bucket.blob(f"photos/{label}/{number}.png").upload_from_string(f"{label} {number}")
+    return bucket
+
+
+def _plan(target, settings, *overrides):
+    return plan_submission(load_config("digits", (*_OVERRIDES, *overrides)), target, settings)
+
+
+@contextlib.contextmanager
+def _vertex(cache, **options):
+    with FakeVertex(execution.Simulate(cache=cache, **options)) as fake:
+        yield fake, Vertex(_SETTINGS, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials()))
+
+
+def _fire_three_times(photos, fire, count_trained):
+    """How often was trained after each of three firings: with the same data as when it was scheduled, new, the same."""
+    trained = []
+    for is_new in (False, True, False):
+        if is_new:
+            photos.blob("photos/cat/3.png").upload_from_string("another cat")
+        fire()
+        trained.append(count_trained())
+    return trained
+
+
+@pytest.mark.parametrize("defaults", [ABSENT, AS_WRITTEN, FILLED_IN])
+def test_a_schedule_trains_when_the_data_are_new_and_never_else_on_vertex_ai(photos, defaults):
+    cache = _cache(defaults)
+    with _vertex(cache) as (fake, vertex):
+        upsert(vertex, _plan("vertex", _SETTINGS).jobs[0], "0 3 * * *")
+        (name,) = fake.schedules
+        trained = _fire_three_times(photos, lambda: fake.fire(name), lambda: len(fake.custom_jobs))
+        states = {
+            task.task_name: task.state.name for task in list(fake.pipeline_jobs.values())[-1].job_detail.task_details
+        }
+    assert trained == [1, 2, 2]
+    assert states["list-source"] == "SUCCEEDED", "it looks anew each time"
+    assert {name for name, state in states.items() if state == "SKIPPED"} == {
+        "create-tfrecords",
+        "preflight-training",
+        "train-model",
+        "evaluate-model",
+        "export-model",
+    }
+    assert cache.ran.count("create-tfrecords") == 2
+
+
+def test_a_schedule_trains_when_the_data_are_new_and_never_else_on_kubeflow(photos):
+    settings = Settings(kfp_host="", bucket="gs://bucket/runs")
+    cache = _cache()
+    with FakeKubeflow(kubeflow.Simulate(cache=cache)) as fake:
+        server = Kubeflow(Settings(kfp_host=fake.url, bucket="gs://bucket/runs"))
+        upsert(server, _plan("kubeflow", settings).jobs[0], "0 3 * * *")
+        (name,) = fake.recurring_runs
+        trained = _fire_three_times(photos, lambda: fake.fire(name), lambda: cache.ran.count("train-model"))
+    assert trained == [1, 2, 2]
+    assert cache.ran.count("list-source") == 3
+
+
+@pytest.mark.parametrize("defaults", [ABSENT, AS_WRITTEN, FILLED_IN])
+def test_equal_work_is_trained_once_and_different_work_again(photos, monkeypatch, defaults):
+    with _vertex(_cache(defaults)) as (fake, vertex):
+
+        def trained(*overrides):
+            upsert(vertex, _plan("vertex", _SETTINGS, *overrides).jobs[0], "0 3 * * *")
+            fake.fire(next(iter(fake.schedules)))
+            return len(fake.custom_jobs)
+
+        assert [trained(), trained()] == [1, 1]
+        assert trained("machine=v5e-8") == 2
+        assert trained("training.seed=1") == 3
+        assert trained("gate.top_k=2") == 3
+        monkeypatch.setattr(caching, "code_version", lambda step: f"other code of {step}")
+        assert trained() == 4
+        monkeypatch.setattr("pipelines.compile.IMAGE", "europe-docker.pkg.dev/p/r/steps@sha256:1")
+        assert [trained(), trained()] == [5, 5]
+
+
+def test_a_training_that_failed_or_was_cancelled_is_no_answer(photos):
+    with _vertex(_cache(), hold=True) as (fake, vertex):
+        upsert(vertex, _plan("vertex", _SETTINGS).jobs[0], "0 3 * * *")
+        (name,) = fake.schedules
+
+        def fire():
+            job = fake.fire(name)
+            return job, list(fake.custom_jobs)[-1]
+
+        job, custom_job = fire()
+        fake.end_custom_job(custom_job, v1.JobState.JOB_STATE_FAILED, 3, "exited with a non-zero status of 1")
+        fake.execution.start_pipeline_job(fake, job.name)
+        job, _ = fire()
+        vertex.cancel(job.name.rpartition("/")[2])
+        assert len(fake.custom_jobs) == 2
+        job, custom_job = fire()
+        assert len(fake.custom_jobs) == 3
+        fake.end_custom_job(custom_job, v1.JobState.JOB_STATE_SUCCEEDED)
+        fake.execution.start_pipeline_job(fake, job.name)
+        fire()
+        assert len(fake.custom_jobs) == 3
