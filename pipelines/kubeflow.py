@@ -15,7 +15,7 @@ import yaml
 from components.errors import InputError
 from components.outages import ExistsError, MissingError, OutageError
 from components.step_inputs import whole_numbers
-from pipelines.schedule import Schedule
+from pipelines.schedule import Schedule, comparable
 from pipelines.settings import TARGET_SETTINGS, Settings, hide_credentials
 from pipelines.submission import DIGEST, Job, State, Submission, fingerprints_in, now
 
@@ -259,7 +259,7 @@ class Kubeflow:
         old = self._call("recurring_runs", "get_recurring_run", schedule_id)
         wanted = self._recurring_run(job, cron)
         beside = [one for one in self._list("recurring_runs", job.name) if one.recurring_run_id != schedule_id]
-        begun = next((one for one in beside if _content(one) == _content(wanted)), None)
+        begun = next((one for one in beside if _is_same(one, wanted)), None)
         to_be_enabled = old.mode == "ENABLE" or (begun is not None and _TO_BE_ENABLED in begun.description)
         if begun is None:
             wanted.mode = "DISABLE"
@@ -397,6 +397,12 @@ def _content(recurring_run: Any) -> dict[str, Any]:
         "labels": labels,
         "pipelineSpec": whole_numbers(recurring_run.pipeline_spec or {}),
     }
+
+
+def _is_same(recurring_run: Any, other: Any) -> bool:
+    """Whether two recurring runs do the same."""
+    before, after = comparable(_content(recurring_run), _content(other))
+    return before == after
 
 
 def _sdk() -> Any:

@@ -114,6 +114,16 @@ def test_a_schedule_that_lets_runs_pile_up_is_changed(job, fake, vertex, backoff
     assert schedule.max_concurrent_active_run_count == 1
 
 
+def test_a_specification_that_the_service_has_normalised_is_no_change(job, fake, vertex, backoff):
+    upsert(vertex, job, NIGHTLY, backoff)
+    (schedule,) = fake.schedules.values()
+    schedule.create_pipeline_job_request.pipeline_job.pipeline_spec["sdkVersion"] = "as the service writes it"
+    assert upsert(vertex, job, NIGHTLY, backoff).action == "unchanged"
+    change = upsert(vertex, job, "0 4 * * *", backoff)
+    assert (change.action, change.difference) == ("updated", "-cron: 0 3 * * *\n+cron: 0 4 * * *")
+    assert upsert(vertex, make_job("training.seed=1"), "0 4 * * *", backoff).action == "updated"
+
+
 def test_a_schedule_is_paused_resumed_and_deleted(job, fake, vertex, backoff):
     upsert(vertex, job, NIGHTLY, backoff)
     name = next(iter(fake.schedules))
