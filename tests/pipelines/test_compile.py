@@ -575,6 +575,7 @@ def test_every_step_asks_for_cpus_and_memory(compiled, tmp_path, target):
     assert "resourceMemoryLimit" not in training
     asked = {name: one["resourceMemoryLimit"] for name, one in found.items()}
     assert asked == {
+        "list-source": "12Gi",  # Of what create_tfrecords reads, it reads the lists.
         "create-tfrecords": "12Gi",
         "preflight-training": "36Gi",
         "evaluate-model": "12Gi",
