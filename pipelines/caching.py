@@ -40,9 +40,23 @@ def _code_here(step: str) -> str:
 
 
 def _model(config: Config, is_here: bool) -> str:
-    """The fingerprint of a model's code and of the files that it names."""
+    """The fingerprint of a model's code and of the files that it names, or that the configuration does."""
     code = model_code(config.training.model, config.training.model_parameters)
-    return _digest(code.digest, code.versions() if is_here else {})
+    return _digest(code.digest, code.versions() if is_here else {}, [_content(file) for file in config.model_files])
+
+
+def _content(place: str) -> str:
+    """The fingerprint of a file, or of all in a folder; on gs:// by their checksums."""
+    if storage.is_remote(place):
+        folder, _, name = place.rpartition("/")
+        same = [file for file in storage.list_files(folder) if f"{file.name}/".startswith(f"{name}/")]
+        return _digest([dataclasses.astuple(file) for file in same])
+    return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
+
+
+def _folder_content(folder: Path) -> str:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return digest_files({path.relative_to(folder).as_posix(): path for path in files})
 
 
 def data_version(listing: Listing, memo: Path) -> str:
@@ -125,8 +139,7 @@ def step_keys(config: Config, data: str, opponent: str = "") -> dict[str, str]:
     if storage.is_remote(champion):
         champion_files = _digest([dataclasses.astuple(file) for file in storage.list_files(champion)])
     elif champion and Path(champion).is_dir():
-        files = [path for path in Path(champion).rglob("*") if path.is_file()]
-        champion_files = digest_files({path.relative_to(champion).as_posix(): path for path in files})
+        champion_files = _folder_content(Path(champion))
     records = _digest(_code_here("create_tfrecords"), _params(config.data), data)
     trained = _digest(_code_here("train_model"), _params(config.training), model, records)
     preflight, deploy = (_params(params) if params else None for params in (config.preflight, config.deploy))

@@ -84,6 +84,7 @@ def _add_run(commands: Any) -> None:
     _add_workspace(run)
     run.add_argument("--json", action="store_true", help="print the summary, and nothing else, on stdout")
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess")
+    run.add_argument("--force", action="store_true", help="run every step, also those that are unchanged")
     run.set_defaults(command=_run)
 
 
@@ -92,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from pipelines.run_local import run_local
 
     config = load_config(arguments.config, arguments.overrides)
-    return _tell_outcome(run_local(config, arguments.workspace, arguments.runner), arguments.json)
+    return _tell_outcome(run_local(config, arguments.workspace, arguments.runner, arguments.force), arguments.json)
 
 
 def _tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
@@ -564,6 +565,7 @@ def _add_retrain(commands: Any) -> None:
     _add_workspace(retrain)
     _add_wait(retrain)
     retrain.add_argument("--dry-run", action="store_true", help="say whether a run is needed, and why; start none")
+    retrain.add_argument("--force", action="store_true", help="run every step, though nothing has changed")
     retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     retrain.set_defaults(command=_retrain)
 
@@ -576,21 +578,29 @@ def _retrain(arguments: argparse.Namespace) -> int:
         from pipelines.run_local import RunOutcome, run_local
 
         config = load_config(arguments.config, arguments.overrides)
-        decision = decide_here(config, arguments.workspace)
+        decision = _forced(decide_here(config, arguments.workspace), arguments.force)
         if not (facts := _announce(decision, arguments)):
             return DONE
         last = None if decision.needed else last_summary(config, arguments.workspace)
-        outcome = RunOutcome(last) if last else run_local(config, arguments.workspace)
+        outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
         return _tell_outcome(outcome, arguments.json, facts)
-    from pipelines.submission import submit
+    from pipelines.submission import submit, without_cache
 
     plan, _, submitter = _plan(arguments)
-    decision = decide(plan, submitter)
+    decision = _forced(decide(plan, submitter), arguments.force)
+    plan = without_cache(plan) if arguments.force else plan
     if not (facts := _announce(decision, arguments)):
         return DONE
     if not decision.needed and not plan.has(decision.since):  # A schedule has started it.
         return _tell(submitter.get(decision.since), arguments.json, facts)
     return _follow(arguments, plan, submit(plan, submitter, again=decision.needed), submitter, facts)
+
+
+def _forced(decision: Any, force: bool) -> Any:
+    """The decision, or that a run is needed because it is asked for."""
+    if not force or decision.needed:
+        return decision
+    return dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
 
 
 def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -190,6 +190,11 @@ def _check_readable(config: Config, target: str) -> None:
             f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
             f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
         )
+    if local := [file for file in config.model_files if not storage.is_remote(file)]:
+        raise InputError(
+            f"{refused} model.files names {local[0]!r}, which no container sees. Put it on gs://BUCKET/… and read it "
+            "from there; what the model's code names beside its file travels with it."
+        )
     if named := named_files(config.training.model_parameters):
         raise InputError(
             f"{refused} a parameter of the model names the file {next(iter(named))!r}, which no container sees. Put it "

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from components import storage
 from components.create_tfrecords.params import WriteParams
 from components.deploy_model.params import DeployParams
 from components.errors import InputError, did_you_mean
@@ -52,6 +53,8 @@ class Config:
         machine: The TPU slice to train on in the cloud, if one is named.
         preflight: What preflight_training takes, most of it from the training and the machine; None leaves it out, as
             does a configuration that says neither machine nor preflight.
+        model_files: Files and folders, here or on gs://, that the model's code reads: with other content it is another
+            model. Those that its code or a parameter names are known without.
         deploy: What deploy_model takes; None leaves it out. Without a registry of its own, a local run has one in its
             workspace.
         resources: What steps ask of a platform, by step, as far as it is set; see `resources.resources_of`.
@@ -65,6 +68,7 @@ class Config:
     machine: MachineSpec | None = None
     preflight: PreflightParams | None = None
     deploy: DeployParams | None = None
+    model_files: tuple[str, ...] = ()
     resources: Mapping[str, StepResources] = dataclasses.field(default_factory=dict)
 
     @property
@@ -83,6 +87,8 @@ class Config:
         """The sections as they stand in a YAML file, defaults filled in."""
         training = dataclasses.asdict(self.training)
         model = {"name": training.pop("model"), "parameters": training.pop("model_parameters")}
+        if self.model_files:
+            model["files"] = self.model_files
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in ("data", "gate", "export")}
         plain: dict[str, Any] = {"name": self.name, "model": model, "training": training, **sections}
         if self.machine:
@@ -201,7 +207,11 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     if not isinstance(model, dict) or "name" not in model:
         raise InputError(f"Cannot use model: expected a name, or a mapping with a name, received {raw['model']!r}.")
     parameters = model.get("parameters", {})
-    _check_keys(model, ("name", "parameters"), f"{where}, section model")
+    _check_keys(model, ("name", "parameters", "files"), f"{where}, section model")
+    files = _convert(model.get("files", []), tuple[str, ...], "model.files")
+    for file in files:
+        if not storage.is_remote(file) and not Path(file).exists():
+            raise InputError(f"Cannot read what model.files names: there is no {file!r}. Check the path, or remove it.")
     if not isinstance(parameters, dict):
         raise InputError(f"Cannot use model.parameters: expected a mapping, received {parameters!r}.")
     _check_plain(parameters, "model.parameters")
@@ -227,7 +237,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     preflight = _build_preflight(asked, sections["training"], machine)
     deploy = _build_deploy(raw.get("deploy"), name)
     sections["resources"] = resources.parse_resources(raw.get("resources"))
-    return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, **sections)
+    return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, model_files=files, **sections)
 
 
 def _build_preflight(

@@ -66,7 +66,7 @@ class RunOutcome:
     is_input_error: bool = False
 
 
-def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> RunOutcome:
+def run_local(config: Config, workspace: Path, runner: str = "subprocess", force: bool = False) -> RunOutcome:
     """Run the pipeline here; steps whose inputs, parameters and code are unchanged are taken from earlier runs.
 
     The run of that name before is kept beside it, with a number; see `pipelines.history`.
@@ -75,6 +75,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
         config: What to run.
         workspace: Folder for runs; this one's results go into `workspace/<name>`.
         runner: `subprocess`, or `docker` with the image that TPU_PIPELINES_IMAGE names.
+        force: Run every step, also those that are unchanged.
 
     Raises:
         InputError: If the data or the configuration cannot be used; checked before any work.
@@ -89,7 +90,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess") -> Ru
     with _only_run(run_dir, cache_dir):
         data = _data_version(plan, workspace)
         made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
-        session = _Session(config, data, run_dir, cache_dir)
+        session = _Session(config, data, run_dir, cache_dir, force)
         if needs_check(config) and not session.is_trained:
             print("[train_model] trying the model before it is trained", file=sys.stderr, flush=True)
             check_model_works(config, plan)
@@ -274,12 +275,16 @@ class _StepOutput(io.TextIOBase):
 class _Session:
     """One local run: what was there before it, the run itself, and what is there after it."""
 
-    def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path) -> None:
+    def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path, force: bool = False) -> None:
         self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
         self._cache = StepCache(cache_dir)
+        if force:
+            self._cache.forget()
+            shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
         self._keys = step_keys(config, data)
         self._drop_leftovers()
-        self._share_records()
+        if not force:
+            self._share_records()
         self._champion, opponent = self._pin_champion()
         self._keys = step_keys(config, data, opponent)
         self._drop_undone_deployment()
@@ -524,6 +529,7 @@ def _make_runner(runner: str, config: Config) -> Any:
         raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
     kind, _, location = config.data.source.partition(":")
     reads = [str(Path(location).parent) if kind == "csv" else location, config.training.model, config.gate.champion]
+    reads += config.model_files
     mounts = []
     for path in (path for path in reads if path and not storage.is_remote(path) and os.path.exists(path)):
         if not os.path.isabs(path):

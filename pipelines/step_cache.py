@@ -57,6 +57,11 @@ class StepCache:
         if self._locate(str(output)) is not None:
             shutil.rmtree(output)
 
+    def forget(self) -> None:
+        """Delete every entry; its outputs go with the leftovers."""
+        for path in self.entries_dir.glob("*.json"):
+            path.unlink()
+
     def drop_leftovers(self) -> None:
         """Delete entries without outputs of this cache, and what interrupted runs left."""
         kept: set[Path] = set()

@@ -254,6 +254,21 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     return Plan(tuple(jobs), compiled.image, compiled.carried, timeouts[0])
 
 
+def without_cache(plan: Plan) -> Plan:
+    """Return the same run with every step to be run, whatever the platform has kept of earlier ones."""
+    return dataclasses.replace(
+        plan, jobs=tuple(dataclasses.replace(job, package=_without_cache(job.package)) for job in plan.jobs)
+    )
+
+
+def _without_cache(package: str) -> str:
+    spec, *platforms = yaml.safe_load_all(package)
+    for component in (spec["root"], *spec["components"].values()):
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            task.pop("cachingOptions", None)
+    return yaml.safe_dump_all([spec, *platforms])
+
+
 def put_carried(plan: Plan) -> None:
     """Put what the jobs of a run read from the bucket there; what is there already is the same.
 

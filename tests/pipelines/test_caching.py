@@ -1,10 +1,12 @@
 import dataclasses
+import json
 import os
 
 import numpy as np
 import pytest
 
 from components.create_tfrecords import WriteParams, plan_dataset
+from components.errors import InputError
 from pipelines import caching
 from pipelines.config import load_config
 
@@ -115,3 +117,74 @@ def test_a_models_module_counts(tmp_path, monkeypatch):
     before = caching.step_keys(config, "v")["train_model"]
     path.write_text("a = 2")
     assert caching.step_keys(config, "v")["train_model"] != before
+
+
+_MODEL = """
+from pathlib import Path
+
+import layers
+
+def build_model(image_shape, num_classes, start=""):
+    model = layers.make(image_shape, num_classes)
+    model.load_weights(Path(__file__).parent / "mine.weights.h5")
+    return model
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path):
+    """A model of a user's own: two modules, weights that its code names, more that a parameter and the section name."""
+    for name, text in {"model.py": _MODEL, "layers.py": "", "other.py": "", "model_2.py": _MODEL}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder").mkdir()
+    for name in ("mine.weights.h5", "start.npz", "declared.npz", "folder/part.npz", "unrelated.npz"):
+        (tmp_path / name).write_text(name)
+    files = [f"{tmp_path}/declared.npz", f"{tmp_path}/folder"]
+    model = {"name": f"{tmp_path}/model.py", "parameters": {"start": f"{tmp_path}/start.npz"}, "files": files}
+    return tmp_path, load_config("digits", [f"model={json.dumps(model)}"])
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("model.py", True),
+        ("layers.py", True),
+        ("mine.weights.h5", True),
+        ("start.npz", True),
+        ("declared.npz", True),
+        ("folder/part.npz", True),
+        ("other.py", False),
+        ("model_2.py", False),
+        ("unrelated.npz", False),
+    ],
+)
+def test_a_models_key_follows_what_it_imports_and_reads_and_nothing_beside_it(own_model, file, counts):
+    folder, config = own_model
+    before = caching.step_keys(config, "v"), caching.fingerprints(config, "v", "image")["code"]
+    platform = caching.platform_fingerprints(config, "image")["train_model"]
+    (folder / file).write_text((folder / file).read_text() + "\n")
+    after = caching.step_keys(config, "v"), caching.fingerprints(config, "v", "image")["code"]
+    assert (before[0]["train_model"] != after[0]["train_model"]) == counts
+    assert (before[1] != after[1]) == counts
+    assert (platform != caching.platform_fingerprints(config, "image")["train_model"]) == counts
+    assert before[0]["create_tfrecords"] == after[0]["create_tfrecords"]
+
+
+def test_declared_files_in_a_bucket_count_by_their_content(bucket):
+    def version():
+        config = load_config("digits", ["model={name: digits_cnn, files: ['gs://bucket/w/a.npz', 'gs://bucket/w/b']}"])
+        assert config.as_dict()["model"]["files"] == ["gs://bucket/w/a.npz", "gs://bucket/w/b"]
+        return caching.step_keys(config, "v")["train_model"]
+
+    for name in ("a.npz", "b/part", "a.npz.old", "bb"):
+        bucket.blob(f"w/{name}").upload_from_string("1")
+    first = version()
+    for name, counts in (("a.npz", True), ("b/part", True), ("a.npz.old", False), ("bb", False)):
+        bucket.blob(f"w/{name}").upload_from_string("2")
+        assert (version() != first) == counts, name
+        bucket.blob(f"w/{name}").upload_from_string("1")
+
+
+def test_a_declared_file_that_is_not_there_is_refused():
+    with pytest.raises(InputError, match=r"Cannot read what model.files names: there is no '/none.npz'"):
+        load_config("digits", ["model={name: digits_cnn, files: [/none.npz]}"])

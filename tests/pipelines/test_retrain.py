@@ -13,6 +13,7 @@ from pipelines.config import load_config
 from pipelines.retrain import decide_here
 from pipelines.run_local import fingerprints_here
 from tests.cli import QUICK, tpu_pipelines
+from tests.fakes import execution
 from tests.fakes.execution import Simulate
 
 OVERRIDES = QUICK[1::2]
@@ -151,6 +152,18 @@ def test_what_a_schedule_has_started_is_not_started_again(fake, retrain, capfd):
     assert (code, decision["needed"]) == (0, False)
     assert said["job_id"] == decision["since"] == started.name.rpartition("/")[2]
     assert len(fake.pipeline_jobs) == 1
+
+
+def test_forced_it_runs_every_step_though_nothing_has_changed(fake, retrain):
+    retrain("--wait")
+    assert len(fake.pipeline_jobs) == 1
+    _, decision, _ = retrain("--wait", "--force")
+    assert decision["needed"]
+    assert decision["reason"].startswith("--force, though nothing has changed since ")
+    first, second = fake.pipeline_jobs.values()
+    cached = [json.dumps(execution.specification(job)).count('"enableCache": true') for job in (first, second)]
+    assert cached[0] > 4
+    assert cached[1] == 0
 
 
 def test_a_step_that_is_left_out_is_no_other_code(fake, retrain):

@@ -124,3 +124,12 @@ def test_a_step_that_another_cache_only_links_is_not_shared(workspace, tmp_path)
     write_entry(workspace / ".cache" / "digits", photos)
     other = StepCache(workspace / ".cache" / "other")
     assert other.adopt("key", "trained", workspace / ".cache" / "digits") is None
+
+
+def test_what_is_forgotten_is_not_found_and_goes_with_the_leftovers(workspace):
+    cache = open_cache(workspace)
+    assert cache.output("key", "trained") is not None
+    cache.forget()
+    assert cache.output("key", "trained") is None
+    cache.drop_leftovers()
+    assert not (cache.directory / TASK).exists()
