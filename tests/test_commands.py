@@ -107,7 +107,7 @@ def test_tensorboard_shows_the_curves(tmp_path):
     words = [*_here(command.replace("DIR", str(tmp_path)), "/tmp"), "--port", str(port), "--load_fast=false"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
-            for _ in range(300):
+            for _ in range(900):  # A busy machine takes a minute to import TensorFlow.
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/") as page:
                     assert "TensorBoard" in page.read().decode()
                     break
