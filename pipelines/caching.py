@@ -11,7 +11,7 @@ from typing import Any
 from components import storage
 from components.create_tfrecords.sources import Listing
 from components.fingerprint import Code, code_of, digest_files
-from components.models import model_code
+from components.model_loading.lookup import model_code
 from components.preflight_training.compiler import versions as compiler_versions
 from pipelines.config import Config
 

@@ -18,12 +18,12 @@ from components.evaluate_model.params import EvaluateParams
 from components.export_model.params import ExportParams
 from components.interface import TASKS
 from components.machine_spec import MachineSpec, parse_machine
-from components.models import check_model
+from components.model_loading.lookup import check_model
 from components.preflight_training.params import CHEAPEST_MACHINE, PreflightParams
-from components.registry import reference
+from components.registry.reference import reference
 from components.train_model.params import TrainParams
-from pipelines import resources
-from pipelines.resources import StepResources
+from pipelines import step_resources
+from pipelines.step_resources import StepResources
 from pipelines.yaml_files import read_mapping
 
 PREFLIGHT_KEYS = (
@@ -97,7 +97,7 @@ class Config:
             params = getattr(self, section)
             plain[section] = {name: getattr(params, name) for name in keys} if params else False
         if self.resources:
-            plain["resources"] = resources.as_dict(self.resources)
+            plain["resources"] = step_resources.as_dict(self.resources)
         return typing.cast(dict[str, Any], _without_tuples(plain))
 
 
@@ -236,7 +236,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     asked = raw.get("preflight") if "preflight" in raw or machine is not None else False
     preflight = _build_preflight(asked, sections["training"], machine)
     deploy = _build_deploy(raw.get("deploy"), name)
-    sections["resources"] = resources.parse_resources(raw.get("resources"))
+    sections["resources"] = step_resources.parse_resources(raw.get("resources"))
     return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, model_files=files, **sections)
 
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from components.errors import InputError
 from components.preflight_training import sandbox
-from components.preflight_training.preflight import examine
-from pipelines.compile import in_region, require_step_image
+from components.preflight_training.examining import examine
+from pipelines.checks import check_data
+from pipelines.compile import require_step_image
 from pipelines.config import Config, on_machine, preflight_params
+from pipelines.platforms.custom_job import in_region
 from pipelines.preflight import describe_data
-from pipelines.run_local import check_data
 from pipelines.settings import Settings
 from pipelines.submission import Plan
 

@@ -6,14 +6,10 @@ from pathlib import Path
 from components import storage
 from components.artifacts import EXPORT_FILE
 from components.errors import InputError
-from components.registry import (
-    CHAMPION,
-    EXPORT_DIR,
-    ModelRegistry,
-    RegisteredVersion,
-    list_models,
-    parse_reference,
-)
+from components.registry.folder import ModelRegistry, list_models
+from components.registry.opening import parse_reference
+from components.registry.reference import CHAMPION, EXPORT_DIR
+from components.registry.versions import RegisteredVersion
 
 _EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"
 

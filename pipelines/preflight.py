@@ -16,8 +16,8 @@ from components.errors import InputError
 from components.interface import REGRESSION
 from components.machine_spec import MachineSpec, Slice, parse_machine
 from components.preflight_training import data, sandbox
+from components.preflight_training.examining import FEED_BATCH, examine
 from components.preflight_training.findings import PreflightReport
-from components.preflight_training.preflight import FEED_BATCH, examine
 from components.preflight_training.report import write_report
 from pipelines.config import Config, preflight_params
 

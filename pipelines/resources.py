@@ -2,107 +2,37 @@
 
 import dataclasses
 import math
-import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from components.errors import InputError, did_you_mean
+from components.errors import InputError
 from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS
+from pipelines.step_resources import StepResources, gib
 
 if TYPE_CHECKING:
     from components.machine_spec import MachineSpec
     from pipelines.config import Config
 
-STEPS = ("create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model")
-KEYS = ("cpu", "memory", "disk", "retries", "timeout")
+
 # A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
 # what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
 _CPU = 3
+
+
 _BASE_GIB = 4  # Python and TensorFlow take 1.
+
+
 _STEP_GIB = 12  # As much as Vertex AI's default machine has free: arrays and models are held whole.
+
+
 _SPOT_RETRIES = 5
+
+
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
 _VERTEX_DISK_GIB = 100
-_QUANTITY = re.compile(r"([1-9]\d*)(Mi|Gi|Ti|M|G|T)")
-_GIB = {"Mi": 2.0**-10, "Gi": 1.0, "Ti": 2.0**10, "M": 1e6 / 2**30, "G": 1e9 / 2**30, "T": 1e12 / 2**30}
+
+
 # Of a training that nobody has estimated when its job is written, and whose budget nobody has set.
 TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResources:
-    """What one step asks for; what is left out follows from the configuration, see `resources_of`.
-
-    Attributes:
-        cpu: CPUs.
-        memory: As `16Gi`.
-        disk: Local disk, as `200Gi`.
-        retries: How often the step is started again when it fails.
-        timeout: Seconds after which the step is stopped; 0 is never.
-
-    Raises:
-        InputError: If a value is none that a platform takes.
-    """
-
-    cpu: int = 0
-    memory: str = ""
-    disk: str = ""
-    retries: int = -1
-    timeout: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("memory", "disk"):
-            if (text := getattr(self, name)) and not _QUANTITY.fullmatch(text):
-                raise InputError(f"{name} must be a whole number with a unit, as 16Gi. Received: {text!r}.")
-        for name, least in (("cpu", 0), ("retries", -1), ("timeout", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must not be negative. Received: {getattr(self, name)}.")
-
-
-def parse_resources(raw: Any) -> dict[str, StepResources]:
-    """The section `resources` of a configuration: a mapping for each step that is named.
-
-    Raises:
-        InputError: If a step or key is unknown, or a value is of the wrong type or form.
-    """
-    if raw is None:
-        return {}
-    if not isinstance(raw, Mapping):
-        raise InputError(f"Cannot use resources: expected a mapping of steps, received {raw!r}.")
-    return {_known(step, STEPS, "resources"): _parse_step(step, values) for step, values in raw.items()}
-
-
-def _known(key: Any, known: tuple[str, ...], where: str) -> str:
-    if key not in known:
-        raise InputError(
-            f"Unknown key {key!r} in section {where}: expected one of {', '.join(known)}."
-            f"{did_you_mean(str(key), known)}"
-        )
-    return str(key)
-
-
-def _parse_step(step: str, values: Any) -> StepResources:
-    where = f"resources.{step}"
-    if not isinstance(values, Mapping):
-        raise InputError(f"Cannot use {where}: expected a mapping, received {values!r}.")
-    kinds = {field.name: field.type for field in dataclasses.fields(StepResources)}
-    for key, value in values.items():
-        kind = kinds[_known(key, KEYS, where)]
-        if type(value) is not kind:
-            raise InputError(f"{where}.{key} must be {getattr(kind, '__name__', kind)}. Received: {value!r}.")
-    try:
-        return StepResources(**values)
-    except InputError as error:
-        raise InputError(f"Section {where}: {error}") from error
-
-
-def as_dict(resources: Mapping[str, StepResources]) -> dict[str, dict[str, Any]]:
-    """The section as it stands in a configuration: what is set, and nothing else."""
-    unset = dataclasses.asdict(StepResources())
-    return {
-        step: {key: value for key, value in dataclasses.asdict(asked).items() if value != unset[key]}
-        for step, asked in resources.items()
-    }
 
 
 def resources_of(config: "Config", step: str, target: str = "") -> StepResources:
@@ -123,17 +53,6 @@ def resources_of(config: "Config", step: str, target: str = "") -> StepResources
         memory=asked.memory or f"{math.ceil(max(held.get(step, 0), _STEP_GIB))}Gi",
         retries=asked.retries if asked.retries >= 0 else _SPOT_RETRIES * is_spot,
     )
-
-
-def gib(quantity: str) -> float:
-    """A quantity in GiB.
-
-    Example:
-        >>> gib("512Mi"), gib("2Ti")
-        (0.5, 2048.0)
-    """
-    number, unit = _QUANTITY.fullmatch(quantity).groups()  # type: ignore[union-attr]  # Checked when it was read.
-    return int(number) * _GIB[unit]
 
 
 def check_target(config: "Config", target: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from pipelines.config import Config
 from pipelines.history import SUMMARY_FILE
+from pipelines.platforms.jobs import DIGEST, State, Submitter
 from pipelines.run_local import fingerprints_here
-from pipelines.submission import DIGEST, Plan, State, Submitter, look_up
+from pipelines.submission import Plan, look_up
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,9 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,28 +23,30 @@ from components.artifacts import (
     PREFLIGHT_REPORT_FILE,
     REPORT_FILE,
     Manifest,
-    ModelInfo,
 )
-from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.create_tfrecords.planning import DatasetPlan
 from components.deploy_model.params import VERTEX
 from components.device import describe_host
 from components.errors import InputError
 from components.preflight_training import sandbox
 from components.progress import TERMINAL_VARIABLE
-from components.registry import MODEL_DIR, fetch, is_on_vertex, model_digest, open_registry, parse_reference, reference
+from components.registry.opening import open_registry, parse_reference
+from components.registry.reference import is_on_vertex, reference
+from components.registry.versions import model_digest
 from components.safe_path import safe_children
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
 from components.table import printable
 from pipelines import history
 from pipelines.caching import STEPS, data_version, fingerprints, lineage, step_keys
+from pipelines.checks import LOG_FILE, check_run
 from pipelines.config import Config
 from pipelines.history import SUMMARY_FILE
 from pipelines.model_check import check_model_works, needs_check
 from pipelines.step_cache import StepCache
 
-LOG_FILE = "run.log"
-_MARKERS = (SUMMARY_FILE, LOG_FILE)
 RUNNERS = ("subprocess", "docker")
+
+
 # The artifact that a step leaves, and the folder of the run in which it is published.
 _ARTIFACTS = {
     "create_tfrecords": ("records", "records"),
@@ -55,6 +56,8 @@ _ARTIFACTS = {
     "export_model": ("exported", "export"),
     "deploy_model": ("deployment", "deployment"),
 }
+
+
 _IF_PROMOTED = ("export_model", "deploy_model")
 
 
@@ -142,100 +145,6 @@ def _without_missing_compiler(config: Config) -> Config:
             print(f"[preflight_training] left out. {error}", file=sys.stderr)
             return dataclasses.replace(config, preflight=None)
     return config
-
-
-def check_run(config: Config, workspace: Path) -> DatasetPlan:
-    """Everything that can be known in advance: the data's shape and splits, the batch, the champion, the workspace.
-
-    Raises:
-        InputError: On the first thing that is wrong.
-    """
-    run_dir = workspace.absolute() / config.name
-    if config.machine:
-        config.machine.require_one_host()
-    if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
-        raise InputError(
-            "Cannot run with 'python3' in a name, path or value: kfp.local rewrites the text 'python3' wherever it "
-            f"stands. Received workspace {str(workspace)!r}, data.source {config.data.source!r} and others. "
-            "Use another name."
-        )
-    _check_run_dir(config, run_dir)
-    plan = check_data(config)
-    if config.deploy and is_on_vertex(config.deploy.registry) and not config.deploy.artifacts_uri:
-        raise InputError(
-            "Cannot register on Vertex AI without a place for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
-        )
-    if config.deploy:
-        open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
-    _check_champion(config, plan.listing.class_names)
-    return plan
-
-
-def check_data(config: Config) -> DatasetPlan:
-    """What the data are, and whether they fit the batch and the splits that are asked for; by listing them alone.
-
-    Raises:
-        InputError: On the first thing that is wrong.
-    """
-    plan = plan_dataset(config.data)
-    config.training.check_batch_fits(plan.split_examples["train"])
-    for section, split in (("gate", config.gate.split), ("export", config.export.split)):
-        if split not in plan.order:
-            raise InputError(
-                f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "
-                f"data.{split}_fraction or name another split."
-            )
-    return plan
-
-
-def _check_champion(config: Config, class_names: Sequence[str]) -> None:
-    champion = config.champion
-    if not champion or storage.is_remote(champion):
-        return
-    if (named := parse_reference(champion)) is None:
-        ModelInfo.load(Path(champion))
-    elif version := named[0].find(named[1]):
-        with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
-            info = ModelInfo.load(fetch(version, MODEL_DIR, Path(scratch)))
-        if info.task != config.data.asked:
-            raise InputError(
-                f"Cannot compare with the champion, {champion}: its task is {info.task}, and the data set's is "
-                f"{config.data.asked}. Let another task be another model: --set deploy.model_name=…"
-            )
-        if info.class_names != class_names:
-            raise InputError(
-                f"Cannot compare with the champion, {champion}: it knows the classes {list(info.class_names)}, and the "
-                f"data set has {list(class_names)}. Let other classes be another model: --set deploy.model_name=…"
-            )
-
-
-def _check_run_dir(config: Config, run_dir: Path) -> None:
-    """Refuse a folder that cannot be written, that is not a run's, or that holds what the run reads."""
-    storage.require_writable(run_dir)
-    history.check_history(run_dir)
-    if run_dir.is_dir() and any(run_dir.iterdir()) and not any((run_dir / name).is_file() for name in _MARKERS):
-        raise InputError(
-            f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
-            "Use another --workspace or --set name=…"
-        )
-    ours = run_dir.resolve()
-    registry = None
-    if config.deploy and not is_on_vertex(config.deploy.registry):
-        registry = Path(config.deploy.registry).resolve()
-    if registry and (ours.is_relative_to(registry) or registry.is_relative_to(ours)):
-        raise InputError(
-            f"Refused to write into {run_dir}: the registry, {registry}, lies there, or around it. Use another "
-            "--workspace, --set name=… or --set deploy.registry=…"
-        )
-    for what, read in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
-        if not read or storage.is_remote(read) or not os.path.exists(read):
-            continue
-        theirs = Path(read).resolve()
-        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
-            raise InputError(
-                f"Refused to write into {run_dir}: {what} {read!r} lies there, or around it, and a run replaces what "
-                "its folder holds. Use another --workspace or --set name=…, or copy what is read to another place."
-            )
 
 
 @contextlib.contextmanager

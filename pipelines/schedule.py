@@ -5,63 +5,16 @@ import difflib
 import functools
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from components.errors import InputError
 from components.outages import Backoff
-from pipelines.submission import DIGEST, Job
+from pipelines.platforms.jobs import Job
+from pipelines.platforms.schedules import Schedule, Scheduler, comparable
 
 _TIME_ZONE = re.compile(r"(CRON_)?TZ=\S+\s+")
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """A schedule on a platform.
-
-    Attributes:
-        schedule_id: The platform's name of it.
-        name: Of the runs.
-        cron: When they start.
-        is_paused: Whether they do not, for now.
-        content: What decides what happens when, in plain values; equal contents do the same.
-        next_run: When the next one starts, in UTC, if the platform says so.
-        url: Where to look at it.
-    """
-
-    schedule_id: str
-    name: str
-    cron: str
-    is_paused: bool
-    content: Mapping[str, Any]
-    next_run: str = ""
-    url: str = ""
-
-
-class Scheduler(Protocol):
-    """A platform. Its methods raise `OutageError` where the same call may succeed later, `InputError` for a refusal."""
-
-    def schedules(self, name: str) -> list[Schedule]:
-        """All schedules of a name, the oldest first."""
-
-    def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """The content of a schedule of this job. Asks the platform nothing."""
-
-    def create_schedule(self, job: Job, cron: str) -> Schedule:
-        """A new schedule."""
-
-    def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """The same schedule of another job, or at another time; a new one in its place where it cannot be changed."""
-
-    def pause_schedule(self, schedule_id: str) -> None:
-        """Start no more runs."""
-
-    def resume_schedule(self, schedule_id: str) -> None:
-        """Start runs again; those that were missed stay so."""
-
-    def delete_schedule(self, schedule_id: str) -> None:
-        """Forget a schedule; nothing happens to one that is not there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,18 +94,6 @@ def _upsert(scheduler: Scheduler, job: Job, cron: str, dry_run: bool) -> Change:
         current = scheduler.update_schedule(current.schedule_id, job, cron)
     duplicates = tuple(other.schedule_id for other in others if other.schedule_id != current.schedule_id)
     return Change("updated" if difference else "unchanged", current, difference, duplicates)
-
-
-def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two contents as they are to be compared: a specification by our digest of it, where both carry one.
-
-    A service may fill in and reorder what it was sent, and would seem to hold another pipeline for ever.
-    """
-    digest = after.get("labels", {}).get(DIGEST)
-    is_same = bool(digest) and before.get("labels", {}).get(DIGEST) == digest
-    left_out = ("pipelineSpec",) if is_same else ()
-    old, new = ({key: value for key, value in one.items() if key not in left_out} for one in (before, after))
-    return old, new
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -4,11 +4,7 @@ All that must be remembered is on the platform. A job's id follows from the conf
 whoever sends the same again, at the same time or from another machine, finds the job that is there.
 """
 
-import copy
 import dataclasses
-import datetime
-import enum
-import functools
 import hashlib
 import json
 import re
@@ -16,163 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 import yaml
 
 from components import storage
-from components.machine_spec import MachineSpec
-from components.outages import Backoff, PlatformError
+from components.outages import PlatformError
 from pipelines.config import Config, on_machine
+from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, parse_package
 from pipelines.settings import Settings
-
-DIGEST = "tpu_pipelines_digest"  # The label that holds it.
-CACHED = "cached"  # The state of a step that the platform's cache answered.
-FINGERPRINTS = ("data", "configuration", "code")
-
-
-def now() -> datetime.datetime:
-    """The time, in UTC."""
-    return datetime.datetime.now(datetime.UTC)
-
-
-class State(enum.StrEnum):
-    """Of a run."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing more will happen."""
-        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A pipeline, ready to be sent.
-
-    Attributes:
-        job_id: What the platform is to call it; there is never a second of that id.
-        name: Of the run, as the configuration says it.
-        package: The compiled pipeline, YAML.
-        machine: What it trains on; the region is filled in.
-        labels: What is to be known of it later.
-    """
-
-    job_id: str
-    name: str
-    package: str
-    machine: MachineSpec
-    labels: Mapping[str, str]
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """What it follows from; see `caching.fingerprints`."""
-        return fingerprints_in(self.labels)
-
-    @property
-    def specification(self) -> dict[str, Any]:
-        """The pipeline alone, without what is said of the platform beside it."""
-        return copy.deepcopy(_parse(self.package))
-
-
-def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
-    """What a job's labels say that it follows from; see `caching.fingerprints`."""
-    return {part: labels[name] for part in FINGERPRINTS if (name := f"tpu_pipelines_{part}") in labels}
-
-
-@functools.lru_cache(maxsize=16)
-def _parse(package: str) -> dict[str, Any]:
-    return next(yaml.safe_load_all(package))
-
-
-@dataclasses.dataclass(frozen=True)
-class Submission:
-    """A run on a platform, as it was when the platform was last asked.
-
-    Attributes:
-        job_id: The platform's name of it.
-        name: Of the run, as the configuration says it.
-        state: What became of it so far.
-        machine: What it trains on, as `v5e-4`.
-        url: Where to look at it.
-        logs_url: Where to read what the training prints.
-        steps: The state of each step that has one.
-        error: Why it failed, in the platform's words.
-        lacks_machine: Whether it failed because its machine cannot be had.
-        waited_seconds: How long it has waited for its machine without getting it.
-        fingerprints: What it follows from; see `caching.fingerprints`. Empty where it does not say.
-        digest: Of all of it; what is the same run has the same, also one that a schedule started.
-    """
-
-    job_id: str
-    name: str
-    state: State
-    machine: str = ""
-    url: str = ""
-    logs_url: str = ""
-    steps: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    error: str = ""
-    lacks_machine: bool = False
-    waited_seconds: float = 0
-    fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    digest: str = ""
-
-    @property
-    def promoted(self) -> bool:
-        """Whether the gate let the model through."""
-        return self.steps.get("export_model") in ("succeeded", CACHED)
-
-
-class Submitter(Protocol):
-    """A platform. Its methods raise `OutageError` where the same call may succeed later, `InputError` for a refusal."""
-
-    def create(self, job: Job) -> Submission:
-        """Start a job; where there is one of its id already, find that."""
-
-    def get(self, job_id: str) -> Submission | None:
-        """A job, if there is one of that id."""
-
-    def latest(self, name: str) -> Submission | None:
-        """The newest job of a run, if there is one of that name."""
-
-    def cancel(self, job_id: str) -> None:
-        """Stop a job; nothing happens to one that has ended."""
-
-    def describe(self, job: Job) -> dict[str, Any]:
-        """What `create` would send. Asks the platform nothing."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Retrying:
-    """A platform whose outages are waited out."""
-
-    submitter: Submitter
-    backoff: Backoff = dataclasses.field(default_factory=Backoff)
-
-    def create(self, job: Job) -> Submission:
-        """As the platform's; a job that was created without our hearing of it is found."""
-        return self.backoff(lambda: self.submitter.create(job))
-
-    def get(self, job_id: str) -> Submission | None:
-        """As the platform's."""
-        return self.backoff(lambda: self.submitter.get(job_id))
-
-    def latest(self, name: str) -> Submission | None:
-        """As the platform's."""
-        return self.backoff(lambda: self.submitter.latest(name))
-
-    def cancel(self, job_id: str) -> None:
-        """As the platform's."""
-        self.backoff(lambda: self.submitter.cancel(job_id))
-
-    def describe(self, job: Job) -> dict[str, Any]:
-        """As the platform's."""
-        return self.submitter.describe(job)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +69,8 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     """
     from components.create_tfrecords.sources import source_version
     from pipelines.caching import fingerprints
-    from pipelines.compile import compile_pipeline, in_region, require_machine
+    from pipelines.compile import compile_pipeline, require_machine
+    from pipelines.platforms.custom_job import in_region
 
     machines = require_machine(config, target).candidates
     packages, timeouts = [], []
@@ -298,7 +146,7 @@ def _digest(package: str, fingerprints: Mapping[str, str]) -> str:
 
     Where else it could run, and how long to wait for that, make it no other run.
     """
-    spec = {key: value for key, value in _parse(package).items() if key != "sdkVersion"}
+    spec = {key: value for key, value in parse_package(package).items() if key != "sdkVersion"}
     return hashlib.sha256(json.dumps([spec, fingerprints], sort_keys=True).encode()).hexdigest()[:12]
 
 

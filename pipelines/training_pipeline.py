@@ -11,7 +11,7 @@ from components.deploy_model.component import deploy_model
 from components.evaluate_model.component import evaluate_model
 from components.export_model.component import export_model
 from components.preflight_training.component import preflight_training
-from components.registry import parse_reference
+from components.registry.opening import parse_reference
 from components.train_model.component import train_model
 from pipelines.config import Config
 from pipelines.resources import apply, resources_of

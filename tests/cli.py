@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipelines.cli import main
+from pipelines.cli.main import main
 
 REPOSITORY = Path(__file__).parent.parent
 DATA = REPOSITORY.parent / "shared" / "data"

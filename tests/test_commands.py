@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import main
+from pipelines.cli.main import main
 from tests.cli import REPOSITORY
 
 BIN = Path(sys.executable).parent

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from pipelines.cli import main
+from pipelines.cli.main import main
 from tests.cli import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text()

@@ -24,17 +24,11 @@ from components.errors import InputError
 from components.images import encode_png
 from components.interface import CorpusInput, TextInput
 from components.outages import PlatformError
-from components.registry import (
-    EXPORT_DIR,
-    ModelRegistry,
-    RegisteredVersion,
-    Registry,
-    fetch,
-    left_out_formats,
-    model_digest,
-    open_registry,
-)
-from components.vertex_registry import VertexRegistry
+from components.registry.folder import ModelRegistry
+from components.registry.opening import open_registry
+from components.registry.reference import EXPORT_DIR
+from components.registry.versions import RegisteredVersion, Registry, fetch, left_out_formats, model_digest
+from components.registry.vertex import VertexRegistry
 
 _STEP = "deploy_model"
 _HEALTH_CHECK_SECONDS = 600  # Loading the largest model and answering takes far less.

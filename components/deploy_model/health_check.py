@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from components.prediction import load_model
+from components.serving.exported import load_model
 
 
 def main(export_dir: Path, inputs: Path, answers: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from components import storage
 from components.errors import InputError
-from components.registry import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
+from components.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
 
 VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
 _ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # What Vertex AI takes, with room for the endpoint that tries a version.

@@ -23,9 +23,10 @@ from components.container import SERVING_IMAGE
 from components.deploy_model.params import DeployParams
 from components.errors import InputError
 from components.outages import Backoff, ExistsError, MissingError, OutageError
-from components.registry import EXPORT_DIR, RegisteredVersion, fill_version, model_digest, version_digest
-from components.serving.params import ServeParams
-from components.vertex_registry import (
+from components.registry.folder import fill_version
+from components.registry.reference import EXPORT_DIR
+from components.registry.versions import RegisteredVersion, model_digest, version_digest
+from components.registry.vertex import (
     DIGEST_LABEL,
     MODEL_LABEL,
     PARENT_LABEL,
@@ -33,6 +34,7 @@ from components.vertex_registry import (
     VertexVersion,
     as_label,
 )
+from components.serving.params import ServeParams
 from components.vertex_service import types
 
 _MODELS, _ENDPOINTS = "ModelService", "EndpointService"

@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from components.registry import MODEL_DIR, fetch, fetch_folder, parse_reference
+from components.registry.opening import parse_reference
+from components.registry.reference import MODEL_DIR
+from components.registry.versions import fetch, fetch_folder
 
 
 @dataclasses.dataclass(frozen=True)

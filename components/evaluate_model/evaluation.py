@@ -36,7 +36,7 @@ from components.evaluate_model.regression import compute_regression_metrics
 from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
 from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, THRESHOLD, TextInput
 from components.metric_table import scalars
-from components.registry import model_digest
+from components.registry.versions import model_digest
 from components.text import START, Tokenizer, load_vocabulary
 
 _STEP = "evaluate_model"
@@ -255,7 +255,7 @@ class _Scores:
 def _score(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
 ) -> _Scores:
-    from components.models.loading import load_trained_model, predict
+    from components.model_loading.trained import load_trained_model, predict
 
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]

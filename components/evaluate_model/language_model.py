@@ -107,7 +107,7 @@ def score_passages(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
 ) -> ScoredPassages:
     """Let every model predict every character of the split once."""
-    from components.models.loading import load_trained_model, predict
+    from components.model_loading.trained import load_trained_model, predict
 
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
@@ -153,8 +153,8 @@ def write_samples(
     device: devices.Device, model_dir: Path, scored: ScoredPassages, class_names: Sequence[str]
 ) -> list[Sample]:
     """Continue two places of the split at two temperatures; the same every time on the same machine."""
-    from components.models.loading import load_trained_model
-    from components.models.stepping import StepModel
+    from components.model_loading.stepping import StepModel
+    from components.model_loading.trained import load_trained_model
 
     with device.scope():
         model = StepModel(load_trained_model(model_dir))

@@ -44,7 +44,7 @@ from components.interface import (
     Interface,
     TextInput,
 )
-from components.models import UNITS_LAYER
+from components.model_loading.lookup import UNITS_LAYER
 from components.text import copy_vocabulary, load_vocabulary, tokenizer_ops
 
 _STEP = "export_model"
@@ -77,7 +77,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         )
     task = manifest.interface.task
     devices.prepare("tensorflow", "cpu", 1, "float32")
-    from components.models.loading import load_trained_model
+    from components.model_loading.trained import load_trained_model
 
     model = load_trained_model(model_dir)
     with storage.staged_directory(output) as staged:
@@ -283,7 +283,7 @@ def _lite_models(
 
 @_lite_models.register
 def _(given: ImageInput, answer: str, model: Any, model_dir: Path, calibrate: Callable[[], np.ndarray]) -> _LiteModels:
-    from components.models.loading import load_trained_model
+    from components.model_loading.trained import load_trained_model
 
     of_pixels = _without_units(load_trained_model(model_dir, input_dtype="float32"))
     if any("While" in operation.type for operation in _traced(of_pixels, given, answer, 1).graph.get_operations()):
@@ -367,8 +367,8 @@ def try_out(
         InputError: If the model is not one that can be trained and exported so.
     """
     devices.prepare("tensorflow", "cpu", 1, "float32")
-    from components.models import build_model
-    from components.models.loading import check_rebuilds, load_trained_model, save_architecture
+    from components.model_loading.lookup import build_model
+    from components.model_loading.trained import check_rebuilds, load_trained_model, save_architecture
 
     built = build_model(model, interface, parameters)
     save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
@@ -469,7 +469,7 @@ def _write_expectations(
     """Leave inputs, labels and the trained model's own answers for the fresh process; returns what is compared."""
     if isinstance(manifest.input, CorpusInput):
         return language_model.write_expectations(params.split, model, records_dir, manifest, work)
-    from components.models.loading import predict
+    from components.model_loading.trained import predict
 
     num_examples = manifest.split(params.split).num_examples
     (inputs_shape, inputs_dtype), of_labels, _ = manifest.interface.batch_shapes(num_examples)

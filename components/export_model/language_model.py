@@ -11,7 +11,7 @@ from components.artifacts import LABEL_FEATURE, Manifest, ModelInfo
 from components.export_model import verification
 from components.export_model.params import Compared
 from components.interface import PADDING, UNKNOWN
-from components.models.stepping import StepModel
+from components.model_loading.stepping import StepModel
 
 # Of the split that is compared, at most so much, from its start: the answers to its passages are held whole.
 _MAX_PASSAGES, _MAX_ANSWER_BYTES = 2048, 512 << 20
@@ -88,7 +88,7 @@ def step_converter(model: Any, quantize: bool) -> Any:
 
 def write_expectations(split: str, model: Any, records_dir: Path, manifest: Manifest, work: Path) -> Compared:
     """Leave passages and the trained model's own answers for the fresh process; returns what is compared."""
-    from components.models.loading import predict
+    from components.model_loading.trained import predict
 
     answer_bytes = 4 * math.prod(manifest.interface.output_shape)
     most = max(1, min(_MAX_PASSAGES, _MAX_ANSWER_BYTES // answer_bytes))

@@ -23,13 +23,13 @@ from components.errors import InputError
 from components.feeding import steps_per_epoch
 from components.fingerprint import code_of
 from components.interface import Interface
-from components.models import build_model, source_files
-from components.models.compiling import compile_model
-from components.models.hyperparameters import TrainParams
-from components.models.loading import check_rebuilds
+from components.model_loading.lookup import build_model, source_files
+from components.model_loading.trained import check_rebuilds
 from components.preflight_training import hlo, remembering
 from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 from components.step_record import end_with
+from components.training_step.compiling import compile_model
+from components.training_step.hyperparameters import TrainParams
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
 _MAX_REASON = 600

@@ -5,7 +5,7 @@ import math
 
 from components.errors import InputError
 from components.machine_spec import MachineSpec, parse_machine
-from components.models.hyperparameters import TrainParams
+from components.training_step.hyperparameters import TrainParams
 
 CHEAPEST_MACHINE = "v5e-1"
 # When a training is stopped: after so many times what is estimated, which leaves out start-up, validation and

@@ -18,7 +18,7 @@ from typing import Any
 from components import progress
 from components.errors import InputError
 from components.fingerprint import code_of
-from components.models import model_code
+from components.model_loading.lookup import model_code
 from components.preflight_training import compiler, remembering
 from components.preflight_training.compiler import Compilation, Outcome, Task
 

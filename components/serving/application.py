@@ -17,8 +17,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from components.errors import InputError
-from components.prediction import ExportedModel
 from components.serving.batching import Batcher
+from components.serving.exported import ExportedModel
 from components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomError
 from components.serving.instances import PredictRequest, TooLargeError, parse_image, parse_request, render_predictions
 from components.serving.params import ServeParams

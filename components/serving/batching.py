@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from components.prediction import Predict
+from components.serving.exported import Predict
 from components.serving.fairness import FairQueue
 
 _Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]

@@ -16,7 +16,7 @@ import numpy as np
 from components.errors import InputError, did_you_mean
 from components.images import ImageRule, OpenImage, UnreadableImageError, open_image
 from components.interface import MULTI_LABEL, REGRESSION, ImageInput
-from components.prediction import ExportedModel, PromptReader
+from components.serving.exported import ExportedModel, PromptReader
 from components.serving.params import ServeParams
 from components.text import Tokenizer
 

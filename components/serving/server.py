@@ -17,10 +17,10 @@ import uvicorn
 
 from components.errors import InputError
 from components.interface import ImageInput
-from components.prediction import ExportedModel, load_model
-from components.registry import fetch_folder
+from components.registry.versions import fetch_folder
 from components.serving.application import Application
 from components.serving.connections import Connection, Places, connection_limit
+from components.serving.exported import ExportedModel, load_model
 from components.serving.params import ServeParams
 from components.table import printable
 

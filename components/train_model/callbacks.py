@@ -1,22 +1,42 @@
 """What happens between two steps. Imports Keras: load it only after `device.prepare`."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 
 from components.progress import Progress
 from components.train_model import checkpoint as checkpoints
+from components.training_step.hyperparameters import TrainParams
 
-if TYPE_CHECKING:
-    from components.train_model.training import _Session
+
+class Session(Protocol):
+    """A training in progress, as its callback needs it."""
+
+    params: TrainParams
+    progress: checkpoints.TrainingProgress
+    steps: int
+    batch_size: int
+
+    def examples_before(self, step: int) -> int:
+        """Return how many examples of the epoch come before a step."""
+
+    def variables(self) -> Mapping[str, Any]:
+        """Return all that a checkpoint holds, by name."""
+
+    def save_checkpoint(self, step: int, epoch_seconds: float) -> None:
+        """Save a checkpoint after so many steps of the epoch."""
+
+    def divergence(self, step: int, what: str) -> Exception:
+        """Return the error that says where the training diverged."""
 
 
 class StepWatch(keras.callbacks.Callback):
     """Checks every loss, saves a checkpoint when one is due, and shows progress."""
 
-    def __init__(self, session: "_Session") -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
 

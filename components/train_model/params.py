@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from components.models.hyperparameters import TrainParams
+from components.training_step.hyperparameters import TrainParams
 
 __all__ = ["TrainParams", "TrainResult"]
 

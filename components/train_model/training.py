@@ -28,14 +28,14 @@ from components.artifacts import (
 from components.errors import InputError
 from components.feeding import EpochReader, open_training_split, steps_per_epoch
 from components.identities import save_trained_on
-from components.models import build_model
-from components.models.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
-from components.models.loading import check_rebuilds, predict, save_architecture
-from components.models.training_step import count_synchronized_layers
+from components.model_loading.lookup import build_model
+from components.model_loading.trained import check_rebuilds, predict, save_architecture
 from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.params import TrainParams, TrainResult
+from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
+from components.training_step.wrapping import count_synchronized_layers
 
 _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"

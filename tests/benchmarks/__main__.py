@@ -219,7 +219,7 @@ def bench_preflight(work: Path) -> None:
     from components.machine_spec import parse_machine
     from components.preflight_training import PreflightParams
     from components.preflight_training.data import DataFacts, HostRate
-    from components.preflight_training.preflight import examine
+    from components.preflight_training.examining import examine
     from components.train_model import TrainParams
 
     def step_ms(backend: str, names: list[str], tuned: bool) -> list[float]:

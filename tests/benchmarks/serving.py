@@ -52,7 +52,7 @@ def predict_in_a_loop(model_dir: Path, images: np.ndarray) -> dict[str, float]:
     from components import device
 
     device.prepare("tensorflow", "cpu", 1, "float32")
-    from components.models.loading import load_trained_model
+    from components.model_loading.trained import load_trained_model
 
     model: Any = load_trained_model(model_dir)
     model.predict(images[:1], verbose=0)

@@ -158,7 +158,7 @@ def attacked(port: int, seconds: float) -> Iterator[None]:
 
 def soak(export_dir: Path, seconds: float, phase_seconds: float, tell: Callable[[str], None]) -> list[Phase]:
     """Run quiet and hostile phases in turn until the time is over."""
-    from components.prediction import load_model
+    from components.serving.exported import load_model
 
     images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), np.uint8)
     model = load_model(export_dir)

@@ -14,7 +14,7 @@ from kfp import dsl
 from components import command_line
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
-from components.registry import ModelRegistry
+from components.registry.folder import ModelRegistry
 from components.step_inputs import params_from
 from components.train_model import TrainParams
 

@@ -12,18 +12,18 @@ from pipelines.caching import STEPS
 _REACHED = {
     "create_tfrecords": {"sources.py", "interface.py", "storage.py"},
     "preflight_training": {"compiler.py", "interface.py", "page.css", "preflight.html.jinja", "machine_catalogue.json"},
-    "train_model": {"interface.py", "models/training_step.py", "models/__init__.py", "callbacks.py"},
+    "train_model": {"interface.py", "training_step/wrapping.py", "models/__init__.py", "callbacks.py"},
     "evaluate_model": {"page.css", "report.html.jinja", "multi_label.html.jinja", "language_report.html.jinja"},
-    "export_model": {"verification.py", "models/loading.py", "__init__.py"},
-    "deploy_model": {"health_check.py", "prediction.py", "serving/params.py", "vertex_registry.py"},
+    "export_model": {"verification.py", "model_loading/trained.py", "__init__.py"},
+    "deploy_model": {"health_check.py", "serving/exported.py", "serving/params.py", "registry/vertex.py"},
 }
 _NOT_REACHED = {
     "create_tfrecords": {"page.css", "machine_catalogue.json", "models/__init__.py", "models/digits_cnn.py"},
-    "preflight_training": {"models/digits_cnn.py", "registry.py", "training.py"},
-    "train_model": {"page.css", "page.py", "machine_catalogue.json", "models/cifar10_cnn.py", "registry.py"},
-    "evaluate_model": {"models/compiling.py", "machine_catalogue.json", "serving/server.py"},
-    "export_model": {"page.css", "registry.py", "prediction.py"},
-    "deploy_model": {"page.css", "models/compiling.py", "report.html.jinja"},
+    "preflight_training": {"models/digits_cnn.py", "registry/folder.py", "training.py"},
+    "train_model": {"page.css", "page.py", "machine_catalogue.json", "models/cifar10_cnn.py", "registry/folder.py"},
+    "evaluate_model": {"training_step/compiling.py", "machine_catalogue.json", "serving/server.py"},
+    "export_model": {"page.css", "registry/folder.py", "serving/exported.py"},
+    "deploy_model": {"page.css", "training_step/compiling.py", "report.html.jinja"},
 }
 
 

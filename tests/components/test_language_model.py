@@ -18,7 +18,8 @@ from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.evaluate_model.language_model import compute_language_metrics, score_outputs
 from components.export_model import ExportParams, export_model
-from components.prediction import continue_texts, load_model
+from components.serving.exported import load_model
+from components.serving.inputs import continue_texts
 from components.serving.instances import parse_request, render_predictions
 from components.serving.params import ServeParams
 from components.train_model import train_model
@@ -44,7 +45,7 @@ def folder(tmp_path_factory):
 
 def answers(folder, split="test"):
     """Targets, and the trained model's probabilities of every character."""
-    from components.models.loading import load_trained_model
+    from components.model_loading.trained import load_trained_model
 
     manifest = Manifest.load(folder / "records")
     examples = records.load_split(folder / "records", manifest, split)
@@ -187,7 +188,7 @@ def test_the_exported_model_answers_for_the_last_character_of_each_text(folder):
 
 
 def test_writing_on_is_what_the_whole_model_would_write(folder):
-    from components.models.loading import load_trained_model
+    from components.model_loading.trained import load_trained_model
 
     model, names = load_trained_model(folder / "model"), Manifest.load(folder / "records").class_names
     exported = load_model(folder / "export")

@@ -10,7 +10,8 @@ from components import records
 from components.artifacts import Manifest
 from components.errors import InputError
 from components.export_model import verification
-from components.prediction import load_model, predict_inputs
+from components.serving.exported import load_model
+from components.serving.inputs import predict_inputs
 
 
 @pytest.fixture(scope="module")

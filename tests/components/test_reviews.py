@@ -16,7 +16,8 @@ from components.artifacts import Manifest, ModelInfo
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
-from components.prediction import load_model, predict_inputs
+from components.serving.exported import load_model
+from components.serving.inputs import predict_inputs
 from components.serving.instances import parse_request, render_predictions
 from components.serving.params import ServeParams
 from components.serving.server import _announce

@@ -12,7 +12,8 @@ from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, write_records
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.export_model import ExportParams, export_model
-from components.prediction import load_model, predict_inputs
+from components.serving.exported import load_model
+from components.serving.inputs import predict_inputs
 from components.serving.instances import render_predictions
 from components.train_model import train_model
 from tests.components.conftest import QUICK

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from components.artifacts import Manifest
-from components.prediction import load_model
+from components.serving.exported import load_model
 from components.serving.instances import render_predictions
 from tests.cli import assert_user_error, readme_model, tpu_pipelines
 

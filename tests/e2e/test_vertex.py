@@ -10,7 +10,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 from sklearn.datasets import load_digits
 
-from pipelines.cli import main
+from pipelines.cli.main import main
 from tests.fakes.execution import RunOnCpu
 from tests.fakes.serving import Containers
 from tests.fakes.vertex import FakeVertex, canonical

@@ -15,11 +15,13 @@ from kfp import components as kfp_components
 from components.container import IMAGE
 from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
-from components.models import bundle_of
+from components.model_loading.lookup import bundle_of
 from components.train_model.component import train_model
 from pipelines import caching
-from pipelines.compile import as_custom_job, as_tpu_pod, compile_pipeline, require_step_image
+from pipelines.compile import compile_pipeline, require_step_image
 from pipelines.config import load_config
+from pipelines.platforms.custom_job import as_custom_job
+from pipelines.platforms.tpu_pod import as_tpu_pod
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
 from tests.cli import REPOSITORY, assert_user_error, readme_model, tpu_pipelines_here

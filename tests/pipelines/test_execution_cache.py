@@ -10,11 +10,11 @@ from components.create_tfrecords.component import list_source
 from components.vertex_service import VertexService
 from pipelines import caching
 from pipelines.config import load_config
-from pipelines.kubeflow import Kubeflow
+from pipelines.platforms.kubeflow import Kubeflow
+from pipelines.platforms.vertex import Vertex
 from pipelines.schedule import upsert
 from pipelines.settings import Settings
 from pipelines.submission import plan_submission
-from pipelines.vertex import Vertex
 from tests.fakes import execution, kubeflow
 from tests.fakes.execution_cache import ABSENT, AS_WRITTEN, FILLED_IN, ExecutionCache
 from tests.fakes.kubeflow import FakeKubeflow

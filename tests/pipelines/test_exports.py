@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import InputError
-from components.prediction import load_model
+from components.serving.exported import load_model
 from pipelines.exports import find_export
 
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from components.errors import InputError
+from pipelines.checks import check_data
 from pipelines.config import load_config
 from pipelines.model_check import check_model_works, needs_check
-from pipelines.run_local import check_data
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import pytest
 from components.errors import InputError
 from components.preflight_training.params import timeout_seconds
 from pipelines.config import load_config
-from pipelines.resources import gib
+from pipelines.step_resources import gib
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from unittest.mock import ANY
 import pytest
 
 from pipelines import caching
-from pipelines.cli import main
+from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.retrain import decide_here
 from pipelines.run_local import fingerprints_here

@@ -11,12 +11,13 @@ from google.cloud import aiplatform_v1 as v1
 from components.errors import InputError
 from components.outages import Backoff
 from components.vertex_service import VertexService
-from pipelines.cli import main
+from pipelines.cli.main import main
 from pipelines.config import load_config
+from pipelines.platforms.jobs import State
+from pipelines.platforms.vertex import Vertex
 from pipelines.schedule import change_state, check_cron, upsert
 from pipelines.settings import Settings
-from pipelines.submission import State, plan_submission
-from pipelines.vertex import Vertex
+from pipelines.submission import plan_submission
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket", labels={"team": "vision"})
 NIGHTLY = "0 3 * * *"

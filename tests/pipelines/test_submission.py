@@ -12,17 +12,9 @@ from components.errors import InputError
 from components.machine_spec import parse_machine
 from components.outages import Backoff, OutageError, PlatformError
 from pipelines.config import load_config
+from pipelines.platforms.jobs import Job, Retrying, State, Submission
 from pipelines.settings import Settings
-from pipelines.submission import (
-    Job,
-    Plan,
-    Retrying,
-    State,
-    Submission,
-    plan_submission,
-    submit,
-    wait,
-)
+from pipelines.submission import Plan, plan_submission, submit, wait
 from tests.fakes.clock import Clock
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")  # Has v5e and v6e.

@@ -10,7 +10,7 @@ from components.artifacts import Manifest
 from components.deploy_model import DeployParams, deploy_model
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
-from components.registry import ModelRegistry
+from components.registry.folder import ModelRegistry
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
 

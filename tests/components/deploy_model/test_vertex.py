@@ -14,9 +14,9 @@ from components.deploy_model.vertex import VertexTarget
 from components.errors import InputError
 from components.evaluate_model.champion import Champion, find_champion
 from components.outages import Backoff, PlatformError
-from components.registry import model_digest
+from components.registry.versions import model_digest
+from components.registry.vertex import VertexRegistry
 from components.serving.params import ServeParams
-from components.vertex_registry import VertexRegistry
 from components.vertex_service import VertexService
 from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate

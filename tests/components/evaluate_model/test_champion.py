@@ -7,7 +7,8 @@ import pytest
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.evaluate_model.champion import Champion, find_champion
-from components.registry import ModelRegistry, model_digest
+from components.registry.folder import ModelRegistry
+from components.registry.versions import model_digest
 
 _FACTS = {"metrics": {}, "reasons": [], "lineage": {}}
 

@@ -16,9 +16,9 @@ from components.errors import InputError
 from components.export_model import ExportParams, export_model, exporting, verification
 from components.export_model.params import Compared
 from components.interface import ImageInput, Interface
-from components.models.loading import load_trained_model, predict
-from components.prediction import load_model
-from components.registry import version_digest
+from components.model_loading.trained import load_trained_model, predict
+from components.registry.versions import version_digest
+from components.serving.exported import load_model
 from components.train_model import train_model
 
 # What a server does: it knows the export and nothing of this project.

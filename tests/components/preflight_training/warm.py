@@ -55,8 +55,6 @@ def main() -> None:
     import jax  # noqa: F401 (what takes seconds)
     import keras  # noqa: F401
 
-    from components.models import compiling  # noqa: F401
-
     for line in sys.stdin:
         if (child := os.fork()) == 0:
             request = json.loads(line)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from components.interface import ImageInput
-from components.prediction import ExportedModel
 from components.serving import application
 from components.serving.application import Application
+from components.serving.exported import ExportedModel
 from components.serving.params import ServeParams
 
 BODY = b'{"instances": [[[7]]]}'

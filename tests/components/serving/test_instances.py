@@ -11,7 +11,7 @@ from PIL import Image
 from components.errors import InputError
 from components.images import ImageRule, decode_pixels
 from components.interface import CorpusInput, ImageInput
-from components.prediction import ExportedModel, PromptReader
+from components.serving.exported import ExportedModel, PromptReader
 from components.serving.instances import TooLargeError, parse_image, parse_request, render_predictions
 from components.serving.params import ServeParams
 

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from components import serving
-from components.prediction import load_model
+from components.serving.exported import load_model
 from tests.cli import REPOSITORY, assert_user_error, tpu_pipelines_here
 
 

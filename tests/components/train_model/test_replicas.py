@@ -115,7 +115,7 @@ from components import device
 
 two = device.prepare("tensorflow", "cpu", 2, "float32")
 import keras
-from components.models.training_step import synchronize_normalization
+from components.training_step.wrapping import synchronize_normalization
 
 def trained(scope, num_replicas):
     with scope:

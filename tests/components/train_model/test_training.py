@@ -136,7 +136,7 @@ def test_reported_loss_is_the_mean_over_examples(quick, digits_records, tmp_path
     )
     result = train_model(params, digits_records, tmp_path / "model")
     from components import records
-    from components.models.loading import load_trained_model, predict
+    from components.model_loading.trained import load_trained_model, predict
 
     examples = records.load_split(digits_records, Manifest.load(digits_records), artifacts.TRAIN)
     probabilities = predict(load_trained_model(tmp_path / "model", artifacts.LAST_WEIGHTS_FILE), examples.inputs, 256)
@@ -158,7 +158,7 @@ def build_model(image_shape, num_classes):
 def test_the_penalty_of_regularisers_stands_apart_from_the_loss(quick, digits_records, tmp_path):
     """So that the loss of training and of validation are of one kind; weights stay as they are, at such a rate."""
     from components import records
-    from components.models.loading import load_trained_model, predict
+    from components.model_loading.trained import load_trained_model, predict
 
     (tmp_path / "regularised.py").write_text(_REGULARISED)
     params = replace(
@@ -229,7 +229,7 @@ def test_mixed_bfloat16_trains_and_loads_as_float32(quick, digits_records, tmp_p
     result = train_model(params, digits_records, tmp_path / "model")
     assert result.precision == "mixed_bfloat16"
     assert result.metrics["accuracy"] > 0.5
-    from components.models.loading import load_trained_model
+    from components.model_loading.trained import load_trained_model
 
     model = load_trained_model(tmp_path / "model")
     assert {layer.compute_dtype for layer in model.layers} == {"float32"}

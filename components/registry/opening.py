@@ -1,0 +1,50 @@
+"""A registry by its place: a folder, or Vertex AI's."""
+
+import re
+from pathlib import Path
+
+from components import storage
+from components.registry.folder import ModelRegistry
+from components.registry.reference import (
+    ALIAS,
+    MODEL_NAME,
+    VERSION_NUMBER,
+    VERTEX_MODEL_NAME,
+    VERTEX_ROOT,
+    check_registry,
+    is_on_vertex,
+)
+from components.registry.versions import Registry
+
+
+def parse_reference(text: str) -> tuple[Registry, str] | None:
+    """The registry of a model, and a version's number or an alias; None if the text is not such a reference.
+
+    Example:
+        >>> registry, version = parse_reference("runs/registry/digits@champion")
+        >>> str(registry.root), registry.model_name, version
+        ('runs/registry', 'digits', 'champion')
+        >>> parse_reference("projects/my-project/locations/us-west1/models/digits@3")[1]
+        '3'
+        >>> parse_reference("runs/digits/model")
+    """
+    if found := re.fullmatch(rf"({VERTEX_ROOT})/({VERTEX_MODEL_NAME})@(\d+|{ALIAS})", text):
+        return open_registry(found[1], found[2]), found[3]
+    found = re.fullmatch(f"(.+)/({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", text)
+    if not found or storage.is_remote(text) or Path(text).exists():
+        return None
+    return ModelRegistry(found[1], found[2]), found[3]
+
+
+def open_registry(root: Path | str, model_name: str) -> Registry:
+    """The registry of a model: a folder on this machine, or `projects/PROJECT/locations/REGION/models`.
+
+    Raises:
+        InputError: If it can be neither, or not with this name.
+    """
+    check_registry(str(root), model_name)
+    if not is_on_vertex(str(root)):
+        return ModelRegistry(root, model_name)
+    from components.registry.vertex import VertexRegistry  # It builds on this module.
+
+    return VertexRegistry(str(root), model_name)

@@ -1,0 +1,343 @@
+"""An exported model, in any of its formats, as one function of inputs."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import queue
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
+from components.errors import InputError
+from components.generation import Alphabet, Step
+from components.interface import (
+    CLASSIFICATION,
+    MULTI_LABEL,
+    PADDING,
+    REGRESSION,
+    TASKS,
+    THRESHOLD,
+    AnyInput,
+    CorpusInput,
+    ImageInput,
+    TextInput,
+    read_input,
+)
+from components.registry.versions import check_folder
+from components.text import Tokenizer, load_vocabulary
+
+BATCH_SIZE = 64
+
+
+_SAVED_MODEL = "saved_model"
+
+
+Predict = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedModel:
+    """A model that answers on CPU.
+
+    Attributes:
+        name: Its name in the registry, or where it was imported from.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
+        input: What it takes.
+        predict: Answers to what it takes, as uint8[N, height, width, channels] → float32[N, outputs], any N from 1:
+            probabilities of classes, or numbers in the targets' units. An answer does not depend on its company. One
+            thread at a time may call it. Of a language model: int32[N, num_tokens] ids → probabilities of the character
+            after the last one that is not 0.
+        reader: What says how an input as a user has it becomes one that the model takes.
+        task: What it was asked; a key of `interface.TASKS`.
+        step: Of a language model: how it takes one character of each text.
+        state_size: Of its state.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    input: AnyInput
+    predict: Predict
+    reader: "ImageInput | Tokenizer | PromptReader"
+    task: str = CLASSIFICATION
+    step: Step | None = None
+    state_size: int = 0
+
+    def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
+        """What float32[outputs] says of one example.
+
+        The `top` likeliest classes or characters (all by default), or all labels above a probability of 0.5, best
+        first, each with its probability; or the numbers with their names.
+        """
+        if self.task == MULTI_LABEL:
+            return tuple((name, probability) for name, probability in self.rank(output) if probability > THRESHOLD)
+        if self.task == REGRESSION:
+            return tuple(zip(self.class_names, output.astype(float).tolist(), strict=True))
+        return self.rank(output, top)
+
+    def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
+        """The `top` likeliest classes (all by default) of one example, best first, from its float32[classes]."""
+        best = np.argsort(-probabilities, kind="stable")[:top]
+        return tuple((self.class_names[i], float(probabilities[i])) for i in best)
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptReader:
+    """Turns texts into what a language model takes."""
+
+    given: CorpusInput
+    class_names: tuple[str, ...]
+
+    noun = "text"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one text."""
+        return self.given.shape
+
+    @property
+    def dtype(self) -> str:
+        """Of its ids."""
+        return self.given.dtype
+
+    def read(self, text: str) -> np.ndarray:
+        """int32[num_tokens]: the last characters, and 0 behind them.
+
+        Raises:
+            InputError: If there are none.
+        """
+        if not text:
+            raise InputError("expected a text of at least one character. Received: an empty one.")
+        ids = np.zeros(self.shape, self.dtype)
+        known = Alphabet(self.class_names).encode(text[-self.shape[0] :])
+        ids[: len(known)] = known
+        return ids
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Keep back LiteRT's lines of severity INFO, which go to stderr past Python and past every setting of it."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            said.seek(0)
+            kept = [line for line in said if not line.startswith(b"INFO:")]
+            os.write(2, b"".join(kept))
+
+
+def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
+    """Load a model from an export folder and try it on a blank input.
+
+    Args:
+        export_dir: What export_model wrote.
+        use_int8: Take the int8 model.
+        num_threads: Threads for one call of `predict`; 0 is one per core.
+
+    Raises:
+        InputError: If it is no export folder, damaged, part of a damaged version, or does not hold the format: without
+            a float LiteRT file the SavedModel answers, which needs TensorFlow.
+    """
+    check_folder(export_dir)
+    with _without_chatter():
+        return _load_model(export_dir, use_int8, num_threads)
+
+
+def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedModel:
+    path = export_dir / EXPORT_FILE
+    if not path.is_file():
+        raise InputError(
+            f"Cannot predict with {export_dir}: there is no {EXPORT_FILE} in it. Expected the export folder of a run."
+        )
+    try:
+        facts = json.loads(path.read_bytes())
+        if facts["task"] not in TASKS:
+            raise KeyError(facts["task"])
+        form, file = _choose_format(export_dir, facts.get("left_out", {}), use_int8)
+        name, task, given = facts["model"], facts["task"], read_input(facts["input"])
+        class_names = tuple(facts["class_names"])
+        if tuple(facts["input"]["shape"][1:]) != given.shape:
+            raise ValueError(f"a shape of {facts['input']['shape']} for {given}")
+        scale, offset = facts["output"].get("scale", 1.0), facts["output"].get("offset", 0.0)
+        if isinstance(given, CorpusInput):
+            load_step = _saved_step if form == _SAVED_MODEL else _lite_step
+            step, state_size = load_step(file, num_threads, len(class_names))
+            predict = _last_answers(step, state_size, len(class_names))
+            prompts = PromptReader(given, class_names)
+            model = ExportedModel(name, class_names, given, predict, prompts, task, step, state_size)
+        else:
+            reader = Tokenizer(given, load_vocabulary(export_dir, given)) if isinstance(given, TextInput) else given
+            if form == _SAVED_MODEL:
+                predict = _saved_predictor(file, given, facts["output"]["name"])
+            else:
+                predict = _lite_predictor(file, num_threads, np.float32(scale), np.float32(offset))
+            model = ExportedModel(name, class_names, given, predict, reader, task)
+        answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
+        if answer.shape != (1, len(model.class_names)):
+            raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
+    except InputError:  # A ValueError, too.
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT's own are RuntimeErrors.
+        raise InputError(
+            f"Cannot predict with {export_dir}: it is damaged ({error!r}). Export the model again."
+        ) from error
+    return model
+
+
+def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool) -> tuple[str, Path]:
+    """The format that answers, and its file or folder."""
+    if use_int8 and "int8" in left_out:
+        raise InputError(
+            f"Cannot predict with int8 of {export_dir}: the export left it out, since {left_out['int8']}. Use "
+            "the float model."
+        )
+    if use_int8 or "float" not in left_out:
+        return ("int8", export_dir / INT8_TFLITE_FILE) if use_int8 else ("float", export_dir / FLOAT_TFLITE_FILE)
+    if importlib.util.find_spec("tensorflow") is None:
+        raise InputError(
+            f"Cannot predict with {export_dir} here: it holds a SavedModel alone, and TensorFlow, which that needs, is "
+            f"not installed. The LiteRT file was left out, since {left_out['float']}."
+        )
+    return _SAVED_MODEL, export_dir / SAVED_MODEL_DIR
+
+
+def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarray]], Any]:
+    """A signature of a SavedModel as a function of arrays, and what TensorFlow tells of it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+    signature = loaded.signatures[name]
+
+    def call(**inputs: np.ndarray) -> dict[str, np.ndarray]:
+        _ = loaded  # Its variables live as long as somebody holds it.
+        answer = signature(**{key: tf.constant(value) for key, value in inputs.items()})
+        return {key: value.numpy() for key, value in answer.items()}
+
+    return call, signature
+
+
+def _saved_predictor(path: Path, given: ImageInput | TextInput, answer: str) -> Predict:
+    """A SavedModel as a function of pixels or ids; its answers are in the targets' own units."""
+    name, argument = ("tokens", "tokens") if isinstance(given, TextInput) else ("serving_default", "image")
+    call, _ = _signature(path, name)
+    return lambda inputs: call(**{argument: inputs})[answer]
+
+
+def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
+    """One step of a language model from its SavedModel, and the size of its state."""
+    call, signature = _signature(path, "step")
+
+    def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        answer = call(tokens=np.asarray(ids, np.int32), state=np.asarray(state, np.float32))
+        return answer["probabilities"], answer["state"]
+
+    return step, int(signature.structured_input_signature[1]["state"].shape[1])
+
+
+def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> Predict:
+    """A LiteRT file as a function, its answers multiplied by `factor` and moved by `addend`.
+
+    export_model/verification.py has its own: a judge shares no code with the judged.
+    """
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
+    given, answer = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    scale, zero_point = given["quantization"]
+    size = 0
+
+    def predict(inputs: np.ndarray) -> np.ndarray:
+        nonlocal size
+        if len(inputs) != size:  # Costs next to nothing: 5 µs for the digits' model, 0.1 ms for one of 1.7 M weights.
+            interpreter.resize_tensor_input(given["index"], inputs.shape)
+            interpreter.allocate_tensors()
+            size = len(inputs)
+        # An int8 model takes uint8 on the scale that calibration found, as a rule 1 with zero at 0.
+        if given["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
+            inputs = np.clip(np.round(inputs / scale) + zero_point, 0, 255)
+        interpreter.set_tensor(given["index"], inputs.astype(given["dtype"]))
+        interpreter.invoke()
+        return interpreter.get_tensor(answer["index"])
+
+    holds_one = given["shape_signature"][0] == 1
+    answers: Predict = _one_at_a_time(path, num_threads or os.cpu_count() or 1) if holds_one else predict
+    return lambda inputs: answers(inputs) * factor + addend
+
+
+def _one_at_a_time(path: Path, num_threads: int) -> Predict:
+    """For a model with loops, whose batch is fixed at 1. Its steps are small: an interpreter per thread is faster."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for _ in range(num_threads):
+        interpreter = Interpreter(model_path=str(path), num_threads=1)
+        interpreter.allocate_tensors()
+        free.put(interpreter)
+    pool = ThreadPoolExecutor(num_threads)
+
+    def predict_one(row: np.ndarray) -> np.ndarray:
+        interpreter = free.get()
+        try:
+            given = interpreter.get_input_details()[0]
+            interpreter.set_tensor(given["index"], row[None].astype(given["dtype"]))
+            interpreter.invoke()
+            return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        finally:
+            free.put(interpreter)
+
+    return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
+
+
+def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
+    """A LiteRT file of one step of a language model as a function, and the size of its state."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
+    inputs = {given["dtype"]: given for given in interpreter.get_input_details()}
+    tokens, states, answer = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
+    size = 0
+
+    def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal size
+        if len(ids) != size:
+            interpreter.resize_tensor_input(tokens["index"], ids.shape)
+            interpreter.resize_tensor_input(states["index"], state.shape)
+            interpreter.allocate_tensors()
+            size = len(ids)
+        interpreter.set_tensor(tokens["index"], np.ascontiguousarray(ids, np.int32))
+        interpreter.set_tensor(states["index"], state)
+        interpreter.invoke()
+        both = interpreter.get_tensor(answer["index"])
+        return both[:, :num_classes], both[:, num_classes:]
+
+    return step, int(states["shape_signature"][1])
+
+
+def _last_answers(step: Step, state_size: int, num_classes: int) -> Predict:
+    """What comes after each text: int32[N, length] ids, 0 behind the last → float32[N, classes]."""
+
+    def predict(texts: np.ndarray) -> np.ndarray:
+        known = texts != PADDING
+        last = np.where(known.any(1), texts.shape[1] - 1 - known[:, ::-1].argmax(1), 0)
+        answers = np.empty((len(texts), num_classes), np.float32)
+        state = np.zeros((len(texts), state_size), np.float32)
+        for position in range(int(last.max()) + 1):
+            probabilities, state = step(texts[:, position], state)
+            answers[last == position] = probabilities[last == position]
+        return answers
+
+    return predict

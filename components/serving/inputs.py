@@ -1,0 +1,352 @@
+"""Files, folders, arrays and texts of a user's, read as an exported model takes them."""
+
+import contextlib
+import csv
+import dataclasses
+import functools
+import io
+import itertools
+import json
+import math
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from components import storage
+from components.artifacts import EXPORT_FILE
+from components.errors import InputError
+from components.generation import Alphabet, generate
+from components.images import ImageRule, UnreadableImageError, decode_pixels
+from components.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    ImageInput,
+)
+from components.serving.exported import BATCH_SIZE, load_model
+from components.serving.instances import parse_line
+from components.table import printable
+from components.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
+
+_T = TypeVar("_T")
+
+
+_ARRAY_SUFFIXES = (".npy", ".npz")
+
+
+_TEXT_SUFFIXES = (".txt", ".csv")
+
+
+_STDIN = "-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """A prompt, and what a language model writes after it."""
+
+    prompt: str
+    text: str
+
+
+def is_language_model(export_dir: Path) -> bool:
+    """Whether an export continues texts; False also for what is no export."""
+    try:
+        return json.loads((export_dir / EXPORT_FILE).read_bytes())["task"] == LANGUAGE_MODEL
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def continue_texts(
+    export_dir: Path,
+    prompts: Sequence[str],
+    length: int = 200,
+    temperature: float = 0.8,
+    seed: int = 0,
+    use_int8: bool = False,
+) -> Iterator[Continuation]:
+    """Let a language model write on.
+
+    Args:
+        export_dir: What export_model wrote.
+        prompts: Texts to continue; a character that the training text has none of is read as unknown. `-` is stdin, a
+            text a line, or JSON as the server takes it.
+        length: Characters to add.
+        temperature: 1 draws by the probabilities, less prefers the likely ones, 0 always takes the likeliest.
+        seed: Equal ones give equal texts, on the same kind of machine.
+        use_int8: Use the int8 model.
+
+    Raises:
+        InputError: If the export cannot be read, a prompt is empty, or a number is out of range.
+    """
+    if length < 1:
+        raise InputError(f"--length must be at least 1. Received: {length}.")
+    if not 0 <= temperature < math.inf:
+        raise InputError(f"--temperature must not be negative, and finite. Received: {temperature}.")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"--seed must be at least 0 and below 2**32. Received: {seed}.")
+    model = load_model(export_dir, use_int8)
+    if model.step is None:
+        raise InputError(f"Cannot continue texts with {export_dir}: it takes {model.input}.")
+    alphabet = Alphabet(model.class_names)
+    for prompt in itertools.chain.from_iterable(_piped_texts() if one == _STDIN else [one] for one in prompts):
+        if not prompt:
+            raise InputError("Cannot continue an empty prompt: expected at least one character.")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"Cannot continue {prompt!r}: {error}. Expected text in UTF-8.") from error
+        ids = alphabet.encode(prompt)[None]
+        added = generate(model.step, model.state_size, ids, length, [temperature], seed)
+        yield Continuation(prompt, alphabet.decode(added[0].tolist()))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExamplePrediction:
+    """One input's name, or text, and what is said of it; see `ExportedModel.answer`."""
+
+    name: str
+    classes: tuple[tuple[str, float], ...]
+    task: str = CLASSIFICATION
+
+
+def predict_inputs(
+    export_dir: Path,
+    inputs: Sequence[str],
+    top: int = 3,
+    use_int8: bool = False,
+    lines: bool = False,
+    column: str = "text",
+) -> Iterator[ExamplePrediction]:
+    """Answer images or texts, however many.
+
+    Args:
+        export_dir: What export_model wrote.
+        inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
+            channels)] arrays, whose labels (`y_test` beside `x_test`) are left out; images of another size are
+            resized. For one of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts
+            themselves.
+        top: Classes to name; labels and numbers are named all.
+        use_int8: Use the int8 model.
+        lines: A file holds a text a line.
+        column: Of a .csv file.
+
+    Raises:
+        InputError: If the export or an input cannot be read, or an array is of the wrong shape or type; of files in
+            folders in the end, once all others are answered.
+    """
+    if top < 1:
+        raise InputError(f"--top must be at least 1. Received: {top}.")
+    model = load_model(export_dir, use_int8)
+    unread: list[str] = []
+    for names, batch in _read_inputs(model.reader, inputs, lines, column, unread):
+        for start in range(0, len(batch), BATCH_SIZE):
+            answers = model.predict(batch[start : start + BATCH_SIZE])
+            for name, output in zip(names[start : start + BATCH_SIZE], answers, strict=True):
+                yield ExamplePrediction(name, model.answer(output, top), model.task)
+    if unread:
+        raise InputError(
+            f"{len(unread)} files cannot be read, the first one {unread[0]}; the lines above say why. All others were "
+            "answered. Repair or remove these."
+        )
+
+
+_Named = Iterator[tuple[Sequence[str], np.ndarray]]
+
+
+@functools.singledispatch
+def _read_inputs(reader: Any, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
+    """Names, and as many of what the model takes; files of folders that cannot be read are added to `unread`."""
+    raise TypeError(f"No reader for inputs of {type(reader)}.")
+
+
+def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Iterator[_T]:
+    """What is read from each file of a folder; what cannot be read is told of on stderr."""
+    for file in storage.list_files(folder):
+        path = f"{folder}/{file.name}"
+        try:
+            content = read(path)
+        except InputError as error:
+            unread.append(path)
+            print(printable(f"left out: {error}"), file=sys.stderr)
+            continue
+        yield content
+
+
+@_read_inputs.register
+def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
+    shape = reader.image_shape
+    for given in inputs:
+        if given == _STDIN:
+            yield from _piped_images(reader)
+        elif not storage.is_remote(given) and Path(given).is_dir():
+            for path, image in _of_folder(given, lambda path: (path, _read_image(path, shape)), unread):
+                yield [path], image
+        elif given.lower().endswith(_ARRAY_SUFFIXES):
+            for key, array in _read_arrays(given).items():
+                images = _check_array(f"{given}{key}", array, shape)
+                many = [f"{given}{key}[{i}]" for i in range(len(images))]
+                yield many if len(many) > 1 else [f"{given}{key}"], images
+        else:
+            yield [given], _read_image(given, shape)
+
+
+@_read_inputs.register
+def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
+    for given in inputs:
+        if given == _STDIN:
+            for text in _piped_texts():
+                yield [text], reader.encode_all([text])
+        elif not _names_a_file(given):
+            yield [given], reader.encode_all([given])
+        elif not storage.is_remote(given) and Path(given).is_dir():
+            for texts in _of_folder(given, lambda path: _read_texts(path, lines, column), unread):
+                yield list(texts), reader.encode_all(list(texts.values()))
+        else:
+            texts = _read_texts(given, lines, column)
+            yield list(texts), reader.encode_all(list(texts.values()))
+
+
+def _piped_images(reader: ImageInput) -> _Named:
+    """The image that stdin is, or those that its lines describe in JSON, as the server takes them."""
+    stdin: Any = sys.stdin.buffer  # A BufferedReader, whatever the annotations say.
+    if stdin.peek(1).lstrip()[:1] not in (b"{", b"["):
+        content = stdin.read()
+        if not content:
+            raise InputError(
+                "Cannot read stdin: it is empty. Expected an image file, or a line of JSON for each image."
+            )
+        yield [_STDIN], _decode_image("stdin", content, reader.image_shape)
+        return
+
+    for number, line in enumerate(stdin, 1):
+        if line.strip():
+            try:
+                yield [f"{_STDIN}:{number}"], parse_line(line, reader)
+            except InputError as error:
+                raise InputError(f"Cannot read line {number} of stdin: {error}") from error
+
+
+def _piped_texts() -> Iterator[str]:
+    """The texts that stdin has, a line each: as it stands, or as `{"text": "…"}`."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"Cannot read line {number} of stdin: {error}. Expected text in UTF-8.") from error
+        yield _text_of(text)
+
+
+def _text_of(line: str) -> str:
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            instance = json.loads(line)
+            if isinstance(instance, dict) and instance.keys() == {"text"} and isinstance(instance["text"], str):
+                return instance["text"]
+    return line
+
+
+def _names_a_file(given: str) -> bool:
+    """Whether it is a path and no text: it exists, or looks like one that should."""
+    if storage.is_remote(given) or given.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
+        return True
+    if "/" in given and not any(map(str.isspace, given)):
+        return True
+    try:
+        return bool(given) and Path(given).exists()
+    except (OSError, ValueError):  # A text may be too long for a path, or hold what no path can.
+        return False
+
+
+def _read_texts(path: str, lines: bool, column: str) -> dict[str, str]:
+    """The texts of a file, by name."""
+    if path.lower().endswith(".csv"):
+        texts = _read_column(path, column)
+    elif path.lower().endswith(_ARRAY_SUFFIXES):
+        texts = [text for key, array in _read_arrays(path).items() for text in _check_texts(f"{path}{key}", array)]
+    elif lines:
+        # Not splitlines, which also divides at characters that stand within a text.
+        texts = [line.removesuffix("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
+    else:
+        return {path: _read_text(path)}
+    if not texts:
+        raise InputError(f"Cannot read {path}: it holds no text. Expected at least one.")
+    return {f"{path}[{i}]": text for i, text in enumerate(texts)}
+
+
+def _check_texts(name: str, array: np.ndarray) -> list[str]:
+    if array.dtype.kind != "U" or array.ndim != 1:
+        raise InputError(f"Cannot use {name}: expected str[N], received {array.dtype}{list(array.shape)}.")
+    return array.tolist()
+
+
+def _read_text(path: str) -> str:
+    try:
+        return storage.read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Cannot read {path}: {error}. Expected text in UTF-8.") from error
+
+
+def _read_column(path: str, column: str) -> list[str]:
+    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
+    try:
+        reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
+        rows = list(reader)
+    except csv.Error as error:
+        raise InputError(f"Cannot read {path}: {error}. Expected a CSV file.") from error
+    columns = list(reader.fieldnames or ())
+    if column not in columns or any(row[column] is None for row in rows):
+        raise InputError(
+            f"Cannot read {path}: expected the column {column!r} in every line, received {columns}. Name it with "
+            "--column."
+        )
+    return [row[column] for row in rows]
+
+
+def _read_image(path: str, shape: tuple[int, ...]) -> np.ndarray:
+    return _decode_image(path, storage.read_bytes(path), shape)
+
+
+def _decode_image(path: str, content: bytes, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        return decode_pixels(content, ImageRule((shape[0], shape[1]), shape[2]))[None]
+    except UnreadableImageError as error:
+        raise InputError(
+            f"Cannot read {path}: {error}. Expected an image file, a folder of them, or .npy/.npz."
+        ) from error
+
+
+def _read_arrays(path: str) -> dict[str, np.ndarray]:
+    try:
+        loaded: Any = np.load(io.BytesIO(storage.read_bytes(path)), allow_pickle=False)
+        arrays = {"": loaded}
+        if hasattr(loaded, "files"):
+            arrays = {f":{name}": loaded[name] for name in loaded.files if not _are_labels(name, loaded.files)}
+        if not arrays:
+            raise ValueError("it is empty")
+        return arrays
+    # zipfile raises RuntimeError where a file is encrypted, and NotImplementedError, which is one, for odd methods.
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"Cannot read {path}: {error}. Expected an array file without pickled objects.") from error
+
+
+def _are_labels(name: str, names: Sequence[str]) -> bool:
+    """Whether an array holds the labels of images beside it, as create_tfrecords reads both."""
+    images = {"y": "x", "labels": "images"}.get(name, f"x_{name[2:]}" if name.startswith("y_") else "")
+    return images in names
+
+
+def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    received = f"{array.dtype}{list(array.shape)}"
+    if shape[2] == 1 and array.shape[-2:] == shape[:2]:
+        array = array[..., None]
+    if array.ndim == 3:
+        array = array[None]
+    if array.dtype != np.uint8 or array.shape[1:] != shape or not len(array):
+        raise InputError(
+            f"Cannot use {name}: expected uint8[N, {', '.join(map(str, shape))}] in [0, 255], received {received}."
+        )
+    return array

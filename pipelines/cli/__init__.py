@@ -1,0 +1,5 @@
+"""The command `tpu-pipelines`: a file for each group of commands."""
+
+from pipelines.cli.main import main
+
+__all__ = ["main"]

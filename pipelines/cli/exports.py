@@ -1,0 +1,131 @@
+"""Commands that use an exported model: predict, serve."""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipelines.cli.options import DONE, add_workspace, show_text
+
+_SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
+
+
+def _add_model(command: Any) -> None:
+    command.add_argument(
+        "model",
+        metavar="MODEL",
+        help="an export folder, local or on gs://, a run's folder, or a registered model: NAME, NAME@ALIAS or "
+        "NAME@VERSION",
+    )
+    add_workspace(command)
+
+
+def _add_predict(commands: Any) -> None:
+    predict = commands.add_parser(
+        "predict",
+        help="answer images or texts, or continue a text, on CPU with an exported model",
+        description="Answer images or texts on CPU with an exported model: the likeliest classes, the labels above a "
+        "probability of 0.5, or the numbers of a regression; or continue a text. Needs no TensorFlow and no training "
+        "code.",
+    )
+    _add_model(predict)
+    predict.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="image files, folders of them, or .npy/.npz arrays; for a model of texts files, folders of them, "
+        ".csv files, .npy/.npz arrays of strings, or texts themselves; - reads an image, or a line for each instance, "
+        "from stdin: a text, or JSON as the server takes it",
+    )
+    predict.add_argument("--lines", action="store_true", help="a file holds a text a line")
+    predict.add_argument("--column", default="text", metavar="NAME", help="of a .csv file (default: text)")
+    predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per input (default: 3)")
+    predict.add_argument("--json", action="store_true", help="one JSON line per input")
+    predict.add_argument("--int8", action="store_true", help="use the int8 model")
+    writing = predict.add_argument_group("language models", "INPUT is a text to continue, as 'ROMEO:'")
+    writing.add_argument("--length", type=int, default=200, metavar="N", help="characters to write (default: 200)")
+    writing.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="1 draws by the probabilities, less prefers the likely, 0 takes the likeliest (default: 0.8)",
+    )
+    writing.add_argument("--seed", type=int, default=0, metavar="N", help="equal ones write equal texts (default: 0)")
+    predict.set_defaults(command=_predict)
+
+
+_ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": "values"}
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from components.registry.versions import fetch_folder
+    from pipelines.exports import find_export
+
+    with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
+        uri = find_export(arguments.model, arguments.workspace)
+        return _predict_with(fetch_folder(uri, Path(scratch)), arguments)
+
+
+def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
+    from components.serving.inputs import continue_texts, is_language_model, predict_inputs
+
+    if is_language_model(export_dir):
+        how = (arguments.length, arguments.temperature, arguments.seed, arguments.int8)
+        for written in continue_texts(export_dir, arguments.inputs, *how):
+            shown = {"input": written.prompt, "continuation": written.text}
+            if arguments.json:
+                print(json.dumps(shown, ensure_ascii=False))
+            else:
+                show_text(written.prompt + written.text)
+        return DONE
+    predictions = predict_inputs(
+        export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
+    )
+    for one in predictions:
+        if arguments.json:
+            print(json.dumps({"input": one.name, _ANSWERS[one.task]: dict(one.classes)}))
+        elif one.task == "regression":
+            show_text(f"{one.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in one.classes))
+        else:
+            named = "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes)
+            show_text(f"{_one_line(one.name)}  {named or 'no label'}")
+    return DONE
+
+
+def _one_line(name: str) -> str:
+    plain = " ".join(name.split())
+    return plain if len(plain) <= _SHOWN_CHARACTERS else f"{plain[:_SHOWN_CHARACTERS]}…"
+
+
+def _add_serve(commands: Any) -> None:
+    from components.command_line import add_params
+    from components.serving.params import ServeParams
+
+    serve = commands.add_parser(
+        "serve",
+        help="answer predictions over HTTP with an exported model",
+        description="Answer predictions over HTTP on CPU with an exported model, by Vertex AI's contract for custom "
+        "containers. Needs no TensorFlow and no training code. Ctrl-C ends it.",
+    )
+    _add_model(serve)
+    add_params(serve, ServeParams)
+    serve.set_defaults(command=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from components.command_line import params_from
+    from components.serving.params import ServeParams
+    from components.serving.server import serve
+    from pipelines.exports import find_export
+
+    serve(find_export(arguments.model, arguments.workspace), params_from(arguments, ServeParams))
+    return DONE
+
+
+COMMANDS: tuple[Callable[[Any], None], ...] = (
+    _add_predict,
+    _add_serve,
+)

@@ -1,0 +1,372 @@
+"""Commands that meet a cloud platform: compile, submit, retrain, status, cancel, schedule."""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.cli.options import (
+    DONE,
+    FAILED,
+    HERE,
+    REJECTED,
+    add_config,
+    add_target,
+    add_wait,
+    add_workspace,
+    show_text,
+)
+from pipelines.cli.runs import tell_outcome
+
+
+def _add_compile(commands: Any) -> None:
+    compile_ = commands.add_parser(
+        "compile",
+        help="write the pipeline as a file for a cloud platform",
+        description="Write the pipeline as a file for a cloud platform, training on the machine of the configuration. "
+        "Needs no account; settings that are known by now go into the file.",
+    )
+    add_config(compile_)
+    add_target(compile_, required=True)
+    compile_.add_argument("--output", type=Path, required=True, metavar="FILE", help="as pipeline.yaml")
+    compile_.set_defaults(command=_compile)
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    from pipelines.compile import compile_pipeline
+    from pipelines.config import load_config
+    from pipelines.settings import load_settings
+
+    config = load_config(arguments.config, arguments.overrides)
+    settings = load_settings(os.environ, arguments.settings)
+    compiled = compile_pipeline(config, arguments.target, arguments.output, settings)
+    _hint_at_tag(compiled.image)
+    for place, content in compiled.carried.items():
+        path = compiled.path.parent / Path(place).name
+        path.write_bytes(content)
+        print(f"hint: the model travels beside the pipeline: gcloud storage cp {path} {place}", file=sys.stderr)
+    print(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
+    print(compiled.timeout.reason)
+    return DONE
+
+
+def _check_data(config: Any) -> None:
+    """Refuse what would fail once it costs money. Data that would have to be downloaded first are left to the steps."""
+    from pipelines.checks import check_data
+    from pipelines.model_check import check_model_works, needs_check
+
+    if not config.data.source.startswith(("keras:", "tfds:")):
+        plan = check_data(config)
+        if needs_check(config):
+            check_model_works(config, plan)
+
+
+def _hint_at_tag(image: str) -> None:
+    from components.container import LOCAL_IMAGE, is_pinned
+
+    if image == LOCAL_IMAGE:
+        print(
+            f"hint: no platform can fetch the image {image!r}: it is the one that `make image` builds here. Push it, "
+            "and set TPU_PIPELINES_IMAGE; `submit`, `schedule` and `retrain` ask for that",
+            file=sys.stderr,
+        )
+        return
+    if not is_pinned(image):
+        print(
+            f"hint: the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
+            "TPU_PIPELINES_IMAGE=…@sha256:…",
+            file=sys.stderr,
+        )
+
+
+def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
+    from pipelines.settings import TARGET_SETTINGS, load_settings
+
+    settings = load_settings(os.environ, arguments.settings)
+    settings.require(*TARGET_SETTINGS[arguments.target])
+    from components.outages import Backoff
+
+    backoff = Backoff(report=lambda text: show_text(f"hint: {text}", sys.stderr))
+    return settings, importlib.import_module(f"pipelines.platforms.{arguments.target}").connect(settings), backoff
+
+
+def _add_submit(commands: Any) -> None:
+    submit = commands.add_parser(
+        "submit",
+        help="run the pipeline on a cloud platform",
+        description="Compile the pipeline and start it on a cloud platform. The same configuration, data and code are "
+        "the same run: it is started once, and found when it is submitted again. Where its machine cannot be had, the "
+        "fallbacks are tried.",
+    )
+    add_config(submit)
+    add_target(submit)
+    add_wait(submit)
+    submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
+    submit.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
+    submit.add_argument("--json", action="store_true", help="print the run as JSON, and nothing else, on stdout")
+    submit.set_defaults(command=_submit)
+
+
+def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """A run as it would be sent, the platform, and the same with its outages waited out."""
+    settings, platform, backoff = _connect(arguments)
+    from pipelines.compile import require_step_image
+    from pipelines.config import load_config
+    from pipelines.platforms.jobs import Retrying
+    from pipelines.submission import plan_submission
+
+    config = load_config(arguments.config, arguments.overrides)
+    plan = plan_submission(config, arguments.target, settings)
+    _check_data(config)
+    if not arguments.dry_run:
+        require_step_image(plan.image, arguments.target)
+    _hint_at_tag(plan.image)
+    return plan, platform, Retrying(platform, backoff)
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    plan, platform, submitter = _plan(arguments)
+    from pipelines.submission import submit
+
+    print(f"hint: {plan.timeout}", file=sys.stderr)
+    if arguments.dry_run:
+        _describe_dry_run(arguments, plan)
+        print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
+        return DONE
+    return _follow(arguments, plan, submit(plan, submitter, arguments.again), submitter)
+
+
+def _describe_dry_run(arguments: argparse.Namespace, plan: Any) -> None:
+    """Say on stderr, before the specification on stdout, what the run would be and what is missing."""
+    from pipelines.config import load_config
+    from pipelines.dry_run import describe
+    from pipelines.settings import load_settings
+
+    config = load_config(arguments.config, arguments.overrides)
+    settings = load_settings(os.environ, arguments.settings)
+    said = describe(config, plan, arguments.target, settings)
+    print(f"{config.name} for {arguments.target}, not sent (dry run)\n\n{said}\n", file=sys.stderr)
+
+
+def _follow(
+    arguments: argparse.Namespace, plan: Any, submission: Any, submitter: Any, facts: Mapping[str, Any] = {}
+) -> int:
+    """Wait for a run if that is asked for, and tell what is known of it, and `facts` beside."""
+    from pipelines.submission import wait
+
+    if arguments.wait:
+        submission = wait(plan, submission, submitter, _Progress(), arguments.poll_seconds)
+    return _tell(submission, arguments.json, facts)
+
+
+def _add_retrain(commands: Any) -> None:
+    retrain = commands.add_parser(
+        "retrain",
+        help="run again what has changed: for CI",
+        description="Run the pipeline if its data, configuration or code have changed since the last run of its name, "
+        "and say which. What was run before is not run again, unless it failed. May be started as often as there is "
+        "reason to look, on a platform also several times at once, and again after it was killed.",
+    )
+    add_config(retrain)
+    add_target(retrain, also=(HERE,))
+    add_workspace(retrain)
+    add_wait(retrain)
+    retrain.add_argument("--dry-run", action="store_true", help="say whether a run is needed, and why; start none")
+    retrain.add_argument("--force", action="store_true", help="run every step, though nothing has changed")
+    retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    retrain.set_defaults(command=_retrain)
+
+
+def _retrain(arguments: argparse.Namespace) -> int:
+    from pipelines.retrain import decide, decide_here, last_summary
+
+    if arguments.target == HERE:
+        from pipelines.config import load_config
+        from pipelines.run_local import RunOutcome, run_local
+
+        config = load_config(arguments.config, arguments.overrides)
+        decision = _forced(decide_here(config, arguments.workspace), arguments.force)
+        if not (facts := _announce(decision, arguments)):
+            return DONE
+        last = None if decision.needed else last_summary(config, arguments.workspace)
+        outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
+        return tell_outcome(outcome, arguments.json, facts)
+    from pipelines.submission import submit, without_cache
+
+    plan, _, submitter = _plan(arguments)
+    decision = _forced(decide(plan, submitter), arguments.force)
+    plan = without_cache(plan) if arguments.force else plan
+    if not (facts := _announce(decision, arguments)):
+        return DONE
+    if not decision.needed and not plan.has(decision.since):  # A schedule has started it.
+        return _tell(submitter.get(decision.since), arguments.json, facts)
+    return _follow(arguments, plan, submit(plan, submitter, again=decision.needed), submitter, facts)
+
+
+def _forced(decision: Any, force: bool) -> Any:
+    """The decision, or that a run is needed because it is asked for."""
+    if not force or decision.needed:
+        return decision
+    return dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
+
+
+def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Say whether a run is needed; what JSON output says of it, or nothing if that is all that was asked."""
+    words = f"{'needed' if decision.needed else 'not needed'}: {decision.reason}"
+    facts = {"retrain": dataclasses.asdict(decision)}
+    if arguments.dry_run:
+        print(json.dumps(facts) if arguments.json else words)
+        return {}
+    print(words, file=sys.stderr, flush=True)
+    return facts
+
+
+class _Progress:
+    """Prints what is new of a run."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def __call__(self, submission: Any) -> None:
+        lines = [f"{submission.job_id}: {submission.state} on {submission.machine}, {submission.url}"]
+        lines += [f"[{step}] {state}" for step, state in submission.steps.items()]
+        for line in lines:
+            if (key := f"{submission.job_id} {line}") not in self._known:
+                self._known.add(key)
+                show_text(line, sys.stderr)
+
+
+def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
+    """Print what is known of a run; the exit code that goes with it."""
+    from pipelines.platforms.jobs import State
+
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(submission), "promoted": submission.promoted, **facts}))
+    else:
+        print(f"{submission.job_id}: {submission.state}, to train on {submission.machine}\n")
+        for step, state in submission.steps.items():
+            print(f"  {step:<20}{state}")
+        print(f"\n  run   {submission.url}\n  logs  {submission.logs_url}")
+    if submission.state in (State.FAILED, State.CANCELLED):
+        show_text(f"error: {submission.error or submission.state}", sys.stderr)
+        print("hint: `tpu-pipelines submit … --again` starts it once more", file=sys.stderr)
+        return FAILED
+    return REJECTED if submission.state is State.SUCCEEDED and not submission.promoted else DONE
+
+
+def _add_status(commands: Any) -> None:
+    status = commands.add_parser(
+        "status",
+        help="what became of a run on a cloud platform",
+        description="Say what became of the newest run of a name; exits as `submit --wait` does.",
+    )
+    status.add_argument("name", metavar="NAME", help="of the configuration, or the id of a job")
+    add_target(status)
+    status.add_argument("--json", action="store_true", help="print the run as JSON, and nothing else, on stdout")
+    status.set_defaults(command=lambda arguments: _tell(_latest(arguments)[1], arguments.json))
+
+
+def _add_cancel(commands: Any) -> None:
+    cancel = commands.add_parser("cancel", help="stop a run on a cloud platform", description="Stop the newest run.")
+    cancel.add_argument("name", metavar="NAME", help="of the configuration, or the id of a job")
+    add_target(cancel)
+    cancel.set_defaults(command=_cancel)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    submitter, submission = _latest(arguments)
+    if submission.state.is_final:
+        print(f"{submission.job_id}: {submission.state} already")
+        return DONE
+    submitter.cancel(submission.job_id)
+    print(f"{submission.job_id}: being cancelled")
+    return DONE
+
+
+def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The platform, and the newest run of a name."""
+    settings, platform, backoff = _connect(arguments)
+    from components.errors import InputError
+    from pipelines.platforms.jobs import Retrying
+
+    submitter = Retrying(platform, backoff)
+    if (submission := submitter.latest(arguments.name)) is None:
+        where = f"in {settings.project}, {settings.region}"
+        if arguments.target == "kubeflow":
+            from pipelines.settings import hide_credentials
+
+            where = f"at {hide_credentials(settings.kfp_host)}"
+        raise InputError(
+            f"There is no run {arguments.name!r} {where}: expected the name of a configuration that was submitted, or "
+            "the id of a job. Check the name and the settings."
+        )
+    return submitter, submission
+
+
+def _add_schedule(commands: Any) -> None:
+    schedule = commands.add_parser(
+        "schedule",
+        help="run the pipeline on a cloud platform at certain times",
+        description="Create the schedule of a configuration or change it, and print what changes; there is one for "
+        "each name. The platform starts its runs on the configuration's machine; it knows no fallbacks.",
+    )
+    add_config(schedule)
+    actions = schedule.add_mutually_exclusive_group(required=True)
+    actions.add_argument("--cron", metavar="EXPRESSION", help="as '0 3 * * *' or 'TZ=Europe/Berlin 0 3 * * 1-5'")
+    for action, text in (("pause", "start no more runs"), ("resume", "start runs again"), ("delete", "forget it")):
+        actions.add_argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
+    add_target(schedule)
+    schedule.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
+    schedule.set_defaults(command=_schedule)
+
+
+def _schedule(arguments: argparse.Namespace) -> int:
+    settings, platform, backoff = _connect(arguments)
+    from pipelines.compile import require_step_image
+    from pipelines.config import load_config
+    from pipelines.schedule import change_state, check_cron, upsert
+    from pipelines.submission import plan_submission, put_carried
+
+    config = load_config(arguments.config, arguments.overrides)
+    dry = " (dry run)" if arguments.dry_run else ""
+    if arguments.action:
+        done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
+        for one in change_state(platform, config.name, arguments.action, backoff, arguments.dry_run):
+            print(f"{config.name}: {done}, schedule {one.schedule_id} at {one.cron!r}")
+        return DONE
+    check_cron(arguments.cron)
+    plan = plan_submission(config, arguments.target, settings)
+    _check_data(config)
+    if not arguments.dry_run:
+        require_step_image(plan.image, arguments.target)
+    _hint_at_tag(plan.image)
+    if not arguments.dry_run:
+        put_carried(plan)
+    change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
+    if change.difference:
+        show_text(change.difference)
+    state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
+    print(f"{config.name}: {change.action}{dry}, {state}\n{change.schedule.url}")
+    if change.duplicates:
+        print(
+            f"hint: other schedules have this name and run beside it: {', '.join(change.duplicates)}. `--delete` "
+            "deletes all of them",
+            file=sys.stderr,
+        )
+    return DONE
+
+
+COMMANDS: tuple[Callable[[Any], None], ...] = (
+    _add_compile,
+    _add_submit,
+    _add_retrain,
+    _add_status,
+    _add_cancel,
+    _add_schedule,
+)

@@ -1,0 +1,195 @@
+"""Commands about runs on this machine: run, compare."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.cli.options import BAD_INPUT, DONE, FAILED, REJECTED, add_config, add_workspace, show_text
+
+_HEADLINES = (
+    "bits_per_character",
+    "accuracy",
+    "micro_f1",
+    "r2",
+    "mean_absolute_error",
+    "loss",
+    "macro_f1",
+    "mean_average_precision",
+)
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run the whole pipeline on this machine",
+        description="Run the whole pipeline on this machine. Unchanged steps are taken from the last run.",
+    )
+    add_config(run, default="digits")
+    add_workspace(run)
+    run.add_argument("--json", action="store_true", help="print the summary, and nothing else, on stdout")
+    run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess")
+    run.add_argument("--force", action="store_true", help="run every step, also those that are unchanged")
+    run.set_defaults(command=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pipelines.config import load_config
+    from pipelines.run_local import run_local
+
+    config = load_config(arguments.config, arguments.overrides)
+    return tell_outcome(run_local(config, arguments.workspace, arguments.runner, arguments.force), arguments.json)
+
+
+def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
+    """Print what became of a local run; the exit code that goes with it."""
+    summary = outcome.summary
+    if as_json:
+        print(json.dumps({**summary, **facts}))
+    else:
+        show_text(_describe(summary))
+    if summary["status"] == "failed":
+        show_text(f"error: {summary['error']}", sys.stderr)
+        return BAD_INPUT if outcome.is_input_error else FAILED
+    if summary["status"] == "rejected":
+        run_dir = os.path.relpath(Path(summary["artifacts"]["evaluation"]).parent)
+        print(f"hint: to try the model all the same: tpu-pipelines export {run_dir}", file=sys.stderr)
+    return DONE if summary["status"] == "succeeded" else REJECTED
+
+
+def _describe(summary: dict[str, Any]) -> str:
+    lines = [f"{summary['config']['name']}: {summary['status']} in {summary['seconds']:.1f} s", ""]
+    for name, step in summary["steps"].items():
+        time = "cached" if step["cached"] else f"{step['seconds']:.1f} s" if step["seconds"] else ""
+        lines.append(f"  {name:<20}{step['state']:<11}{time:>8}")
+    if preflight := summary["preflight"]:
+        lines += ["", f"  preflight: {preflight['summary']}"]
+    metrics = summary["metrics"]
+    if metrics:
+        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if name in metrics)
+        lines += ["", f"  test: {shown} ({metrics['num_examples']:,} examples)"]
+        lines += [f"  gate: {'promoted' if summary['gate']['promote'] else 'not promoted'}"]
+        lines += [f"        {reason}" for reason in summary["gate"]["reasons"]]
+    lines += _describe_export(summary["export"])
+    if deployment := summary["deployment"]:
+        line = f"  {deployment['model_name']} version {deployment['version']} is the {deployment['alias']}"
+        lines += ["", line + (f", after {deployment['previous']}" if deployment["previous"] else "")]
+    if summary["artifacts"]:
+        lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary["artifacts"].items()]
+    return "\n".join(lines)
+
+
+def _describe_export(export: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, facts in export.get("formats", {}).items():
+        judged = next((f"{figure} {facts[figure]:.4f}  " for figure in _HEADLINES if facts.get(figure) is not None), "")
+        lines.append(
+            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged}"
+            f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
+        )
+    return lines + [f"  {name:<12}left out: {reason}" for name, reason in export.get("left_out", {}).items()]
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="export a run's model whatever the gate says, to try it",
+        description="Export the model that a run has trained, also one that the gate has rejected, to try it with "
+        "`predict` and `serve`. Registers and promotes nothing; the next run of that name takes the export away.",
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, as runs/digits")
+    export.add_argument("--set", action="append", default=[], metavar="EXPORT.KEY=VALUE", dest="overrides")
+    export.add_argument("--output", type=Path, metavar="DIR", help="the export (default: RUN/export)")
+    export.add_argument("--json", action="store_true", help="print export.json, and nothing else, on stdout")
+    export.set_defaults(command=_export)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from pipelines.export_run import export_run
+
+    output = arguments.output or arguments.run / "export"
+    export = export_run(arguments.run, arguments.overrides, output)
+    print(json.dumps(export) if arguments.json else "\n".join([*_describe_export(export), "", os.path.relpath(output)]))
+    return DONE
+
+
+def _add_compare(commands: Any) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="several runs side by side",
+        description="Show runs side by side: metrics, speed, sizes, and in what their configurations differ; and write "
+        "a page that shows their training curves too.",
+    )
+    compare.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, as runs/digits; others are left out"
+    )
+    compare.add_argument(
+        "--output", type=Path, metavar="FILE", help="the page (default: comparison.html beside the first run)"
+    )
+    forms = compare.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    forms.add_argument("--markdown", action="store_true", help="print a Markdown table with a line for each run")
+    compare.set_defaults(command=_compare)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from pipelines import comparison
+
+    runs, others = comparison.select_runs(arguments.runs)
+    path = arguments.output or runs[0].resolve().parent / "comparison.html"
+    comparison.check_page(path)
+    found = comparison.compare(runs)
+    if others:
+        show_text(f"hint: left out, as no run that has ended: {', '.join(map(str, others))}", sys.stderr)
+    comparison.write_page(found, path)
+    if arguments.json:
+        print(json.dumps(found.as_dict()))
+    elif arguments.markdown:
+        show_text(comparison.as_markdown(found))
+    else:
+        show_text(f"{comparison.as_text(found)}\n\n{os.path.relpath(path)}")
+    return DONE
+
+
+def _add_runs(commands: Any) -> None:
+    runs = commands.add_parser(
+        "runs",
+        help="list the runs of a workspace, or delete earlier ones",
+        description="list [NAME]: every run that is kept, of one name or of all: when it ended, what became of it, its "
+        "figures and its size. clean [NAME]: delete earlier runs, and cached steps that no run is made of any more.",
+    )
+    runs.add_argument("action", nargs="?", choices=("list", "clean"), default="list", help="(default: list)")
+    runs.add_argument("name", nargs="?", default="", metavar="NAME", help="of the configuration (default: all)")
+    add_workspace(runs)
+    runs.add_argument("--keep", type=int, default=0, metavar="N", help="clean: earlier runs to keep (default: 0)")
+    runs.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    runs.set_defaults(command=_runs)
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from components.errors import InputError
+    from pipelines import history
+
+    if arguments.action == "list":
+        rows = history.as_rows(arguments.workspace, arguments.name)
+        show_text(json.dumps(rows) if arguments.json else history.as_table(rows))
+        return DONE
+    from pipelines.run_local import clean_runs
+
+    if arguments.keep < 0:
+        raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
+    names = [arguments.name] if arguments.name else history.names(arguments.workspace)
+    dropped = [str(path) for name in names for path in clean_runs(arguments.workspace, name, arguments.keep)]
+    show_text(json.dumps(dropped) if arguments.json else "\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
+    return DONE
+
+
+COMMANDS: tuple[Callable[[Any], None], ...] = (
+    _add_run,
+    _add_export,
+    _add_compare,
+    _add_runs,
+)

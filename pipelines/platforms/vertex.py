@@ -1,0 +1,274 @@
+"""Vertex AI: pipeline jobs, and schedules of them."""
+
+import contextlib
+import dataclasses
+import datetime
+import re
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from components.errors import InputError
+from components.outages import ExistsError, MissingError, OutageError
+from components.vertex_service import VertexService, types
+from pipelines.platforms.custom_job import custom_job_name
+from pipelines.platforms.jobs import CACHED, DIGEST, Job, State, Submission, fingerprints_in, now
+from pipelines.platforms.schedules import Schedule
+from pipelines.settings import TARGET_SETTINGS, Settings
+
+_CONSOLE = "https://console.cloud.google.com"
+_TRAINING_TASK = "train-model"
+_STATES = {
+    "PIPELINE_STATE_SUCCEEDED": State.SUCCEEDED,
+    "PIPELINE_STATE_FAILED": State.FAILED,
+    "PIPELINE_STATE_CANCELLED": State.CANCELLED,
+    "PIPELINE_STATE_RUNNING": State.RUNNING,
+    "PIPELINE_STATE_CANCELLING": State.RUNNING,
+}
+# What Vertex says when it has no machine, or we may use no more of them.
+_NO_CAPACITY = re.compile(
+    r"RESOURCE_EXHAUSTED|STOCKOUT|RESOURCE_POOL_EXHAUSTED|resources are insufficient|no more capacity"
+    r"|exceed quota limits",
+    re.IGNORECASE,
+)
+# A program that ended quotes what it printed, which may be that the TPU's memory was exhausted: it had its machine.
+_PROGRAM_ENDED = re.compile(r"exited with a non-zero status")
+_ACTIVE_RUNS = 1  # Of a schedule: else runs that wait for a machine pile up.
+_RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
+
+
+class Vertex:
+    """Vertex AI as a `Submitter` and a `Scheduler`.
+
+    The service's own clients are used, not `aiplatform.PipelineJob`: that one makes a bucket that it does not find,
+    asks for the project's number, and keeps its settings for the whole process.
+
+    Args:
+        settings: Must have the project, the region and the bucket.
+        service: That of the settings, with the environment's credentials, if not given.
+        now: The time, in UTC.
+
+    Raises:
+        InputError: If settings are missing; names them all.
+    """
+
+    def __init__(
+        self, settings: Settings, service: VertexService | None = None, now: Callable[[], datetime.datetime] = now
+    ) -> None:
+        settings.require(*TARGET_SETTINGS["vertex"])
+        self._settings, self._now = settings, now
+        self._service = service or VertexService(settings.project, settings.region, settings.vertex_endpoint)
+        self._parent = f"projects/{settings.project}/locations/{settings.region}"
+
+    def _call(self, method: str, request: Any, kind: str = "PipelineService", region: str = "") -> Any:
+        """Call the service once; its errors become ours."""
+        return self._service.call(kind, method, request, region)
+
+    # Submitter
+
+    def _request(self, job: Job) -> Any:
+        v1, settings = types(), self._settings
+        return v1.CreatePipelineJobRequest(
+            parent=self._parent,
+            pipeline_job_id=job.job_id,
+            pipeline_job=v1.PipelineJob(
+                display_name=job.name,
+                pipeline_spec=job.specification,
+                runtime_config=v1.PipelineJob.RuntimeConfig(gcs_output_directory=settings.bucket),
+                labels=job.labels,
+                service_account=settings.service_account,
+                network=settings.network,
+            ),
+        )
+
+    def describe(self, job: Job) -> dict[str, Any]:
+        """The request that `create` sends, as JSON."""
+        from google.protobuf import json_format
+
+        return json_format.MessageToDict(types().CreatePipelineJobRequest.pb(self._request(job)))
+
+    def create(self, job: Job) -> Submission:
+        """Start a job; where there is one of its id already, find that."""
+        with contextlib.suppress(ExistsError):
+            return self._read(self._call("create_pipeline_job", self._request(job)))
+        found = self.get(job.job_id)
+        if found is None:
+            raise OutageError(f"{job.job_id} exists, and cannot be found: somebody is deleting it.")
+        return found
+
+    def get(self, job_id: str) -> Submission | None:
+        """A job, if there is one of that id."""
+        with contextlib.suppress(MissingError):
+            return self._read(self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"}))
+        return None
+
+    def latest(self, name: str) -> Submission | None:
+        """The newest job of a run, or the job that has this id."""
+        if re.fullmatch(r"[\w.-]+", name):
+            condition = f'display_name="{name}" AND labels.tpu_pipelines_run:*'
+            request = {"parent": self._parent, "filter": condition, "order_by": "create_time desc", "page_size": 1}
+            for job in self._call("list_pipeline_jobs", request):  # The first page is there.
+                # A listing does not say how the steps fare; one that is gone by now is found by nobody.
+                return self.get(job.name.rpartition("/")[2])
+        return self.get(name) if re.fullmatch(r"[a-z][-a-z0-9]*", name) else None
+
+    def cancel(self, job_id: str) -> None:
+        """Stop a job; nothing happens to one that has ended."""
+        try:
+            self._call("cancel_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"})
+        except InputError:
+            found = self.get(job_id)
+            if found is None or not found.state.is_final:
+                raise
+
+    def _read(self, job: Any) -> Submission:
+        """What a pipeline job of the service says, and the custom job that trains for it."""
+        job_id = job.name.rpartition("/")[2]
+        tasks = {task.task_name: task for task in job.job_detail.task_details}
+        state = _STATES.get(job.state.name, State.PENDING)
+        url = f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/runs/{job_id}"
+        query = f"?project={self._settings.project}"
+        found = Submission(
+            job_id=job_id,
+            name=job.display_name,
+            state=state,
+            machine=job.labels.get("tpu_pipelines_machine", ""),
+            url=url + query,
+            logs_url=url + query,
+            steps={name.replace("-", "_"): _step_state(task.state.name) for name, task in tasks.items()},
+            error=job.error.message if state is State.FAILED else "",
+            fingerprints=fingerprints_in(job.labels),
+            digest=job.labels.get(DIGEST, ""),
+        )
+        training = tasks.get(_TRAINING_TASK)
+        custom_job = self._custom_job(job) if training and state is not State.SUCCEEDED else None
+        if custom_job:
+            asked, end = custom_job.create_time, custom_job.end_time or self._now()
+            if not custom_job.start_time:
+                found = dataclasses.replace(found, waited_seconds=(end - asked).total_seconds())
+            where = f'resource.labels.job_id="{custom_job.name.rpartition("/")[2]}"'
+            logs_url = f"{_CONSOLE}/logs/query;query={urllib.parse.quote(where)}{query}"
+            found = dataclasses.replace(found, logs_url=logs_url)
+        if state is not State.FAILED:
+            return found
+        errors = [(name, task.error) for name, task in tasks.items() if task.state.name == "FAILED"]
+        lacking = [error for name, error in errors if name == _TRAINING_TASK]
+        if custom_job and custom_job.error.message:
+            errors, lacking = [(_TRAINING_TASK, custom_job.error)], [custom_job.error]
+        elif lacking and custom_job is None:  # Refused at creation, as for want of quota: maybe only the job says why.
+            lacking.append(job.error)
+        said = "; ".join(f"{name.replace('-', '_')}: {error.message}" for name, error in errors if error.message)
+        return dataclasses.replace(
+            found, error=said or found.error, lacks_machine=any(is_out_of_capacity(e.code, e.message) for e in lacking)
+        )
+
+    def _custom_job(self, job: Any) -> Any:
+        """The custom job that trains, or did last, for a pipeline job."""
+        region = job.labels.get("tpu_pipelines_region") or self._settings.region
+        request = {
+            "parent": f"projects/{self._settings.project}/locations/{region}",
+            "filter": f'display_name="{custom_job_name(job.name.rpartition("/")[2])}"',
+        }
+        found = self._service.list("JobService", "list_custom_jobs", request, region)
+        return max(found, key=lambda custom_job: custom_job.create_time, default=None)
+
+    # Scheduler
+
+    def schedules(self, name: str) -> list[Schedule]:
+        """All schedules of a name, the oldest first."""
+        request = {"parent": self._parent, "filter": f'display_name="{name}"'}
+        found = self._service.list("ScheduleService", "list_schedules", request)
+        return [self._read_schedule(one) for one in sorted(found, key=lambda one: (one.create_time, one.name))]
+
+    def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
+        """What a schedule says that is ours to say."""
+        return self._read_schedule(self._schedule(job, cron)).content
+
+    def create_schedule(self, job: Job, cron: str) -> Schedule:
+        """A new schedule."""
+        request = {"parent": self._parent, "schedule": self._schedule(job, cron)}
+        return self._read_schedule(self._call("create_schedule", request, "ScheduleService"))
+
+    def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
+        """The same schedule of another job, or at another time."""
+        schedule = self._schedule(job, cron)
+        schedule.name = self._schedule_name(schedule_id)
+        fields = ["cron", "create_pipeline_job_request", "max_concurrent_active_run_count"]
+        request = {"schedule": schedule, "update_mask": {"paths": fields}}
+        return self._read_schedule(self._call("update_schedule", request, "ScheduleService"))
+
+    def pause_schedule(self, schedule_id: str) -> None:
+        """Start no more runs."""
+        self._call("pause_schedule", {"name": self._schedule_name(schedule_id)}, "ScheduleService")
+
+    def resume_schedule(self, schedule_id: str) -> None:
+        """Start runs again; those that were missed stay so."""
+        request = {"name": self._schedule_name(schedule_id), "catch_up": False}
+        self._call("resume_schedule", request, "ScheduleService")
+
+    def delete_schedule(self, schedule_id: str) -> None:
+        """Forget a schedule; nothing happens to one that is not there."""
+        with contextlib.suppress(MissingError):
+            self._call("delete_schedule", {"name": self._schedule_name(schedule_id)}, "ScheduleService")
+
+    def _schedule_name(self, schedule_id: str) -> str:
+        return f"{self._parent}/schedules/{schedule_id}"
+
+    def _schedule(self, job: Job, cron: str) -> Any:
+        request = self._request(job)
+        request.pipeline_job_id = ""  # Each run has an id of its own.
+        return types().Schedule(
+            display_name=job.name,
+            cron=cron,
+            max_concurrent_run_count=1,  # Required, and of the requests that start runs alone.
+            max_concurrent_active_run_count=_ACTIVE_RUNS,
+            create_pipeline_job_request=request,
+        )
+
+    def _read_schedule(self, schedule: Any) -> Schedule:
+        from google.protobuf import json_format
+
+        job = schedule.create_pipeline_job_request.pipeline_job
+        plain = json_format.MessageToDict(type(job).pb(job))
+        content = {
+            "cron": schedule.cron,
+            "active_runs": schedule.max_concurrent_active_run_count,
+            "output": job.runtime_config.gcs_output_directory,
+            **{key: plain.get(key, "") for key in ("labels", "serviceAccount", "network", "pipelineSpec")},
+        }
+        schedule_id = schedule.name.rpartition("/")[2]
+        next_run = schedule.next_run_time
+        return Schedule(
+            schedule_id=schedule_id,
+            name=schedule.display_name,
+            cron=schedule.cron,
+            is_paused=schedule.state.name == "PAUSED",
+            content=content,
+            next_run=f"{next_run:%Y-%m-%d %H:%M} UTC" if next_run else "",
+            url=f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/schedules/{schedule_id}"
+            f"?project={self._settings.project}",
+        )
+
+
+def connect(settings: Settings) -> Vertex:
+    """Vertex AI, with the environment's credentials."""
+    return Vertex(settings)
+
+
+def _step_state(name: str) -> str:
+    """A task's state in our words: Vertex says of one that the cache answers that it is skipped."""
+    return CACHED if name == "SKIPPED" else name.lower()
+
+
+def is_out_of_capacity(code: int, message: str) -> bool:
+    """Whether an error of a training job says that its machine cannot be had now.
+
+    Example:
+        >>> is_out_of_capacity(9, "Resources are insufficient in region: us-west1.")
+        True
+        >>> is_out_of_capacity(3, "The replica workerpool0-0 exited with a non-zero status of 1: RESOURCE_EXHAUSTED")
+        False
+    """
+    if _PROGRAM_ENDED.search(message):
+        return False
+    return code == _RESOURCE_EXHAUSTED or bool(_NO_CAPACITY.search(message))

@@ -1,0 +1,265 @@
+"""The step on the digits, with the real compiler in its child."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from components.errors import InputError
+from components.interface import ImageInput, Interface
+from components.machine_spec import parse_machine
+from components.preflight_training import PreflightParams, preflight_training
+from components.preflight_training.data import DataFacts, HostRate
+from components.preflight_training.examining import examine
+from components.preflight_training.params import timeout_seconds
+from components.train_model import TrainParams
+from tests.components.preflight_training.conftest import SMALL
+
+pytestmark = pytest.mark.usefixtures("warm_compiler")
+
+_PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3), machine="v5e-1")
+# A host whose rate is known, so that waiting can be calculated: with as many CPUs as v5e-1's own.
+_DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 24))
+
+
+def _examine(cache_dir, data=_DATA, **changes):
+    of_training = {name: changes.pop(name) for name in tuple(changes) if hasattr(_PARAMS.training, name)}
+    params = dataclasses.replace(_PARAMS, training=dataclasses.replace(_PARAMS.training, **of_training), **changes)
+    (report,) = examine(params, data, [params.machine_spec], cache_dir).machines
+    return report
+
+
+@pytest.fixture(scope="session")
+def preflighted(digits_records, cache_dir, tmp_path_factory):
+    """The step's result and its folder. Not to be written to."""
+    output = tmp_path_factory.mktemp("preflighted") / "preflight"
+    return preflight_training(_PARAMS, digits_records, output, cache_dir), output
+
+
+def test_result_is_what_the_report_says(preflighted):
+    result, output = preflighted
+    report = json.loads((output / "preflight.json").read_text())
+    (one,) = report["machines"]
+    assert result.passed
+    assert result.reasons == ()
+    assert (result.machine, result.verdict) == (one["machine"], one["verdict"]) == ("v5e-1", "fits")
+    assert result.step_ms == one["step"]["compute_ms"]  # One chip: nothing to sum.
+    assert result.epoch_seconds == one["epoch"]["seconds"]
+    assert result.usd_per_run == one["cost"]["usd_per_run"]
+    assert one["passed"] is True
+    assert (report["backend"], report["precision"]) == ("jax", "mixed_bfloat16")
+    assert report["compiler"]["libtpu"]
+    assert {path.name for path in output.iterdir()} == {"preflight.json", "preflight.html"}
+
+
+def test_time_and_price_follow_from_the_step(cache_dir):
+    report = _examine(cache_dir)
+    assert report.epoch.steps == 40  # 1,259 in 32s.
+    assert report.epoch.device_seconds == pytest.approx(40 * report.step.total_ms / 1e3)
+    assert report.epoch.seconds == pytest.approx(max(40 * 32 / 100_000, report.epoch.device_seconds))
+    assert report.cost.usd_per_hour == 1.2
+    assert report.cost.usd_per_run == pytest.approx(3 * 1.2 * report.epoch.seconds / 3600)
+    assert sum(layer.share for layer in report.layers) == pytest.approx(1)
+    assert sum(layer.ms for layer in report.layers) == pytest.approx(report.step.compute_ms)
+    assert 0 < report.peak_bytes < report.capacity_bytes
+
+
+def test_the_machines_own_host_feeds_it(cache_dir):
+    """What runs preflight on a platform has 4 CPUs: v5e-1's host has 24."""
+    small = dataclasses.replace(_DATA, host=dataclasses.replace(_DATA.host, cpus=4))
+    report = _examine(cache_dir, small)
+    assert (report.host_cpus, report.feed_per_second) == (24, 600_000)
+    assert report.epoch.seconds == pytest.approx(max(40 * 32 / 600_000, report.epoch.device_seconds))
+    assert report.fed_by(small.host) == (
+        "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 by this machine (4 CPUs, from memory)"
+    )
+    unknown = _examine(cache_dir, small, machine="v2-8")
+    assert (unknown.host_cpus, unknown.feed_per_second) == (0, 100_000), "nobody says what its host has"
+
+
+def test_a_training_gets_the_time_of_the_slower_host(cache_dir):
+    slow = dataclasses.replace(_DATA, host=HostRate(1.0, 0.1, False, 4))
+    report = _examine(cache_dir, slow)
+    assert report.timeout_seconds == timeout_seconds(3 * 40 * 32 / 0.1)
+    assert _examine(cache_dir).timeout_seconds == 4 * 3600
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [
+        ({"max_step_ms": 1e-6}, "a step takes .*s on v5e-1, max_step_ms=1e-06"),
+        ({"max_price_usd": 1e-9}, r"a run of 3 epochs on v5e-1 costs <?\$.*, max_price_usd=1e-09"),
+        ({"max_host_wait": 0.01}, "v5e-1 would wait for data .*% of the time, max_host_wait=0.01"),
+    ],
+)
+def test_each_budget_gives_its_reason(cache_dir, budget, reason):
+    report = _examine(cache_dir, **budget)
+    assert report.verdict == "fits"
+    assert not report.passed
+    (given,) = report.reasons
+    assert re.search(reason, given)
+
+
+def test_budgets_that_are_kept_give_none(cache_dir):
+    assert _examine(cache_dir, max_step_ms=1e3, max_price_usd=10.0, max_host_wait=0.999).passed
+
+
+def test_a_price_budget_cannot_be_kept_without_a_price(cache_dir):
+    report = _examine(cache_dir, machine="7x-4", max_price_usd=100.0)
+    assert report.cost is None
+    (reason,) = report.reasons
+    assert reason.startswith("no trustworthy price is known for 7x-4")
+
+
+def test_a_step_larger_than_the_data_set_is_refused(cache_dir):
+    """As train_model refuses it."""
+    report = _examine(cache_dir, machine="v5e-8", batch_size_per_replica=158)
+    (reason,) = report.reasons
+    assert reason.startswith("one step takes 1,264 examples, and the training split has 1,259")
+
+
+def test_failure_tells_reason_layer_and_line(digits_records, cache_dir, tmp_path):
+    model = tmp_path / "branching.py"
+    model.write_text(
+        "import keras\n"
+        "class Special(keras.layers.Layer):\n"
+        "    def call(self, x):\n"
+        "        return x if x.mean() > 0.5 else 2 * x\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    return keras.Sequential([keras.Input(image_shape, dtype='uint8'), keras.layers.Rescaling(1 / 255),\n"
+        "        Special(name='special'), keras.layers.Flatten(), keras.layers.Dense(num_classes)])\n"
+    )
+    params = dataclasses.replace(_PARAMS, training=TrainParams(str(model)))
+    result = preflight_training(params, digits_records, tmp_path / "out", cache_dir)
+    assert not result.passed
+    assert (result.step_ms, result.epoch_seconds, result.usd_per_run) == (0.0, 0.0, 0.0)
+    (reason,) = result.reasons
+    assert reason.startswith("the training step does not compile on v5e-1: a shape or a branch depends on the data")
+    assert reason.endswith("(layer 'special', branching.py:4)")
+    # It is a result, with a page to read.
+    assert (tmp_path / "out" / "preflight.html").stat().st_size > 1000
+
+
+def test_a_model_that_cannot_be_rebuilt_is_refused_though_it_fits(cache_dir, tmp_path):
+    model = tmp_path / "mine.py"
+    model.write_text(
+        "import keras\n"
+        "class Special(keras.layers.Layer):\n"
+        "    def call(self, x):\n"
+        "        return 2 * x\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    return keras.Sequential([keras.Input(image_shape, dtype='uint8'), Special(), keras.layers.Flatten(),\n"
+        "        keras.layers.Dense(num_classes, activation='softmax')])\n"
+    )
+    report = _examine(cache_dir, model=str(model), model_parameters={})
+    assert (report.verdict, report.passed) == ("fits", False)
+    (reason,) = report.reasons
+    assert "cannot be rebuilt from its file" in reason
+
+
+_ATTENTION = """
+import types
+
+import jax
+import keras
+from keras import layers
+from keras.src.backend.jax import nn
+
+
+class SeenOnATpu(types.ModuleType):
+    def __getattr__(self, name):
+        return (lambda: [types.SimpleNamespace(platform="tpu")]) if name == "devices" else getattr(jax, name)
+
+
+nn.jax = SeenOnATpu("jax")
+
+
+def build_model(image_shape, num_classes):
+    image = keras.Input(image_shape, dtype="uint8")
+    places = layers.Dense(128)(layers.Reshape((128, 1))(layers.Rescaling(1 / 255)(image)))
+    answer = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 128)(places, places))
+    return keras.Model(image, layers.Dense(num_classes, activation="softmax", dtype="float32")(answer))
+"""
+
+
+def test_attention_is_the_same_on_a_tpu_as_here(cache_dir, tmp_path):
+    """Keras's own kernel for TPUs gives other numbers, and several replicas do not compile with it."""
+    (tmp_path / "attention.py").write_text(_ATTENTION)
+    data = dataclasses.replace(_DATA, interface=Interface(ImageInput((16, 8, 1), "raw"), 10))
+    report = _examine(cache_dir, data, model=str(tmp_path / "attention.py"), model_parameters={}, machine="v5e-8")
+    assert (report.verdict, report.reasons) == ("fits", ())
+
+
+def test_a_second_run_replaces_its_own_output_and_compiles_nothing(digits_records, preflighted, cache_dir, tmp_path):
+    first, _ = preflighted
+    for _ in range(2):
+        again = preflight_training(_PARAMS, digits_records, tmp_path / "out", cache_dir)
+        assert again == first
+    (one,) = json.loads((tmp_path / "out" / "preflight.json").read_text())["machines"]
+    assert one["cached"] is True
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_of_something_else_is_refused(digits_records, cache_dir, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"thesis\.tex"):
+        preflight_training(_PARAMS, digits_records, tmp_path, cache_dir)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_mistake_leaves_nothing_behind(digits_records, cache_dir, tmp_path):
+    params = dataclasses.replace(_PARAMS, training=TrainParams("digits_cmm"))
+    with pytest.raises(InputError, match="digits_cnn"):
+        preflight_training(params, digits_records, tmp_path / "out", cache_dir)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(cache_dir):
+    fallbacks = [{"name": "v5e-1", "region": "us-west4"}, {"name": "v6e-1", "region": "us-central1", "spot": True}]
+    machine = parse_machine({"name": "v6e-1", "region": "asia-northeast1", "fallbacks": fallbacks})
+    report = examine(_PARAMS, _DATA, machine.candidates, cache_dir)
+    expected = [one.slice.price(one.region, one.spot) for one in machine.candidates]
+    assert [(one.cost.region, one.cost.kind, one.cost.usd_per_hour) for one in report.machines] == [
+        (price.region, price.kind, price.usd_per_hour) for price in expected
+    ]
+    assert len({price.usd_per_hour for price in expected}) == 3
+    assert [one.label for one in report.machines] == ["v6e-1 asia-northeast1", "v5e-1", "v6e-1 us-central1 spot"]
+
+
+def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):
+    largest = _examine(cache_dir).largest_batch
+    assert not largest.is_exact
+    assert largest.size > 32
+
+
+@pytest.mark.slow  # A dozen compilations: one or two minutes.
+def test_largest_batch_and_its_successor_are_compiled(tmp_path):
+    """Of an oversized batch, the batch that fits; of that one and its successor, the same as the search said."""
+    model = tmp_path / "wide.py"
+    model.write_text(
+        "import keras\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    return keras.Sequential([keras.Input(image_shape, dtype='uint8'), keras.layers.Flatten(),\n"
+        "        keras.layers.Dense(2**20), keras.layers.Dense(num_classes, activation='softmax')])\n"
+    )
+
+    def examine_batch(size):
+        return _examine(
+            tmp_path / "cache", model=str(model), model_parameters={}, machine="v2-8", batch_size_per_replica=size
+        )
+
+    huge = examine_batch(20_000)
+    assert huge.verdict == "does_not_fit"
+    assert huge.reasons[0].startswith("the training step does not fit on v2-8: ")
+    largest = huge.largest_batch
+    assert largest.is_exact
+    assert 0 < largest.size < 20_000
+    assert [examine_batch(size).verdict for size in (largest.size, largest.size + 1)] == ["fits", "does_not_fit"]
+
+
+def test_several_machines_come_in_the_order_asked_for(cache_dir):
+    machines = [parse_machine(name) for name in ("v6e-1", "v5e-1")]
+    report = examine(_PARAMS, _DATA, machines, cache_dir)
+    assert [one.machine for one in report.machines] == ["v6e-1", "v5e-1"]
+    assert report.advice[0].startswith("Cheapest: v5e-1")

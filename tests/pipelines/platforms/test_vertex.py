@@ -1,0 +1,691 @@
+"""Claims about Vertex AI, through its real client against a stateful fake."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1 as v1
+
+from components.container import LOCAL_IMAGE
+from components.errors import InputError
+from components.machine_spec import load_catalogue
+from components.models import digits_cnn
+from components.outages import Backoff, PlatformError
+from components.vertex_service import VertexService
+from pipelines.cli.main import main
+from pipelines.config import load_config
+from pipelines.platforms.jobs import Retrying, State
+from pipelines.platforms.vertex import Vertex, is_out_of_capacity
+from pipelines.settings import Settings
+from pipelines.submission import plan_submission, submit, wait
+from tests.cli import QUICK
+from tests.fakes.clock import Clock
+from tests.fakes.execution import RunOnCpu, Simulate
+from tests.fakes.vertex import FakeVertex
+
+SETTINGS = Settings(
+    project="my-project",
+    region="us-central1",
+    bucket="gs://my-bucket/pipelines",
+    service_account="trainer@my-project.iam.gserviceaccount.com",
+    network="projects/12345/global/networks/my-network",
+    labels={"team": "vision"},
+)
+MACHINE = "machine={name: v5e-4, max_wait_seconds: 3600, fallbacks: [v6e-4, {name: v5e-4, region: us-east1}]}"
+V5E, V6E = "ct5lp-hightpu-4t", "ct6e-standard-4t"
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return plan_submission(load_config("digits", [MACHINE]), "vertex", SETTINGS)
+
+
+@pytest.fixture
+def vertex(fake, clock):
+    return connect(fake, clock)
+
+
+def service_of(fake):
+    return VertexService(SETTINGS.project, SETTINGS.region, fake.url, AnonymousCredentials())
+
+
+def connect(fake, clock):
+    """Vertex AI with retries, on the fake's time."""
+    platform = Vertex(SETTINGS, service_of(fake), clock.now)
+    return Retrying(platform, Backoff(sleep=clock.sleep, clock=clock.seconds))
+
+
+def run(plan, vertex, clock, report=lambda _: None, poll_seconds=20.0):
+    """Submit and wait, in no time."""
+    return wait(plan, submit(plan, vertex), vertex, report, poll_seconds, clock.sleep)
+
+
+def job_ids(fake):
+    return [name.rpartition("/")[2] for name in fake.pipeline_jobs]
+
+
+def machines(fake):
+    """The machine of every custom job, where it is, and what became of it."""
+    return [
+        (
+            job.job_spec.worker_pool_specs[0].machine_spec.machine_type,
+            name.split("/")[3],
+            job.state.name.removeprefix("JOB_STATE_"),
+        )
+        for name, job in fake.custom_jobs.items()
+    ]
+
+
+# Sending
+
+
+def test_what_is_sent_arrives_as_it_was_compiled(plan, fake, vertex, clock):
+    end = run(plan, vertex, clock)
+    assert (end.state, end.promoted, end.machine) == (State.SUCCEEDED, True, "v5e-4")
+    assert set(end.steps) >= {"create_tfrecords", "preflight_training", "train_model", "export_model"}
+    (job,) = fake.pipeline_jobs.values()
+    assert job.display_name == "digits"
+    assert job.service_account == SETTINGS.service_account
+    assert job.network == SETTINGS.network
+    assert job.runtime_config.gcs_output_directory == "gs://my-bucket/pipelines"
+    assert job.labels["team"] == "vision"
+    assert job.labels["tpu_pipelines_machine"] == "v5e-4"
+    (custom_job,) = fake.custom_jobs.values()
+    assert custom_job.display_name == f"{end.job_id}-train-model"
+    (pool,) = custom_job.job_spec.worker_pool_specs
+    assert pool.machine_spec == v1.MachineSpec(machine_type=V5E, tpu_topology="2x2")
+    base = custom_job.job_spec.base_output_directory.output_uri_prefix
+    assert base == f"gs://my-bucket/pipelines/digits/{end.job_id}"
+    assert end.url == (
+        "https://console.cloud.google.com/vertex-ai/locations/us-central1/pipelines/runs/"
+        f"{end.job_id}?project=my-project"
+    )
+
+
+def test_a_dry_run_says_exactly_what_is_sent(plan, fake, vertex):
+    said = vertex.describe(plan.jobs[0])
+    assert fake.calls == []
+    vertex.create(plan.jobs[0])
+    (call,) = fake.called("create_pipeline_job")
+    sent = v1.CreatePipelineJobRequest.from_json(json.dumps(said))
+    sent.parent = call.request.parent  # The fake knows the project by its number.
+    assert call.request == sent
+
+
+def test_every_machine_of_the_catalogue_reaches_its_custom_job(fake, vertex, clock):
+    single = [one for one in load_catalogue().slices if one.hosts == 1]
+    for one in single[:: len(single) // 5]:
+        machine = json.dumps({"name": one.name, "region": one.regions[0]})
+        plan = plan_submission(load_config("digits", [f"machine={machine}"]), "vertex", SETTINGS)
+        assert run(plan, vertex, clock).state is State.SUCCEEDED
+        name, job = list(fake.custom_jobs.items())[-1]
+        (pool,) = job.job_spec.worker_pool_specs
+        assert pool.machine_spec == v1.MachineSpec({key: value for key, value in one.vertex_fields.items() if value})
+        assert name.split("/")[3] == one.regions[0]
+
+
+def test_a_second_submit_finds_the_first(plan, fake, vertex):
+    first, second = submit(plan, vertex), submit(plan, vertex)
+    assert first.job_id == second.job_id
+    assert len(fake.called("create_pipeline_job")) == 1
+
+
+def test_many_submits_at_once_give_one_job(plan, fake, clock):
+    fake.latency_seconds = 0.02
+    barrier = threading.Barrier(8)
+
+    def send(_):
+        vertex = connect(fake, clock)
+        barrier.wait()
+        return submit(plan, vertex).job_id
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(send, range(8)))
+    assert ids == set(job_ids(fake)) == {plan.jobs[0].job_id}
+    assert len(fake.custom_jobs) == 1
+
+
+# Machines that cannot be had
+
+
+def test_a_stock_out_falls_back_to_the_next_machine_and_says_so(plan, fake, vertex, clock):
+    fake.stock_out = {V5E}
+    end = run(plan, vertex, clock)
+    assert (end.state, end.machine) == (State.SUCCEEDED, "v6e-4")
+    assert machines(fake) == [(V5E, "us-central1", "FAILED"), (V6E, "us-central1", "SUCCEEDED")]
+    assert job_ids(fake) == [plan.jobs[0].job_id, plan.jobs[1].job_id]
+    assert vertex.latest("digits").machine == "v6e-4"
+    assert submit(plan, vertex).job_id == end.job_id
+
+
+def test_the_same_machine_elsewhere_can_be_a_fallback(plan, fake, vertex, clock):
+    fake.stock_out = {f"us-central1/{V5E}", V6E}
+    assert run(plan, vertex, clock).state is State.SUCCEEDED
+    assert machines(fake)[-1] == (V5E, "us-east1", "SUCCEEDED")
+
+
+def test_without_any_machine_the_run_fails_in_the_services_words(plan, fake, vertex, clock):
+    fake.stock_out = {V5E, V6E}
+    end = run(plan, vertex, clock)
+    assert (end.state, end.lacks_machine) == (State.FAILED, True)
+    assert "train_model: Resources are insufficient in region: us-east1." in end.error
+    assert len(fake.pipeline_jobs) == 3
+
+
+def test_a_machine_that_does_not_come_in_time_is_given_up(plan, fake, vertex, clock):
+    fake.scarce = {V5E}
+    end = run(plan, vertex, clock)
+    assert end.machine == "v6e-4"
+    assert machines(fake) == [(V5E, "us-central1", "CANCELLED"), (V6E, "us-central1", "SUCCEEDED")]
+    states = [job.state.name for job in fake.pipeline_jobs.values()]
+    assert states == ["PIPELINE_STATE_CANCELLED", "PIPELINE_STATE_SUCCEEDED"]
+    assert 3600 <= sum(clock.slept) < 3600 + 120
+
+
+def test_a_quota_refused_at_creation_leaves_no_custom_job_and_falls_back(plan, fake, vertex, clock):
+    fake.without_quota = {V5E}
+    end = run(plan, vertex, clock)
+    assert (end.state, end.machine) == (State.SUCCEEDED, "v6e-4")
+    assert machines(fake) == [(V6E, "us-central1", "SUCCEEDED")]
+
+
+def test_without_any_quota_the_run_fails_in_the_services_words(plan, fake, vertex, clock):
+    fake.without_quota = {V5E, V6E}
+    end = run(plan, vertex, clock)
+    assert (end.state, end.lacks_machine, machines(fake)) == (State.FAILED, True, [])
+    assert "quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_ct5lp" in end.error
+
+
+def test_a_training_is_stopped_by_what_preflight_estimates(plan, fake, clock):
+    fake.execution = Simulate(outputs={"preflight-training": "28800s"})
+    run(plan, connect(fake, clock), clock)
+    (job,) = fake.custom_jobs.values()
+    assert job.job_spec.scheduling.timeout.total_seconds() == 8 * 3600
+
+
+def test_another_error_of_the_training_tries_no_other_machine(plan, fake, clock):
+    fake.execution = Simulate(failures={"train-model": "The replica workerpool0-0 exited with a non-zero status of 1."})
+    end = run(plan, connect(fake, clock), clock)
+    assert (end.state, end.lacks_machine) == (State.FAILED, False)
+    assert end.error == "train_model: The replica workerpool0-0 exited with a non-zero status of 1."
+    assert len(fake.pipeline_jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected"),
+    [
+        (9, "Resources are insufficient in region: us-central1. Please try a different region.", True),
+        (
+            8,
+            "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_tpu",
+            True,
+        ),
+        (8, "", True),
+        (9, "code=RESOURCE_EXHAUSTED, message=No more capacity in the zone", True),
+        (9, "STOCKOUT", True),
+        (3, "The replica exited with a non-zero status of 1. RESOURCE_EXHAUSTED: Ran out of memory in hbm", False),
+        (7, "Permission denied on gs://my-bucket", False),
+    ],
+)
+def test_capacity_is_told_from_other_errors(code, message, expected):
+    assert is_out_of_capacity(code, message) is expected
+
+
+# A service that fails
+
+
+@pytest.mark.parametrize("status", ["RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL"])
+def test_a_storm_of_errors_is_waited_out(plan, fake, vertex, clock, status):
+    fake.fail_next(7, status)
+    assert run(plan, vertex, clock).state is State.SUCCEEDED
+    assert len(fake.called("create_pipeline_job")) == 1
+    assert sum(clock.slept) > 60
+
+
+@pytest.mark.parametrize("status", ["PERMISSION_DENIED", "INVALID_ARGUMENT", "UNAUTHENTICATED"])
+def test_a_refusal_is_not_tried_again(plan, fake, vertex, clock, status):
+    fake.fail_next(1, status, "create_pipeline_job")
+    with pytest.raises(InputError, match=r"Vertex AI refused to create pipeline job in my-project, us-central1"):
+        run(plan, vertex, clock)
+    assert Counter(call.method for call in fake.calls)["create_pipeline_job"] == 1
+    assert clock.slept == []
+
+
+def test_a_refusal_repeats_the_services_words_and_says_what_to_do(plan, fake, vertex, clock):
+    fake.fail_next(1, "PERMISSION_DENIED")
+    with pytest.raises(
+        InputError, match=r"Injected into get_pipeline_job\. Give the account .* roles/aiplatform\.user"
+    ):
+        run(plan, vertex, clock)
+
+
+def test_a_service_that_stays_away_is_an_error_that_loses_nothing(plan, fake, vertex, clock):
+    submission = submit(plan, vertex)
+    fake.fail_next(1000, "UNAVAILABLE")
+    with pytest.raises(PlatformError, match=r"Gave up after .* s: Vertex AI cannot get pipeline job now: 503 .*go on"):
+        wait(plan, submission, vertex, sleep=clock.sleep)
+    fake.recover()
+    assert run(plan, vertex, clock).job_id == submission.job_id
+    assert len(fake.pipeline_jobs) == 1
+
+
+def test_a_server_that_goes_away_and_comes_back_is_waited_for(plan, fake, clock):
+    fake.execution = Simulate(hold=True)
+    downs = []
+
+    def sleep(seconds):
+        clock.sleep(seconds)
+        downs.append(seconds)
+        if len(downs) == 2:
+            fake.go_down()
+        if len(downs) == 6:
+            fake.come_back()
+            finish(fake)
+
+    platform = Vertex(SETTINGS, service_of(fake), clock.now)
+    vertex = Retrying(platform, Backoff(sleep=sleep, clock=clock.seconds))
+    end = wait(plan, submit(plan, vertex), vertex, sleep=sleep)
+    assert end.state is State.SUCCEEDED
+    assert len(fake.pipeline_jobs) == len(fake.custom_jobs) == 1
+
+
+def finish(fake):
+    """Let the training that runs end well, and its pipeline go on."""
+    for job in fake.custom_jobs.values():
+        fake.end_custom_job(job.name, v1.JobState.JOB_STATE_SUCCEEDED)
+    for name in fake.pipeline_jobs:
+        fake.execution.start_pipeline_job(fake, name)
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def story(clock):
+    """A run that meets everything: the first machine is out, the second does not come, the third trains."""
+    with FakeVertex(Simulate(), clock=clock.now) as fake:
+        fake.stock_out, fake.scarce = {f"us-central1/{V5E}"}, {V6E}
+        yield fake
+
+
+def end_of_story(plan):
+    return [job.job_id for job in plan.jobs], [
+        (V5E, "us-central1", "FAILED"),
+        (V6E, "us-central1", "CANCELLED"),
+        (V5E, "us-east1", "SUCCEEDED"),
+    ]
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "halfway", "UNAVAILABLE"])
+def test_whichever_request_is_lost_nothing_is_created_twice_or_forgotten(plan, fault):
+    """Every request of the run, one at a time, meets the fault."""
+    with story(clock := Clock()) as fake:
+        run(plan, connect(fake, clock), clock, poll_seconds=600)
+        total = len(fake.calls)
+        assert (job_ids(fake), machines(fake)) == end_of_story(plan)
+    for skip in range(total):
+        with story(clock := Clock()) as fake:
+            if fault.isupper():
+                fake.fail_next(1, fault, skip=skip)
+            else:
+                fake.drop_next(1, fault, skip=skip)
+            assert run(plan, connect(fake, clock), clock, poll_seconds=600).state is State.SUCCEEDED
+            assert (job_ids(fake), machines(fake)) == end_of_story(plan), skip
+
+
+def test_whenever_the_waiting_process_dies_the_next_one_goes_on(plan):
+    """Whoever waits dies right after each request of the run, one at a time."""
+
+    class Mortal(VertexService):
+        requests_left = 0
+
+        def call(self, *arguments):
+            result = super().call(*arguments)
+            self.requests_left -= 1
+            if self.requests_left == 0:
+                raise Killed
+            return result
+
+    died = 1
+    while died:
+        with story(clock := Clock()) as fake:
+            service = Mortal(SETTINGS.project, SETTINGS.region, fake.url, AnonymousCredentials())
+            service.requests_left = died
+            try:
+                run(plan, Vertex(SETTINGS, service, clock.now), clock, poll_seconds=600)
+            except Killed:
+                died += 1
+                assert run(plan, connect(fake, clock), clock, poll_seconds=600).state is State.SUCCEEDED
+            else:
+                assert died > 20
+                died = 0
+            assert (job_ids(fake), machines(fake)) == end_of_story(plan), died
+
+
+# Tokens
+
+
+def signed_in(fake, clock):
+    settings = dataclasses.replace(SETTINGS, vertex_endpoint=fake.url)
+    return Retrying(Vertex(settings, now=clock.now), Backoff(sleep=clock.sleep, clock=clock.seconds))
+
+
+def test_a_token_that_expires_while_waiting_is_renewed(plan, fake, clock, federated):
+    fake.require_tokens()
+    fake.execution = Simulate(hold=True)
+    vertex = signed_in(fake, clock)
+    looks = []
+
+    def report(submission):
+        looks.append(submission.state)
+        if len(looks) == 2:
+            fake.expire_tokens()
+        if len(looks) == 4:
+            finish(fake)
+
+    assert run(plan, vertex, clock, report).state is State.SUCCEEDED
+    assert {call.token for call in fake.calls if call.status == 200} == {"token-1", "token-2"}
+    assert len(fake.pipeline_jobs) == 1
+
+
+def test_a_wait_never_holds_a_token_to_its_end(plan, fake, clock, federated):
+    fake.require_tokens(lifetime_seconds=1)  # So short that every call finds it about to run out.
+    run(plan, signed_in(fake, clock), clock)
+    tokens = [call.token for call in fake.calls]
+    assert len(set(tokens)) == len(tokens) > 2
+    assert {call.status for call in fake.calls} <= {200, 404}
+
+
+def test_without_credentials_the_error_says_how_to_sign_in(plan, fake, clock, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with pytest.raises(
+        InputError, match=r"Cannot sign in to Google Cloud: .*none\.json.*gcloud auth application-default"
+    ):
+        submit(plan, signed_in(fake, clock))
+
+
+def test_a_token_that_is_refused_for_good_is_an_error(plan, fake, clock, federated):
+    fake.require_tokens()
+    fake.fail_next(10, "UNAUTHENTICATED")
+    with pytest.raises(InputError, match=r"the sign-in is not, or no longer, valid .*gcloud auth"):
+        submit(plan, signed_in(fake, clock))
+    assert clock.slept == []
+
+
+# Looking and cancelling
+
+
+def test_a_run_is_found_by_its_name_and_by_its_id(plan, fake, vertex):
+    assert vertex.latest("digits") is None
+    first = submit(plan, vertex).job_id
+    assert vertex.latest("digits").job_id == vertex.latest(first).job_id == first
+    second = submit(plan, vertex, again=True).job_id
+    assert second == f"{first}-r2"
+    assert vertex.latest("digits").job_id == second
+    assert vertex.latest('di"gits') is None
+
+
+def test_a_run_is_cancelled_and_one_that_has_ended_is_left(plan, fake, clock):
+    fake.execution = Simulate(hold=True)
+    vertex = connect(fake, clock)
+    job_id = submit(plan, vertex).job_id
+    vertex.cancel(job_id)
+    assert vertex.get(job_id).state is State.CANCELLED
+    assert machines(fake) == [(V5E, "us-central1", "CANCELLED")]
+    vertex.cancel(job_id)
+    with pytest.raises(InputError, match=r"refused to cancel pipeline job .*not found"):
+        vertex.cancel("digits-none")
+
+
+def test_logs_are_those_of_the_training(plan, fake, clock):
+    fake.execution = Simulate(hold=True)
+    vertex = connect(fake, clock)
+    submission = vertex.get(submit(plan, vertex).job_id)
+    number = next(iter(fake.custom_jobs)).rpartition("/")[2]
+    assert submission.logs_url.startswith("https://console.cloud.google.com/logs/query;query=")
+    assert number in submission.logs_url
+
+
+def test_a_model_that_the_gate_holds_back_is_no_success(plan, fake, clock):
+    fake.execution = Simulate(promote=False)
+    end = run(plan, connect(fake, clock), clock)
+    assert (end.state, end.promoted) == (State.SUCCEEDED, False)
+
+
+def test_steps_that_the_cache_answers_are_done(plan, fake, clock):
+    fake.execution = Simulate(cached=("create-tfrecords", "train-model", "export-model"))
+    end = run(plan, connect(fake, clock), clock)
+    assert (end.state, end.promoted) == (State.SUCCEEDED, True)
+    assert (end.steps["train_model"], end.steps["evaluate_model"]) == ("cached", "succeeded")
+    assert not fake.custom_jobs
+
+
+# The command line
+
+
+@pytest.fixture
+def environment(fake, federated):
+    fake.require_tokens()
+
+
+def test_submit_waits_and_says_what_came_of_it(fake, environment, capfd):
+    fake.stock_out = {V5E}
+    code = main(["submit", "digits", "--set", MACHINE, "--wait", "--poll-seconds", "0.01", "--json"])
+    out, err = capfd.readouterr()
+    assert code == 0, err
+    said = json.loads(out)
+    assert (said["state"], said["machine"], said["promoted"]) == ("succeeded", "v6e-4", True)
+    assert f"{said['job_id']}: succeeded on v6e-4, https://console.cloud.google.com/" in err
+    assert "[train_model] failed" in err
+    assert "token-1" not in out + err
+    assert main(["status", "digits"]) == 0
+    out, _ = capfd.readouterr()
+    assert out.startswith(f"{said['job_id']}: succeeded, to train on v6e-4\n")
+    assert "  export_model        succeeded\n" in out
+    assert main(["cancel", said["job_id"]]) == 0
+    assert capfd.readouterr().out == f"{said['job_id']}: succeeded already\n"
+
+
+@pytest.mark.parametrize(
+    ("execution", "code", "words"),
+    [
+        (Simulate(promote=False), 3, ""),
+        (Simulate(failures={"evaluate-model": "Out of cheese."}), 1, "error: evaluate_model: Out of cheese.\nhint: "),
+    ],
+)
+def test_the_exit_code_says_how_a_run_ended(fake, environment, capfd, execution, code, words):
+    fake.execution = execution
+    arguments = ["submit", "digits", "--set", "machine=v5e-4", "--wait", "--poll-seconds", "0.01"]
+    assert main(arguments) == code
+    assert main(["status", "digits"]) == code
+    assert words in capfd.readouterr().err
+    assert main([*arguments, "--again"]) == code
+    assert len(fake.pipeline_jobs) == 2
+
+
+def test_a_run_is_cancelled_by_name(fake, environment, capfd):
+    fake.execution = Simulate(hold=True)
+    assert main(["submit", "digits", "--set", "machine=v5e-4"]) == 0
+    assert main(["cancel", "digits"]) == 0
+    assert capfd.readouterr().out.endswith(": being cancelled\n")
+    assert main(["status", "digits"]) == 1
+    assert machines(fake) == [(V5E, "us-central1", "CANCELLED")]
+
+
+def test_the_status_of_a_promoted_run_asks_for_its_steps(fake, environment, capfd):
+    """A listing has no steps, and without them a promoted model looks like one that the gate held back."""
+    assert main(["submit", "digits", "--set", "machine=v5e-4"]) == 0
+    capfd.readouterr()
+    assert main(["status", "digits"]) == 0
+    assert "  export_model        succeeded\n" in capfd.readouterr().out
+
+
+def test_a_name_that_nothing_has_is_an_error(fake, environment, capfd):
+    assert main(["status", "digit"]) == 2
+    assert "There is no run 'digit' in my-project, us-central1" in capfd.readouterr().err
+
+
+def test_a_service_that_stays_away_is_no_stack_trace(environment, capfd, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(Backoff, "__init__", functools.partialmethod(Backoff.__init__, patience_seconds=0))
+    monkeypatch.setenv("TPU_PIPELINES_VERTEX_ENDPOINT", "http://127.0.0.1:1")
+    assert main(["status", "digits"]) == 1
+    assert "error: Gave up after 0 s: Vertex AI cannot be reached to list pipeline jobs" in capfd.readouterr().err
+
+
+def test_a_dry_run_says_what_is_missing_prints_the_requests_and_sends_none(fake, environment, capfd, tmp_path):
+    code = tmp_path / "my_model.py"
+    code.write_text(Path(digits_cnn.__file__).read_text())
+    own = ("--set", "preflight=false", "--set", f"model={{name: {code}, parameters: {{}}}}")
+    assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
+    out, said = capfd.readouterr()
+    said = re.sub(r"models/[0-9a-f]{64}", "models/SHA256", re.sub(r"[\d,]+ bytes", "N bytes", said)).replace(
+        str(tmp_path), ""
+    )
+    assert said.partition("digits for vertex")[2] == (
+        ", not sent (dry run)\n\n"
+        "  machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
+        "  price    not known: preflight is switched off\n"
+        f"  image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
+        "  data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
+        "  model    /my_model.py, as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n"
+        "  missing  nothing that is known here\n\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipelines.compile.IMAGE", LOCAL_IMAGE)
+        assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
+        assert "  missing  the image. Vertex AI cannot fetch the step image 'tpu-p" in capfd.readouterr().err
+    requests = json.loads(out)
+    assert [one["pipelineJob"]["labels"]["tpu_pipelines_machine"] for one in requests] == ["v5e-4", "v6e-4", "v5e-4"]
+    assert requests[0]["parent"] == "projects/my-project/locations/us-central1"
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize("command", [("submit",), ("retrain",), ("schedule", "--cron", "0 3 * * *")])
+def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
+    fake, environment, capfd, monkeypatch, command
+):
+    monkeypatch.setattr("pipelines.compile.IMAGE", LOCAL_IMAGE)
+    assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
+    assert "error: Vertex AI cannot fetch the step image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
+    assert fake.calls == []
+    dry = ("--set", "machine=v5e-4", "--set", "preflight=false", "--dry-run")
+    assert main([command[0], "digits", *command[1:], *dry]) == 0
+    assert "hint: no platform can fetch the image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.batch_size_per_replica=5000", "batch_size"),
+        ("data.test_fraction=0", "gate.split='test' has no examples"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_before_anything_is_sent(fake, environment, capfd, override, words):
+    assert main(["submit", "digits", "--set", "machine=v5e-4", "--set", override]) == 2
+    assert words in capfd.readouterr().err
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize("command", [("submit", "digits"), ("status", "digits"), ("schedule", "digits", "--pause")])
+def test_missing_settings_are_named_together_before_anything_slow_is_imported(command, tmp_path):
+    code = (
+        "import sys; from pipelines.cli import main\n"
+        f"code = main({[*command]!r})\n"
+        "print(code, [m for m in ('numpy', 'kfp', 'google.cloud.aiplatform_v1') if m in sys.modules])"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TPU_PIPELINES_")}
+    environment["TPU_PIPELINES_REGION"] = "us-central1"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "2 []\n"
+    assert "Missing settings: project, bucket. Set them in the environment" in done.stderr
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipelines.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_that_submit_at_once_and_die_while_they_wait_leave_one_job(fake, environment):
+    fake.execution = Simulate(hold=True)
+    command = ("submit", "digits", "--set", "machine=v5e-4", "--wait", "--poll-seconds", "0.1", "--json")
+    first, second = start(*command), start(*command)
+    while Counter(call.method for call in fake.calls)["list_custom_jobs"] < 8:
+        time.sleep(0.05)
+    for process in (first, second):
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    third = start(*command)
+    looks = len(fake.calls)
+    while len(fake.calls) < looks + 4:
+        time.sleep(0.05)
+    fake.expire_tokens()
+    with fake.lock:
+        finish(fake)
+    out, err = third.communicate()
+    assert third.returncode == 0, err
+    assert json.loads(out)["state"] == "succeeded"
+    assert len(fake.pipeline_jobs) == len(fake.custom_jobs) == 1
+
+
+# For real
+
+
+_MY_LAYERS = """
+import keras
+
+
+@keras.saving.register_keras_serializable()
+class Scaling(keras.layers.Rescaling):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory, storage_server):
+    """The digits pipeline with a model of the user's own, submitted and run on CPU; its first machine was out."""
+    execution = RunOnCpu(tmp_path_factory.mktemp("vertex"))
+    code = tmp_path_factory.mktemp("code")
+    source = Path(digits_cnn.__file__).read_text()
+    (code / "my_model.py").write_text("import my_layers\n" + source.replace("layers.Rescaling(", "my_layers.Scaling("))
+    (code / "my_layers.py").write_text(_MY_LAYERS)
+    settings = dataclasses.replace(SETTINGS, bucket="gs://bucket/pipelines")
+    own = ["preflight=false", *QUICK[1::2], f"model.name={code}/my_model.py"]
+    plan = plan_submission(load_config("digits", [MACHINE, *own]), "vertex", settings)
+    with FakeVertex(execution) as fake:
+        fake.stock_out = {V5E}
+        vertex = Vertex(settings, service_of(fake))
+        end = wait(plan, submit(plan, vertex), vertex, poll_seconds=0.5)
+        yield end, execution.root, fake
+
+
+@pytest.mark.slow  # Runs the digits pipeline for real: half a minute.
+def test_a_submitted_pipeline_trains_and_promotes_on_the_machine_that_it_fell_back_to(executed):
+    end, root, fake = executed
+    assert (end.state, end.machine, end.promoted) == (State.SUCCEEDED, "v6e-4", True), end.error
+    assert machines(fake) == [(V5E, "us-central1", "FAILED"), (V6E, "us-central1", "SUCCEEDED")]
+    (evaluation,) = (root / end.job_id).rglob("evaluation.json")
+    assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.9
+    (model,) = (root / end.job_id).rglob("model.json")
+    assert json.loads(model.read_text())["name"].endswith("/my_model.zip")
+    assert (model.parent / "code.zip").is_file()
+    (export,) = (root / end.job_id).rglob("export.json")
+    assert (export.parent / "model.tflite").is_file()

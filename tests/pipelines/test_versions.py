@@ -1,0 +1,112 @@
+import json
+import shutil
+
+import pytest
+
+from components.registry.folder import ModelRegistry
+from pipelines import cli
+
+
+@pytest.fixture
+def workspace(finished_run, tmp_path):
+    """A copy of the finished run's registry, and in it a second version, the champion, with the same export."""
+    shutil.copytree(finished_run[0] / "registry", tmp_path / "registry")
+    registry = ModelRegistry(tmp_path / "registry", "digits")
+    first = registry.version("0001")
+    shutil.copytree(first.model_dir, tmp_path / "model")
+    (tmp_path / "model" / "best.weights.h5").write_bytes(b"other")
+    version = registry.register(
+        tmp_path / "model", first.export_dir, metrics={"accuracy": 0.99}, reasons=[], lineage={}, parent="0001"
+    )
+    registry.promote(version.number, "champion", "it beats 0001", first.model_digest)
+    return tmp_path
+
+
+@pytest.fixture
+def call(workspace, capsys):
+    def call(*words):
+        code = cli.main(["registry", *words, "--workspace", str(workspace)])
+        said = capsys.readouterr()
+        return code, said.out or said.err
+
+    return call
+
+
+def test_list_shows_every_version_and_where_the_alias_stands(call):
+    code, out = call("list")
+    assert code == 0
+    header, first, second = out.splitlines()
+    assert header.split() == ["model", "version", "alias", "created", "score", "loss", "parent", "MiB"]
+    assert first.split()[:2] == ["digits", "0001"]
+    assert second.split()[:3] == ["digits", "0002", "champion"]
+    assert second.split()[4:8] == ["accuracy", "0.9900", "-", "0001"]
+    rows = json.loads(call("list", "digits", "--json")[1])
+    assert [(row["version"], row["aliases"]) for row in rows] == [("0001", []), ("0002", ["champion"])]
+
+
+def test_list_names_every_damaged_version_with_its_files(call, workspace):
+    registry = ModelRegistry(workspace / "registry", "digits")
+    (registry.version("0001").export_dir / "saved_model" / "saved_model.pb").unlink()
+    (registry.version("0002").directory / "version.json").write_text("{}")
+    code, out = call("list")
+    assert code == 0
+    *_, first, second = out.splitlines()
+    assert first.startswith("damaged: digits 0001: export/saved_model/saved_model.pb should be ")
+    assert first.endswith("is no such file or directory")
+    assert second.startswith("damaged: digits 0002: Cannot read ")
+    rows = json.loads(call("list", "digits", "--json")[1])
+    assert [len(row["damage"]) for row in rows] == [1, 1]
+
+
+def test_show_tells_all_of_the_champion_or_of_a_version(call, finished_run):
+    code, out = call("show", "digits")
+    assert code == 0
+    assert "version: '0002'" in out
+    assert out.splitlines()[-1].endswith("gate     0001 → 0002  it beats 0001")
+    shown = json.loads(call("show", "digits", "0001", "--json")[1])
+    assert shown["lineage"]["config"] == finished_run[1]["config"]
+    assert [move["version"] for move in shown["history"]] == ["0001", "0002"]
+
+
+def test_rollback_and_promote_move_the_champion_and_keep_the_reason(call, workspace):
+    assert call("rollback", "digits", "--reason", "slow") == (0, "digits version 0001 is the champion, after 0002\n")
+    assert call("promote", "digits", "0002", "--reason", "it is not") == (
+        0,
+        "digits version 0002 is the champion, after 0001\n",
+    )
+    moves = ModelRegistry(workspace / "registry", "digits").moves()
+    assert [(move.by, move.reason) for move in moves[2:]] == [("rollback", "slow"), ("hand", "it is not")]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("promote", "digits"), "Expected registry promote NAME VERSION. Received: registry promote digits"),
+        (("list", "digits", "0001"), "Expected registry list [NAME]"),
+        (("show",), "Expected registry show NAME [VERSION]"),
+        (("rollback", "digits", "0001"), "Expected registry rollback NAME"),
+        (("show", "digit"), "Did you mean 'digits'?"),
+        (("promote", "digits", "0003"), "expected one of 0001, 0002"),
+        (("promote", "digits", "0002"), "is the champion already"),
+        (("list", "--registry", "/nowhere"), "There is no registry in /nowhere"),
+    ],
+)
+def test_mistakes_give_exit_code_2_and_say_what_is_right(call, words, message):
+    code, error = call(*words)
+    assert code == 2
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_a_version_that_does_not_answer_is_not_promoted(call, workspace):
+    registry = ModelRegistry(workspace / "registry", "digits")
+    tflite = registry.version("0001").export_dir / "model.tflite"
+    tflite.unlink()
+    tflite.write_bytes(b"")
+    code, error = call("promote", "digits", "0001")
+    assert code == 2
+    assert "model.tflite should be" in error
+    code, error = call("rollback", "digits")
+    assert code == 2
+    assert "model.tflite should be" in error
+    assert registry.aliases() == {"champion": "0002"}
