@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import graphlib
 import re
 from pathlib import Path
 
@@ -54,6 +55,54 @@ def test_only_storage_talks_to_cloud_storage_and_only_the_vertex_service_to_vert
     allowed = {"storage.py": "google.cloud.storage", "vertex_service.py": "google.cloud"}.get(path.name)
     for name in imports(path):
         assert not name.startswith("google.cloud") or (allowed and name.startswith(allowed)), f"{path} imports {name}"
+
+
+def modules():
+    """Every module of the code, by its dotted name."""
+    found = {}
+    for path in (*sources("components"), *sources("pipelines")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imported_modules(name, path, known):
+    """The modules of the code that a module imports, wherever in it; of `from package import module` the module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            parts = {f"{node.module}.{alias.name}" for alias in node.names} & known.keys()
+            yield from parts or {node.module}
+
+
+def test_imports_go_one_way_without_a_circle():
+    known = modules()
+    graph = {name: {*imported_modules(name, path, known)} - {name} for name, path in known.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"a circle of imports: {' → '.join(error.args[1])}")
+
+
+LAYERS = ("pipelines.cli", "pipelines", "components")
+
+
+def test_no_module_imports_one_above_it():
+    known = modules()
+
+    def layer(name):
+        return next(i for i, prefix in enumerate(LAYERS) if f"{name}.".startswith(f"{prefix}."))
+
+    for name, path in known.items():
+        above = [other for other in imported_modules(name, path, known) if layer(other) < layer(name)]
+        assert above == [], f"{name} imports {above}"
+
+
+def test_every_folder_of_code_says_in_its_first_line_what_it_is_for():
+    for folder in {path.parent for path in (*sources("components"), *sources("pipelines"))}:
+        first = (folder / "__init__.py").read_text().split("\n", 1)[0]
+        assert re.fullmatch(r'"""[A-Z`].{20,}\."""', first), f"{folder}: {first}"
 
 
 def test_the_top_level_holds_nothing_else():
