@@ -13,9 +13,9 @@ from components.create_tfrecords.sources import Listing
 from components.fingerprint import Code, code_of, digest_files
 from components.model_loading.lookup import model_code
 from components.preflight_training.compiler import versions as compiler_versions
+from pipelines import STEPS
 from pipelines.config import Config
 
-STEPS = ("create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model")
 # What changes how fast a step runs, never what it gives.
 _WITHOUT_EFFECT = ("num_workers", "checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib")
 

@@ -36,8 +36,8 @@ from components.registry.versions import model_digest
 from components.safe_path import safe_children
 from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
 from components.table import printable
-from pipelines import history
-from pipelines.caching import STEPS, data_version, fingerprints, lineage, step_keys
+from pipelines import STEPS, history
+from pipelines.caching import data_version, fingerprints, lineage, step_keys
 from pipelines.checks import LOG_FILE, check_run
 from pipelines.config import Config
 from pipelines.history import SUMMARY_FILE

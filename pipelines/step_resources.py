@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from components.errors import InputError, did_you_mean
-
-STEPS = ("create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model")
-
+from pipelines import STEPS
 
 KEYS = ("cpu", "memory", "disk", "retries", "timeout")
 

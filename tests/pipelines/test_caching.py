@@ -7,11 +7,11 @@ import pytest
 
 from components.create_tfrecords import WriteParams, plan_dataset
 from components.errors import InputError
-from pipelines import caching
+from pipelines import STEPS, caching
 from pipelines.config import load_config
 
 DOWNSTREAM = {
-    "data": caching.STEPS,
+    "data": STEPS,
     "preflight": ("preflight_training",),
     "training": ("train_model", "evaluate_model", "export_model", "deploy_model"),
     "gate": ("evaluate_model", "deploy_model"),
@@ -36,7 +36,7 @@ def test_a_parameter_changes_the_keys_of_its_step_and_those_that_read_it(section
     config = load_config("digits")
     changed = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **change)})
     before, after = caching.step_keys(config, "v"), caching.step_keys(changed, "v")
-    assert tuple(step for step in caching.STEPS if before[step] != after[step]) == DOWNSTREAM[section]
+    assert tuple(step for step in STEPS if before[step] != after[step]) == DOWNSTREAM[section]
 
 
 def test_speed_parameters_change_no_key():
@@ -52,13 +52,13 @@ def test_speed_parameters_change_no_key():
 def test_other_data_changes_every_key():
     config = load_config("digits")
     before, after = caching.step_keys(config, "v"), caching.step_keys(config, "w")
-    assert all(before[step] != after[step] for step in caching.STEPS)
+    assert all(before[step] != after[step] for step in STEPS)
 
 
 def test_another_opponent_changes_the_keys_of_the_gate_and_what_follows():
     config = load_config("digits")
     before, after = caching.step_keys(config, "v"), caching.step_keys(config, "v", "digest of another model")
-    assert tuple(step for step in caching.STEPS if before[step] != after[step]) == DOWNSTREAM["gate"]
+    assert tuple(step for step in STEPS if before[step] != after[step]) == DOWNSTREAM["gate"]
 
 
 def test_a_model_files_content_counts(tmp_path):

@@ -11,8 +11,7 @@ import pytest
 from components.artifacts import Manifest
 from components.errors import InputError
 from components.preflight_training import compiler
-from pipelines import run_local
-from pipelines.caching import STEPS
+from pipelines import STEPS, run_local
 from pipelines.config import load_config
 from tests.browser import assert_opens, needs_browser
 from tests.cli import QUICK, assert_user_error, tpu_pipelines_here
