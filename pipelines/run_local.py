@@ -93,7 +93,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
     with _only_run(run_dir, cache_dir):
         data = _data_version(plan, workspace)
         made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
-        session = _Session(config, data, run_dir, cache_dir, force)
+        session = _LocalRun(config, data, run_dir, cache_dir, force)
         if needs_check(config) and not session.is_trained:
             print("[train_model] trying the model before it is trained", file=sys.stderr, flush=True)
             check_model_works(config, plan)
@@ -181,7 +181,7 @@ class _StepOutput(io.TextIOBase):
         return len(text)
 
 
-class _Session:
+class _LocalRun:
     """One local run: what was there before it, the run itself, and what is there after it."""
 
     def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path, force: bool = False) -> None:

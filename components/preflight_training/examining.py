@@ -84,7 +84,7 @@ def examine(
     Raises:
         InputError: If the model cannot be used, or the TPU compiler is not installed.
     """
-    session = _Session(params, data, cache_dir)
+    session = _Examination(params, data, cache_dir)
     training, names = params.training, ", ".join(machine.name for machine in machines)
     progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
     outcomes = session.compile([(machine.slice, training.batch_size_per_replica) for machine in machines])
@@ -105,7 +105,9 @@ def examine(
     )
 
 
-class _Session:
+class _Examination:
+    """The compilations of one training for some machines, and what they say."""
+
     def __init__(self, params: PreflightParams, data: DataFacts, cache_dir: Path) -> None:
         self._params, self._data, self._cache_dir = params, data, cache_dir
         training = params.training.program

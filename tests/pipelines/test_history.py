@@ -174,7 +174,7 @@ def run_here(workspace, monkeypatch):
     split = Split(3, (2, 1), ())
     kind = ImageInput((8, 8, 1), "raw")
     manifest = Manifest("f" * 64, "made", "none", kind, "classification", {}, ("a", "b"), {"train": split})
-    monkeypatch.setattr(run_local._Session, "run", leave)
+    monkeypatch.setattr(run_local._LocalRun, "run", leave)
 
     def run(*overrides):
         ran.clear()
