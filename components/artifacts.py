@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import google_crc32c
 
-from components import storage
+from components import schema, storage
 from components.errors import InputError
 from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, read_input
 
@@ -36,6 +37,7 @@ SPLITS = (TRAIN, VALIDATION, TEST)
 
 # The input's own field has the name that its `Input` gives it.
 LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE = "label", "key", "text"
+A = TypeVar("A")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,30 +142,13 @@ class Manifest:
         """
         raw = _read_json(directory / MANIFEST_FILE, "create_tfrecords")
         try:
-            splits = {
-                name: Split(
-                    split["num_examples"],
-                    tuple(split["class_counts"]),
-                    tuple(Shard(**shard) for shard in split["shards"]),
-                    split["statistics"],
-                    tuple(TargetStatistics(**target) for target in split["targets"]),
-                )
-                for name, split in raw.pop("splits").items()
-            }
-            manifest = cls(
-                **{
-                    **_with_read_input(raw),
-                    "class_names": tuple(raw["class_names"]),
-                    "quarantined": tuple(Quarantined(**item) for item in raw["quarantined"]),
-                    "splits": splits,
-                }
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            manifest = _read_flat({"split_rule_version": 1, **raw}, cls)
+        except (KeyError, TypeError) as error:
             raise InputError(
                 f"Cannot use {directory / MANIFEST_FILE}: it is not a data set manifest of this version ({error!r}). "
                 "Write the records again with create_tfrecords."
             ) from error
-        for split in splits.values():
+        for split in manifest.splits.values():
             for shard in split.shards:
                 _check_shard(directory / shard.name, shard, verify)
         return manifest
@@ -200,13 +185,20 @@ def _with_flat_input(artifact: Any) -> dict[str, Any]:
     return {**raw, "input": given.pop("kind"), **given}
 
 
-def _with_read_input(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The opposite of `_with_flat_input`, as keyword arguments."""
-    given = read_input({**raw, "kind": raw["input"]})
-    if raw["task"] not in TASKS:
+def _read_flat(raw: Any, kind: type[A]) -> A:
+    """Read what `_with_flat_input` wrote, and check every field."""
+    if not isinstance(raw, dict):
+        raise TypeError(f"it is {raw!r}, expected a mapping")
+    given = read_input({**raw, "kind": schema.read(raw["input"], str, "input")})
+    if schema.read(raw["task"], str, "task") not in TASKS:
         raise KeyError(raw["task"])
-    own = {"input", *(field.name for field in dataclasses.fields(given))}
-    return {"input": given, **{name: value for name, value in raw.items() if name not in own}}
+    of_input = {"input", *(field.name for field in dataclasses.fields(given))}
+    hints = typing.get_type_hints(kind)
+    values = {name: value for name, value in raw.items() if name not in of_input}
+    if differing := values.keys() ^ (hints.keys() - {"input"}):
+        raise TypeError(f"the field {min(differing)!r} is unknown, or missing")
+    read: Any = kind
+    return read(input=given, **{name: schema.read(value, hints[name], name) for name, value in values.items()})
 
 
 def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
@@ -283,8 +275,8 @@ class ModelInfo:
         """
         raw = _read_json(directory / MODEL_FILE, "train_model")
         try:
-            return cls(**{**_with_read_input(raw), "class_names": tuple(raw["class_names"])})
-        except (KeyError, TypeError, AttributeError) as error:
+            return _read_flat(raw, cls)
+        except (KeyError, TypeError) as error:
             raise InputError(
                 f"Cannot use {directory / MODEL_FILE}: it does not describe a model of this version ({error!r}). "
                 "Train the model again with train_model."

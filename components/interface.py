@@ -3,7 +3,7 @@
 An input says what an example is: its shape and type, what a model is built from, how it is stored. A task says what is
 asked about it: the target, the loss and the figure that is judged. Every step asks these two instead of deciding by
 kind. What else differs has a table of its own, by kind or by task, where the work is done: reading in `records`,
-metrics in `evaluate_model`, answers in `prediction`. Importing this module imports no framework.
+metrics in `evaluate_model`, answers in `serving`. Importing this module imports no framework.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
 import numpy as np
+
+from components import schema
 
 IMAGE, TEXT, CORPUS = "image", "text", "corpus"
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
@@ -189,11 +191,10 @@ def read_input(raw: Mapping[str, Any]) -> AnyInput:
 
     Raises:
         KeyError: If its kind is unknown or a field is missing.
+        TypeError: If a field is of another type.
     """
     kind: Any = _INPUTS[raw["kind"]]
-    values = {field.name: raw[field.name] for field in dataclasses.fields(kind) if field.init}
-    # JSON knows no tuples.
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return schema.read({field.name: raw[field.name] for field in dataclasses.fields(kind) if field.init}, kind)
 
 
 class Task(Protocol):

@@ -210,3 +210,32 @@ def test_a_model_file_of_another_shape_is_refused(tmp_path, content):
     (tmp_path / "model.json").write_text(content)
     with pytest.raises(InputError, match=r"does not describe a model of this version .*Train the model again"):
         ModelInfo.load(tmp_path)
+
+
+def _places(value, path=()):
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _places(item, (*path, key))
+
+
+@pytest.mark.parametrize(("artifact", "file"), [(MANIFEST, "dataset.json"), (INFO, "model.json")])
+def test_a_value_of_another_type_anywhere_is_read_or_refused_and_never_a_crash(saved, artifact, file):
+    artifact.save(saved)
+    whole = (saved / file).read_text()
+    refused = []
+    for path in _places(json.loads(whole)):
+        for value in (None, True, -1, 1.5, "text", [], [None], {}, {"a": None}):
+            raw = {"": json.loads(whole)}
+            *parents, last = ("", *path)
+            target = raw
+            for key in parents:
+                target = target[key]
+            target[last] = value
+            (saved / file).write_text(json.dumps(raw[""]))
+            try:
+                type(artifact).load(saved)
+            except InputError as error:
+                refused.append(str(error))
+    assert len(refused) > 100
+    assert all(file in message or "Shard" in message for message in refused)
