@@ -7,6 +7,7 @@ COPY docker/serving.lock ./
 # --no-deps: the lock is complete, and a second look at dependencies could only disagree with it.
 RUN python3 -m pip install --no-cache-dir --no-deps --require-hashes -r serving.lock
 COPY components/*.py components/
+COPY components/registry components/registry
 COPY components/serving components/serving
 
 RUN useradd --create-home --uid 1000 server

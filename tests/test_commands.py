@@ -61,10 +61,10 @@ def test_every_command_exists_with_its_flags(command, capsys, monkeypatch):
         flags = _flags_and_help(words, lambda: main([words[0], "--help"]))
         assert flags <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
     elif program == "python":
-        assert words[0] == "-m"
-        if "<step>" not in words[1]:
-            module = importlib.import_module(f"{words[1]}.__main__")
-            monkeypatch.setattr("sys.argv", [words[1], "--help"])
+        *_, name = words[: words.index("-m") + 2]
+        if name != "-m" and "<step>" not in name:
+            module = importlib.import_module(f"{name}.__main__")
+            monkeypatch.setattr("sys.argv", [name, "--help"])
             flags = _flags_and_help(words, module.main)
             assert flags <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
     elif program == "pip":

@@ -11,6 +11,5 @@ __all__ = [
     "WriteResult",
     "plan_dataset",
     "source_version",
-    "write_params",
     "write_records",
 ]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components import models, safe_path
+from components import safe_path
 from components.interface import ImageInput, Interface
+from components.model_loading import lookup
 from tests.cli import QUICK
 
 BIN = Path(sys.executable).parent
@@ -96,10 +97,10 @@ def test_a_users_model_is_found_in_the_current_folder_while_it_is_imported_and_n
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
     interface = Interface(ImageInput((2, 2, 1), "raw"), 5)
-    models.check_model("model_of_mine:build")
-    assert models.build_model("model_of_mine:build", interface, {}).output_shape == (None, 5)
+    lookup.check_model("model_of_mine:build")
+    assert lookup.build_model("model_of_mine:build", interface, {}).output_shape == (None, 5)
     assert sys.path == before
-    assert {path.name for path in models.source_files("model_of_mine:build")} == {
+    assert {path.name for path in lookup.source_files("model_of_mine:build")} == {
         "model_of_mine.py",
         "parts_of_mine.py",
     }

@@ -22,13 +22,13 @@ def test_what_steps_and_errors_say_cannot_write_on_a_terminal(capsys, tmp_path):
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_predicted_classes_cannot_write_on_a_terminal(monkeypatch, capsys, tmp_path, as_json):
-    from components import prediction
+    from components.serving import inputs
     from pipelines import exports
 
     monkeypatch.setattr(exports, "find_export", lambda *_: str(tmp_path))
-    named = prediction.ExamplePrediction("in\x1b[2J", (("cat\x1b[2J", 1.0),), "classification")
-    monkeypatch.setattr(prediction, "predict_inputs", lambda *_, **__: [named])
-    monkeypatch.setattr(prediction, "is_language_model", lambda _: False)
+    named = inputs.ExamplePrediction("in\x1b[2J", (("cat\x1b[2J", 1.0),), "classification")
+    monkeypatch.setattr(inputs, "predict_inputs", lambda *_, **__: [named])
+    monkeypatch.setattr(inputs, "is_language_model", lambda _: False)
     assert cli.main(["predict", str(tmp_path), "x.png", *(["--json"] if as_json else [])]) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said

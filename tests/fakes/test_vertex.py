@@ -209,7 +209,7 @@ def test_a_deployment_changes_no_traffic_unless_told_and_its_id_is_given_once(fa
     deployed = {"id": "7", "model": model, "dedicated_resources": MACHINE}
     endpoints.deploy_model(endpoint=endpoint, deployed_model=deployed).result()
     assert dict(endpoints.get_endpoint(name=endpoint).traffic_split) == {}
-    with pytest.raises(exceptions.BadRequest, match=r"no deployed model with traffic"):
+    with pytest.raises(exceptions.BadRequest, match=r"doesn't have traffic_split"):
         client(fake, "Prediction").predict(endpoint=endpoint, instances=[1])
     with pytest.raises(exceptions.Conflict, match=r"Deployed model 7 already exists"):
         endpoints.deploy_model(endpoint=endpoint, deployed_model=deployed)

@@ -182,7 +182,10 @@ def test_server_modules_are_those_of_its_image():
     loaded = after - before
     assert not {name for name in loaded if name.split(".")[0] in ("tensorflow", "keras", "kfp", "jax", "google.cloud")}
     ours = {name.split(".")[1] for name in loaded if name.startswith("components.")}
-    assert all((REPOSITORY / "components" / f"{name}.py").is_file() for name in ours - {"serving"})
+    assert {name for name in ours if not (REPOSITORY / "components" / f"{name}.py").is_file()} == {
+        "serving",
+        "registry",
+    }
 
 
 def test_lock_of_the_image_is_a_part_of_the_lock():
@@ -306,7 +309,7 @@ def test_port_in_use_is_a_user_error(server, export_dir):
 
 def test_what_cannot_be_served_is_a_user_error(export_dir, tmp_path):
     done = tpu_pipelines_here("serve", str(tmp_path), "--port", "0")
-    assert_user_error(done, "there is no export.json", "Expected the export folder of a run")
+    assert_user_error(done, "there is no export.json", "Expected an export, a run's folder")
     assert_user_error(tpu_pipelines_here("serve", str(export_dir), "--port", "70000"), "port must be at most 65535")
     assert_user_error(
         tpu_pipelines_here("serve", str(export_dir), "--host", "no.such.host.invalid"), "Cannot listen on"

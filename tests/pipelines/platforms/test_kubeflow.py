@@ -99,7 +99,8 @@ def finish(fake):
 def test_what_is_sent_arrives_as_it_was_compiled(plan, fake, kubeflow, clock):
     end = run(plan, kubeflow, clock)
     assert (end.state, end.promoted, end.machine, end.name) == (State.SUCCEEDED, True, "v5e-4", "digits")
-    assert set(end.steps) == {"create_tfrecords", "train_model", "evaluate_model", "condition_1", "export_model"}
+    steps = {"list_source", "create_tfrecords", "train_model", "evaluate_model", "condition_1", "export_model"}
+    assert set(end.steps) == steps
     ((run_id, sent),) = fake.runs.items()
     assert sent.display_name == end.job_id == plan.jobs[0].job_id
     assert end.url == f"{fake.url}/#/runs/details/{run_id}"
