@@ -350,7 +350,8 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
     reason, seconds = _explain(chain, text), time.monotonic() - start
     if host_call := _called_in(task, _HOST_CALLS):
         # Whatever the error says, and wherever it came up: no backend has a form of it for a TPU.
-        (name, source), layer = host_call, ""
+        name, place = host_call
+        layer, source = layer if place == source else "", place
         reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
     elif not source and (operation := _operation(chain)) and (called := _called_in(task, (operation,))):
         source = called[1]
