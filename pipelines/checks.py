@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from components import storage
@@ -12,6 +12,7 @@ from components.artifacts import (
 )
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.errors import InputError
+from components.model_loading.lookup import named_files
 from components.registry.opening import open_registry, parse_reference
 from components.registry.reference import MODEL_DIR, is_on_vertex
 from components.registry.versions import fetch
@@ -99,21 +100,38 @@ def _check_run_dir(config: Config, run_dir: Path) -> None:
             f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
             "Use another --workspace or --set name=…"
         )
-    ours = run_dir.resolve()
+    for place in (run_dir, history.history_dir(run_dir)):
+        _check_apart(config, place)
+
+
+def _check_apart(config: Config, place: Path) -> None:
+    """Refuse a folder that is replaced or cleaned where it holds what the run reads, or its registry."""
+    ours = place.resolve()
     registry = None
     if config.deploy and not is_on_vertex(config.deploy.registry):
         registry = Path(config.deploy.registry).resolve()
     if registry and (ours.is_relative_to(registry) or registry.is_relative_to(ours)):
         raise InputError(
-            f"Refused to write into {run_dir}: the registry, {registry}, lies there, or around it. Use another "
+            f"Refused to write into {place}: the registry, {registry}, lies there, or around it. Use another "
             "--workspace, --set name=… or --set deploy.registry=…"
         )
-    for what, read in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
+    for what, read in _reads(config):
         if not read or storage.is_remote(read) or not os.path.exists(read):
             continue
         theirs = Path(read).resolve()
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise InputError(
-                f"Refused to write into {run_dir}: {what} {read!r} lies there, or around it, and a run replaces what "
-                "its folder holds. Use another --workspace or --set name=…, or copy what is read to another place."
+                f"Refused to write into {place}: {what} {read!r} lies there, or around it, and a run replaces what "
+                "its folder holds, moves it and deletes the oldest earlier runs. Use another --workspace or "
+                "--set name=…, or copy what is read to another place."
             )
+
+
+def _reads(config: Config) -> Iterator[tuple[str, str]]:
+    """What a run reads from places of the user's, by its key."""
+    yield "data.source", config.data_location
+    yield "gate.champion", config.gate.champion
+    if config.training.model.endswith((".py", ".keras")):
+        yield "model", config.training.model
+    yield from (("model.files", file) for file in config.model_files)
+    yield from (("model.parameters", file) for file in named_files(config.training.model_parameters))
