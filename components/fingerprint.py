@@ -12,10 +12,12 @@ import hashlib
 import importlib.metadata
 import re
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+_OUR_PACKAGES = ("components", "pipelines")
 # Distributions that are not called what is imported from them.
 _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 # They carry data and show progress, and compute nothing.
@@ -87,14 +89,15 @@ class _Trace:
 
     def add_module(self, module: str) -> None:
         """Add the files that importing a module runs: its own, those of its packages, and what it imports."""
-        if module in self._followed:
+        library = module.partition(".")[0]
+        if module in self._followed or library in sys.stdlib_module_names:
             return
         self._followed.add(module)
         if found := _module_files(module, self._roots):
             # A package on the way to a module only has to be imported: what it offers to others decides nothing here.
             self.files |= {self._name(package): package for package in found[:-1]}
             self.add_file(found[-1])
-        elif (library := module.partition(".")[0]) not in sys.stdlib_module_names:
+        else:
             self.libraries.add(library)
 
     def add_file(self, path: Path) -> None:
@@ -164,6 +167,8 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
     """The files that importing a module runs: its packages' and its own; none for a library's."""
     for root in roots:
+        if module.partition(".")[0] not in _OUR_PACKAGES and is_installed(root):
+            continue  # Where this project is installed, every library lies beside it.
         found, folder = [], root
         for part in module.split("."):
             for path in (folder / part / "__init__.py", folder / f"{part}.py"):
@@ -174,6 +179,13 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
         if found:
             return found
     return []
+
+
+def is_installed(path: Path) -> bool:
+    """Return whether a path is where libraries or Python's own modules lie."""
+    python = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    is_library = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return is_library or any(path.resolve().is_relative_to(folder) for folder in python)
 
 
 def _version(distribution: str) -> str:

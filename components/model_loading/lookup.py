@@ -8,14 +8,13 @@ import inspect
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from components import storage
 from components.errors import InputError, did_you_mean
-from components.fingerprint import ROOT, Code, code_of
+from components.fingerprint import ROOT, Code, code_of, is_installed
 from components.interface import FACTS, IMAGE, Interface, Task
 from components.model_loading.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
 from components.models import REGISTRY
@@ -120,7 +119,7 @@ def bundle_of(name: str) -> Bundle | None:
     files = {
         file: path
         for file, path in model_code(name).files.items()
-        if not any(path.is_relative_to(folder) for folder in ours) and not _is_installed(path)
+        if not any(path.is_relative_to(folder) for folder in ours) and not is_installed(path)
     }
     return pack(name, files) if files else None
 
@@ -162,7 +161,7 @@ def _module_code(module: str) -> Code:
     """The code of a model in an importable module."""
     file = Path(_find_module(module))
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
-    if not _is_installed(root):
+    if not is_installed(root):
         return code_of([module], (root, *_own_folders()), (Path(),))
     # Beside it lies every library there is: all of its own package, and no other.
     files = (root / module.partition(".")[0]).rglob("*.py") if "." in module else [file]
@@ -172,13 +171,7 @@ def _module_code(module: str) -> Code:
 def _own_folders() -> tuple[Path, ...]:
     """The folders from which Python imports that hold code of the user's own, and this project's."""
     folders = [Path(folder).resolve() for folder in (*sys.path, os.getcwd())]
-    return (*(folder for folder in folders if folder.is_dir() and not _is_installed(folder)), ROOT)
-
-
-def _is_installed(folder: Path) -> bool:
-    """Whether libraries or Python's own modules lie in a folder."""
-    installed = {"site-packages", "dist-packages"} & {*folder.parts}
-    return bool(installed) or folder.is_relative_to(sysconfig.get_path("stdlib"))
+    return (*(folder for folder in folders if folder.is_dir() and not is_installed(folder)), ROOT)
 
 
 def named_files(parameters: Mapping[str, Any]) -> dict[str, Path]:

@@ -2,10 +2,12 @@ import json
 import shutil
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
-from components.fingerprint import ROOT, code_of, digest_files
+from components.fingerprint import ROOT, code_of, digest_files, is_installed
 from pipelines import STEPS
 
 # What a step must not miss, and what must not concern it, in the places where keys were too narrow or too wide.
@@ -126,3 +128,26 @@ def test_code_that_is_no_python_counts_by_its_bytes(tmp_path):
     before = code_of(["start"], (tmp_path,)).digest
     (tmp_path / "start.py").write_text("def [")
     assert code_of(["start"], (tmp_path,)).digest != before
+
+
+def test_libraries_beside_the_installed_project_are_none_of_its_code(tmp_path):
+    installed = tmp_path / "site-packages"
+    for name, text in {"components/step.py": "import keras, components.near\n", "components/near.py": ""}.items():
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text(text)
+    (installed / "keras.py").write_text("import numpy\n")
+    code = code_of(["components.step"], (installed,))
+    assert code.files.keys() == {"components/step.py", "components/near.py"}
+    assert code.libraries == {"keras"}
+
+
+def test_pythons_own_modules_are_never_the_users_code(tmp_path, monkeypatch):
+    (tmp_path / "start.py").write_text("import json\nfrom wave import open\n")
+    (tmp_path / "wave.py").write_text("")
+    assert code_of(["start"], (tmp_path, Path(json.__file__).parents[1])).files.keys() == {"start.py"}
+    linked = tmp_path / "python"
+    linked.symlink_to(sysconfig.get_path("stdlib"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(linked))
+    assert is_installed(Path(json.__file__))
+    assert is_installed(linked)
+    assert not is_installed(tmp_path)
