@@ -30,6 +30,10 @@ from components.errors import InputError
 _ENTRY_FILE = "bundle.json"  # Says which model it is, as `my_model.py` or `nets.cnn:build_model`.
 _REFERENCE = re.compile(r".*/([0-9a-f]{64})/[^/]+\.(zip|keras)")
 _TIME = (1980, 1, 1, 0, 0, 0)  # Of every file in the archive, so that equal content is an equal archive.
+_MOST_BYTES = 256 << 20  # What is read here and sent again with every change of it.
+# Of Google's credentials: https://google.aip.dev/auth/4110
+_CREDENTIALS = ("service_account", "authorized_user", "external_account", "impersonated_service_account")
+_MOST_CREDENTIAL_BYTES = 1 << 20
 USER_MODULE = "user_model"  # What a model's own file is called as a module.
 
 
@@ -68,9 +72,11 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
         files: Path of every file of its own, by its name below the folder of its modules.
 
     Raises:
-        InputError: If it names a file outside that folder, which would lie elsewhere where the bundle is opened.
+        InputError: If it names a file outside that folder, which would lie elsewhere where the bundle is opened, or
+            credentials, or the files are too large.
     """
     if model.endswith(".keras"):
+        _check_may_travel(model, {Path(model).name: Path(model)})
         return Bundle(Path(model).name, Path(model).read_bytes())
     outside = [name for name in files if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
     if outside:
@@ -78,6 +84,7 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
             f"The model {model!r} cannot travel: it names {outside[0]!r}, which lies outside its folder. Put it beside "
             "the model's file, and open it as Path(__file__).parent / NAME."
         )
+    _check_may_travel(model, files)
     entry = Path(model).name if model.endswith(".py") else model
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
@@ -86,6 +93,43 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
             zipped.writestr(zipfile.ZipInfo(name, _TIME), path.read_bytes(), zipfile.ZIP_DEFLATED)
     name = Path(model).stem if model.endswith(".py") else model.partition(":")[0].rpartition(".")[2]
     return Bundle(f"{name}.zip", archive.getvalue())
+
+
+def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
+    """Refuse what nobody means to send: more than a model's code and weights, and what opens an account."""
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    if (total := sum(sizes.values())) > _MOST_BYTES:
+        raise InputError(
+            f"The model {model!r} cannot travel: expected files of at most {_MOST_BYTES:,} bytes, received {total:,}, "
+            f"most of them in {largest!r}. Put large files on gs://BUCKET/… and read them from there."
+        )
+    for name, path in files.items():
+        if sizes[name] <= _MOST_CREDENTIAL_BYTES and _opens_an_account(path.read_bytes()):
+            raise InputError(
+                f"The model {model!r} cannot travel: its code names {name!r}, which holds credentials, and whoever "
+                "reads the bucket would have them. Take it out of the code; a step signs in as its service account."
+            )
+
+
+def _opens_an_account(content: bytes) -> bool:
+    """Whether a file is a key or the credentials of an account with Google."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and ("private_key" in value or value.get("type") in _CREDENTIALS)
+
+
+def data_files(bundle: Bundle) -> dict[str, int]:
+    """Return the sizes of the files in a bundle that are no code, by their names."""
+    if bundle.name.endswith(".keras"):
+        return {}
+    with zipfile.ZipFile(io.BytesIO(bundle.content)) as zipped:
+        infos = zipped.infolist()
+    sizes = {one.filename: one.file_size for one in infos if not one.filename.endswith(".py")}
+    del sizes[_ENTRY_FILE]
+    return sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     settings = load_settings(os.environ, arguments.settings)
     compiled = compile_pipeline(config, arguments.target, arguments.output, settings)
     _hint_at_tag(compiled.image)
+    _tell_carried(compiled.carried)
     for place, content in compiled.carried.items():
         path = compiled.path.parent / Path(place).name
         path.write_bytes(content)
@@ -64,6 +65,15 @@ def _check_data(config: Any) -> None:
         plan = check_data(config)
         if needs_check(config):
             check_model_works(config, plan)
+
+
+def _tell_carried(carried: Mapping[str, bytes]) -> None:
+    """Name the files that travel with a model's code, which is more than a user may know of."""
+    from components.model_loading.bundle import Bundle, data_files
+
+    for place, content in carried.items():
+        for name, size in data_files(Bundle(Path(place).name, content)).items():
+            show_text(f"hint: {name}, {size:,} bytes, travels with the model's code", sys.stderr)
 
 
 def _hint_at_tag(image: str) -> None:
@@ -127,6 +137,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     if not arguments.dry_run:
         require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
+    _tell_carried(plan.carried)
     return plan, platform, Retrying(platform, backoff)
 
 
@@ -346,6 +357,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
+    _tell_carried(plan.carried)
     if not arguments.dry_run:
         put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)

@@ -18,6 +18,7 @@ from components.machine_spec import MachineSpec, load_catalogue, parse_machine
 from components.model_loading.lookup import bundle_of
 from components.train_model.component import train_model
 from pipelines import caching
+from pipelines.cli.platforms import _tell_carried
 from pipelines.compile import compile_pipeline, require_step_image
 from pipelines.config import load_config
 from pipelines.platforms.custom_job import as_custom_job
@@ -433,6 +434,14 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     file.write_text("def build_model(image_shape, num_classes): return 1\n")
     assert compile_digits("vertex", output, f"model={file}", settings=SETTINGS).carried.keys() != {place}
     assert compile_digits("vertex", output, "model=components.models.digits_cnn:build_model").carried == {}
+
+
+def test_the_files_that_travel_with_a_models_code_are_told(tmp_path, capsys):
+    (tmp_path / "my_model.py").write_text("NAMES = 'names.txt'\n")
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    bundle = bundle_of(str(tmp_path / "my_model.py"))
+    _tell_carried({bundle.reference("gs://bucket"): bundle.content})
+    assert capsys.readouterr().err == "hint: names.txt, 8 bytes, travels with the model's code\n"
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -9,7 +9,7 @@ import pytest
 
 from components.errors import InputError
 from components.interface import ImageInput, Interface
-from components.model_loading.bundle import is_reference
+from components.model_loading.bundle import data_files, is_reference
 from components.model_loading.lookup import build_model, bundle_of, model_code
 from components.model_loading.trained import check_rebuilds, load_trained_model, save_architecture
 
@@ -85,6 +85,29 @@ def test_a_bundle_holds_what_the_model_needs_and_is_equal_for_equal_files(folder
     with zipfile.ZipFile(folder / "bundle.zip") as zipped:
         assert set(zipped.namelist()) == {"bundle.json", "my_model.py", "my_scaling.py", "factor.txt"}
         assert json.loads(zipped.read("bundle.json")) == {"model": "my_model.py"}
+
+
+def test_what_a_bundle_holds_beside_code_is_told(folder):
+    assert data_files(bundle_of(str(folder / "my_model.py"))) == {"factor.txt": 3}
+
+
+@pytest.mark.parametrize("credentials", [{"type": "service_account"}, {"private_key": "-----BEGIN"}])
+def test_credentials_do_not_travel(folder, credentials):
+    (folder / "my_scaling.py").write_text("KEY = 'key.json'\n")
+    (folder / "key.json").write_text(json.dumps({"type": "labels"}))
+    assert "key.json" in data_files(bundle_of(str(folder / "my_model.py")))
+    (folder / "key.json").write_text(json.dumps(credentials))
+    with pytest.raises(InputError, match=r"my_model\.py' cannot travel: its code names 'key\.json', which holds cred"):
+        bundle_of(str(folder / "my_model.py"))
+
+
+@pytest.mark.parametrize("name", ["factor.txt", "mine.keras"])
+def test_what_is_too_large_does_not_travel(folder, name):
+    with open(folder / name, "wb") as file:
+        file.truncate((256 << 20) + 1)
+    model = folder / (name if name.endswith(".keras") else "my_model.py")
+    with pytest.raises(InputError, match=rf"at most 268,435,456 bytes, received 268,.*in '{name}'\. Put large files"):
+        bundle_of(str(model))
 
 
 def test_what_every_machine_has_needs_no_bundle():
