@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import os
 import re
 import sys
 import sysconfig
@@ -24,6 +25,7 @@ _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 _WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tqdm"})
 _TEMPLATES = (".jinja", ".html")
 _FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
+_JOINING = ("join", "joinpath", "Path", "PurePath")
 _READ_BYTES = 1 << 20
 
 
@@ -128,7 +130,8 @@ class _Trace:
         above = [folder for folder in path.parents if root and folder.is_relative_to(root) and folder != root]
         for folder in (*(above or [path.parent]), *self._data_folders):
             if (folder / text).is_file():
-                yield folder / text
+                plain = Path(os.path.normpath(folder / text))  # Without `..`, unless it leads out of the root.
+                yield plain if root and plain.is_relative_to(root) else folder / text
 
 
 @functools.cache
@@ -151,9 +154,34 @@ def _references(source: bytes, is_python: bool) -> tuple[tuple[tuple[int, str], 
         elif isinstance(node, ast.ImportFrom):
             base = f"{node.module}." if node.module else ""
             imports += [(node.level, base + alias.name) for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            strings.add(node.value)
+        elif parts := _path_parts(node):
+            strings.add("/".join(parts))
     return tuple(imports), frozenset(filter(_FILE_NAME.fullmatch, strings))
+
+
+def _path_parts(node: ast.AST) -> list[str]:
+    """A string's text, or those in which the joining of a path ends: `folder / "a" / "b"`, `os.path.join(f, "a")`."""
+    parts: list[str] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        if not (right := _path_parts(node.right)):
+            return parts
+        parts, node = [*right, *parts], node.left
+    if isinstance(node, ast.Constant):
+        return [node.value, *parts] if isinstance(node.value, str) else parts
+    return [*_arguments(node), *parts] if isinstance(node, ast.Call) else parts
+
+
+def _arguments(call: ast.Call) -> list[str]:
+    """The texts in which a call that joins a path ends."""
+    function, before = call.func, list[ast.expr]()
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if name == "joinpath" and isinstance(function, ast.Attribute):
+        before = [function.value]
+    parts: list[str] = []
+    for argument in [*before, *call.args] if name in _JOINING else []:
+        found = _path_parts(argument)
+        parts = [*parts, *found] if found else []
+    return parts
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:

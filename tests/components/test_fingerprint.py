@@ -123,6 +123,25 @@ def test_data_files_are_those_that_a_string_names(tmp_path):
     assert files.keys() == {"start.py", "weights.h5", "page.html.jinja", "style.css"}
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "Path(__file__).parent / 'weights' / 'w.npz'",
+        "Path(__file__).parent / kind / 'weights' / 'w.npz'",
+        "os.path.join(os.path.dirname(__file__), 'weights', 'w.npz')",
+        "Path(__file__).parent.joinpath('weights').joinpath('w.npz')",
+        "Path('weights', 'w.npz')",
+        "Path('weights') / '..' / 'weights' / 'w.npz'",
+    ],
+)
+def test_a_data_file_is_found_in_the_folder_to_which_its_name_is_joined(tmp_path, expression):
+    (tmp_path / "weights").mkdir()
+    for name in ("weights/w.npz", "weights/other.npz"):
+        (tmp_path / name).touch()
+    (tmp_path / "start.py").write_text(f"NUMBER = 1 / 2 / {' / '.join(['3'] * 500)}\nWEIGHTS = {expression}\n")
+    assert code_of(["start"], (tmp_path,)).files.keys() == {"start.py", "weights/w.npz"}
+
+
 def test_code_that_is_no_python_counts_by_its_bytes(tmp_path):
     (tmp_path / "start.py").write_text("def (")
     before = code_of(["start"], (tmp_path,)).digest
