@@ -129,7 +129,7 @@ class _Trace:
         root = self._root(path)
         above = [folder for folder in path.parents if root and folder.is_relative_to(root) and folder != root]
         for folder in (*(above or [path.parent]), *self._data_folders):
-            if (folder / text).is_file():
+            if is_file(folder / text):
                 plain = Path(os.path.normpath(folder / text))  # Without `..`, unless it leads out of the root.
                 yield plain if root and plain.is_relative_to(root) else folder / text
 
@@ -207,6 +207,11 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
         if found:
             return found
     return []
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether a text that may be no path at all is that of a file which can be read here."""
+    return os.path.isfile(path) and os.access(path, os.R_OK)  # Path.is_file raises for what is too long.
 
 
 def is_installed(path: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from components import storage
 from components.errors import InputError, did_you_mean
-from components.fingerprint import ROOT, Code, code_of, is_installed
+from components.fingerprint import ROOT, Code, code_of, is_file, is_installed
 from components.interface import FACTS, IMAGE, Interface, Task
 from components.model_loading.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
 from components.models import REGISTRY
@@ -176,7 +176,7 @@ def _own_folders() -> tuple[Path, ...]:
 
 def named_files(parameters: Mapping[str, Any]) -> dict[str, Path]:
     """Return the files on this machine that a model's parameters name, by that name."""
-    return {text: Path(text) for text in _texts(parameters) if Path(text).is_file()}
+    return {text: Path(text) for text in _texts(parameters) if is_file(text)}
 
 
 def _texts(value: Any) -> Iterator[str]:

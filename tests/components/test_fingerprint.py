@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from components.fingerprint import ROOT, code_of, digest_files, is_installed
+from components.model_loading.lookup import named_files
 from pipelines import STEPS
 
 # What a step must not miss, and what must not concern it, in the places where keys were too narrow or too wide.
@@ -140,6 +141,13 @@ def test_a_data_file_is_found_in_the_folder_to_which_its_name_is_joined(tmp_path
         (tmp_path / name).touch()
     (tmp_path / "start.py").write_text(f"NUMBER = 1 / 2 / {' / '.join(['3'] * 500)}\nWEIGHTS = {expression}\n")
     assert code_of(["start"], (tmp_path,)).files.keys() == {"start.py", "weights/w.npz"}
+
+
+@pytest.mark.parametrize("text", ["a" * 400, "a" * 200 + "/" + "b" * 54 + "." + "c" * 300, "a\0b", ""])
+def test_a_text_that_is_no_path_names_no_file(tmp_path, text):
+    (tmp_path / "start.py").write_text(f"TEXT = {text!r}\n")
+    assert code_of(["start"], (tmp_path,)).files.keys() == {"start.py"}
+    assert named_files({"prompt": [text]}) == {}
 
 
 def test_code_that_is_no_python_counts_by_its_bytes(tmp_path):
