@@ -145,7 +145,7 @@ def _references(source: bytes, is_python: bool) -> tuple[tuple[tuple[int, str], 
         return (), frozenset(filter(_FILE_NAME.fullmatch, strings))
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # A user's; whoever imports it says so.
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # A user's; whoever imports it says so.
         return (), frozenset()
     imports, strings = [], set()
     for node in _run(tree):
@@ -174,7 +174,7 @@ def _path_parts(node: ast.AST) -> list[str]:
 def _arguments(call: ast.Call) -> list[str]:
     """The texts in which a call that joins a path ends."""
     function, before = call.func, list[ast.expr]()
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    name = _name_of(function)
     if name == "joinpath" and isinstance(function, ast.Attribute):
         before = [function.value]
     parts: list[str] = []
@@ -184,12 +184,19 @@ def _arguments(call: ast.Call) -> list[str]:
     return parts
 
 
-def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node of a tree but those that stand there for a type checker alone."""
-    yield node
-    is_for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-    for child in node.orelse if is_for_types else ast.iter_child_nodes(node):  # type: ignore[attr-defined]
-        yield from _run(child)
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a tree but those that stand there for a type checker alone, however deep it is."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        is_for_types = isinstance(node, ast.If) and _name_of(node.test) == "TYPE_CHECKING"
+        waiting += node.orelse if is_for_types else ast.iter_child_nodes(node)  # type: ignore[attr-defined]
+
+
+def _name_of(node: ast.expr) -> str:
+    """The last part of a name, as `c` of `a.b.c`; empty for what is none."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:

@@ -143,6 +143,30 @@ def test_a_data_file_is_found_in_the_folder_to_which_its_name_is_joined(tmp_path
     assert code_of(["start"], (tmp_path,)).files.keys() == {"start.py", "weights/w.npz"}
 
 
+@pytest.mark.parametrize(
+    ("test", "followed"),
+    [
+        ("TYPE_CHECKING", "otherwise.py"),
+        ("typing.TYPE_CHECKING", "otherwise.py"),
+        ("not TYPE_CHECKING", "near.py"),
+        ("NOT_TYPE_CHECKING", "near.py"),
+    ],
+)
+def test_only_what_a_type_checker_alone_reads_is_left_out(tmp_path, test, followed):
+    (tmp_path / "start.py").write_text(f"if {test}:\n    import near\nelse:\n    import otherwise\n")
+    for name in ("near.py", "otherwise.py"):
+        (tmp_path / name).touch()
+    assert followed in code_of(["start"], (tmp_path,)).files
+    is_for_types = followed == "otherwise.py"
+    assert ("near.py" in code_of(["start"], (tmp_path,)).files) is not is_for_types
+
+
+def test_a_long_sum_is_read_to_its_end(tmp_path):
+    (tmp_path / "start.py").write_text(f"SUM = {'1 + ' * 1500}1\nimport near\n")
+    (tmp_path / "near.py").touch()
+    assert code_of(["start"], (tmp_path,)).files.keys() == {"start.py", "near.py"}
+
+
 @pytest.mark.parametrize("text", ["a" * 400, "a" * 200 + "/" + "b" * 54 + "." + "c" * 300, "a\0b", ""])
 def test_a_text_that_is_no_path_names_no_file(tmp_path, text):
     (tmp_path / "start.py").write_text(f"TEXT = {text!r}\n")
