@@ -18,7 +18,7 @@ import yaml
 from components import storage
 from components.outages import PlatformError
 from pipelines.config import Config, on_machine
-from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, parse_package
+from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter
 from pipelines.settings import Settings
 
 
@@ -142,12 +142,13 @@ def _slug(name: str) -> str:
 
 
 def _digest(package: str, fingerprints: Mapping[str, str]) -> str:
-    """What makes a run this run: its pipeline, what its data are, and the code that its steps run.
+    """What makes a run this run: its pipeline with what its pods mount, what its data are, and its steps' code.
 
     Where else it could run, and how long to wait for that, make it no other run.
     """
-    spec = {key: value for key, value in parse_package(package).items() if key != "sdkVersion"}
-    return hashlib.sha256(json.dumps([spec, fingerprints], sort_keys=True).encode()).hexdigest()[:12]
+    pipeline, *platforms = yaml.safe_load_all(package)
+    spec = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
+    return hashlib.sha256(json.dumps([spec, *platforms, fingerprints], sort_keys=True).encode()).hexdigest()[:12]
 
 
 def submit(plan: Plan, submitter: Submitter, again: bool = False) -> Submission:

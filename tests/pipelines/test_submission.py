@@ -1,6 +1,7 @@
 """Claims about what is sent, found, waited for and tried again; the platform is a dictionary."""
 
 import dataclasses
+import operator
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from components.machine_spec import parse_machine
 from components.outages import Backoff, OutageError, PlatformError
 from pipelines.config import load_config
 from pipelines.platforms.jobs import Job, Retrying, State, Submission
+from pipelines.platforms.schedules import comparable
 from pipelines.settings import Settings
 from pipelines.submission import Plan, plan_submission, submit, wait
 from tests.fakes.clock import Clock
@@ -313,3 +315,16 @@ def test_a_fallback_that_cannot_be_compiled_is_refused_before_anything_is_sent()
     machine = "machine={name: v5e-4, region: us-west1, fallbacks: [{name: v6e-4, region: us-west1}]}"
     with pytest.raises(InputError, match=r"fallbacks\[0\]: us-west1 does not train on v6e"):
         plan_digits(machine)
+
+
+@pytest.mark.parametrize("setting", ["secrets", "volumes"])
+def test_what_a_pod_mounts_makes_it_another_run(setting):
+    settings = Settings(kfp_host="http://kfp", bucket="gs://my-bucket/runs")
+    config = load_config("digits", ["machine=v5e-4"])
+    plain, mounting = (
+        plan_submission(config, "kubeflow", one).jobs[0]
+        for one in (settings, dataclasses.replace(settings, **{setting: {"mine": "/mnt/mine"}}))
+    )
+    assert plain.job_id != mounting.job_id
+    contents = [{"labels": job.labels, "pipelineSpec": job.package} for job in (plain, mounting)]
+    assert operator.ne(*comparable(*contents)), "a schedule of the one is not left as it is for the other"
