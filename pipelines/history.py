@@ -55,7 +55,7 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     A run that was killed has left no summary, and stays where it is.
     """
     try:
-        summary = json.loads((run_dir / SUMMARY_FILE).read_bytes())
+        summary = _summary(run_dir)
     except (OSError, ValueError):
         return
     directory = history_dir(run_dir)
@@ -66,6 +66,16 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     with contextlib.suppress(OSError):  # It is there, or the disk has no links.
         (directory / LATEST).symlink_to(Path("..") / run_dir.name)
     delete_earlier(run_dir, keep)
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    """What a run says of itself; ValueError where the file is of something else than a run."""
+    summary = json.loads((run_dir / SUMMARY_FILE).read_bytes())
+    if not isinstance(summary, dict) or not isinstance(summary.get("status"), str):
+        raise ValueError("no summary of a run")
+    if not all(isinstance(summary.get(part, {}), dict) for part in ("metrics", "gate", "artifacts")):
+        raise ValueError("no summary of a run")
+    return summary
 
 
 def _moved(summary: Mapping[str, Any], run_dir: Path, place: Path) -> dict[str, Any]:
@@ -138,7 +148,7 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
 
 
 def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
-    summary = json.loads((folder / SUMMARY_FILE).read_bytes())
+    summary = _summary(folder)
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {
         "name": name,
@@ -146,7 +156,7 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
         "directory": str(folder),
         "ended": _ended(summary, folder),
         "status": summary["status"],
-        "metrics": summary["metrics"],
+        "metrics": summary.get("metrics", {}),
         "gate": summary.get("gate", {}),
         "num_bytes": sum(path.stat().st_size for path in files),
     }

@@ -203,3 +203,15 @@ def test_runs_of_the_same_data_share_their_records(run_here, workspace):
     assert run_here("name=third", "data.seed=1")[0] == "create_tfrecords"
     one, other = (workspace / name / "records" / "dataset.json" for name in ("digits", "other"))
     assert os.path.samefile(one, other)
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"status": 3, "metrics": {}}', '{"status": "failed", "metrics": []}', "not JSON"]
+)
+def test_a_summary_of_something_else_is_no_run(workspace, content):
+    write_run(workspace, 0.5)
+    (workspace / "other").mkdir()
+    (workspace / "other" / "summary.json").write_text(content)
+    assert [row["name"] for row in history.as_rows(workspace)] == ["digits"]
+    history.set_aside(workspace / "other")
+    assert (workspace / "other" / "summary.json").read_text() == content
