@@ -15,6 +15,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +96,9 @@ class _Trace:
         if module in self._followed or library in sys.stdlib_module_names:
             return
         self._followed.add(module)
-        if found := _module_files(module, self._roots):
+        if _is_library(library):  # Also where a file of that name lies beside the model: Python takes this one.
+            self.libraries.add(library)
+        elif found := _module_files(module, self._roots):
             # A package on the way to a module only has to be imported: what it offers to others decides nothing here.
             self.files |= {self._name(package): package for package in found[:-1]}
             self.add_file(found[-1])
@@ -214,6 +217,12 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
         if found:
             return found
     return []
+
+
+def _is_library(package: str) -> bool:
+    """Whether Python imports a name from where libraries lie; a model's own folder comes after those."""
+    spec = PathFinder.find_spec(package) if package not in _OUR_PACKAGES else None
+    return spec is not None and spec.origin is not None and is_installed(Path(spec.origin))
 
 
 def is_file(path: str | Path) -> bool:

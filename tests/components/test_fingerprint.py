@@ -192,6 +192,20 @@ def test_libraries_beside_the_installed_project_are_none_of_its_code(tmp_path):
     assert code.libraries == {"keras"}
 
 
+def test_of_two_modules_of_a_name_the_one_counts_that_python_imports(tmp_path, monkeypatch):
+    own, installed = tmp_path / "own", tmp_path / "site-packages"
+    for folder in (own, installed):
+        folder.mkdir()
+        (folder / "of_both.py").touch()
+    (own / "start.py").write_text("import of_both\n")
+    monkeypatch.setattr(sys, "path", [str(installed), *sys.path])
+    code = code_of(["start"], (own,))
+    assert (code.files.keys(), code.libraries) == ({"start.py"}, {"of_both"})
+    monkeypatch.setattr(sys, "path", [str(own), *sys.path])
+    code = code_of(["start"], (own,))
+    assert (code.files.keys(), code.libraries) == ({"start.py", "of_both.py"}, set())
+
+
 def test_pythons_own_modules_are_never_the_users_code(tmp_path, monkeypatch):
     (tmp_path / "start.py").write_text("import json\nfrom wave import open\n")
     (tmp_path / "wave.py").write_text("")
