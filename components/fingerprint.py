@@ -14,14 +14,12 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _OUR_PACKAGES = ("components", "pipelines")
-# Distributions that are not called what is imported from them.
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 # They carry data and show progress, and compute nothing.
 _WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tqdm"})
 _TEMPLATES = (".jinja", ".html")
@@ -48,8 +46,8 @@ class Code:
         return digest_files(self.files)
 
     def versions(self) -> dict[str, str]:
-        """The installed version of every library; empty for one that is not installed under its name."""
-        return {name: _version(_DISTRIBUTIONS.get(name, name)) for name in sorted(self.libraries - _WITHOUT_EFFECT)}
+        """The installed version of every library; empty for one that is not installed."""
+        return {name: _version(name) for name in sorted(self.libraries - _WITHOUT_EFFECT)}
 
 
 def digest_files(files: dict[str, Path]) -> str:
@@ -237,8 +235,15 @@ def is_installed(path: Path) -> bool:
     return is_library or any(path.resolve().is_relative_to(folder) for folder in python)
 
 
-def _version(distribution: str) -> str:
+def _version(library: str) -> str:
     try:
-        return importlib.metadata.version(distribution)
+        return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        names = sorted(set(_distributions().get(library, [])))
+        return ", ".join(importlib.metadata.version(name) for name in names)
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Names of the distributions from which each package is imported, for those that have other names."""
+    return importlib.metadata.packages_distributions()

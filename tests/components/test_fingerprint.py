@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.fingerprint import ROOT, code_of, digest_files, is_installed
+from components.fingerprint import ROOT, Code, code_of, digest_files, is_installed
 from components.model_loading.lookup import named_files
 from pipelines import STEPS
 
@@ -204,6 +205,16 @@ def test_of_two_modules_of_a_name_the_one_counts_that_python_imports(tmp_path, m
     monkeypatch.setattr(sys, "path", [str(own), *sys.path])
     code = code_of(["start"], (own,))
     assert (code.files.keys(), code.libraries) == ({"start.py", "of_both.py"}, set())
+
+
+def test_a_librarys_version_is_found_whatever_its_distribution_is_called():
+    versions = Code({}, frozenset({"PIL", "yaml", "numpy", "is_not_installed"})).versions()
+    assert versions == {
+        "PIL": importlib.metadata.version("pillow"),
+        "yaml": importlib.metadata.version("PyYAML"),
+        "numpy": importlib.metadata.version("numpy"),
+        "is_not_installed": "",
+    }
 
 
 def test_pythons_own_modules_are_never_the_users_code(tmp_path, monkeypatch):
