@@ -192,13 +192,27 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
             f"Refused the code in {where}: expected SHA-256 {digest[:16]}…, received {received[:16]}…. It has been "
             "changed since; train again, or bring the file back."
         )
-    return _unpack(content, digest, Path(where).name if where.endswith(".keras") else "")
+    try:
+        return _unpack(content, digest, Path(where).name if where.endswith(".keras") else "")
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"Cannot open the code in {where}: expected a bundle of a model's code, received another file or a part of "
+            f"one ({type(error).__name__}: {error}). Give the place of a bundle that `tpu-pipelines compile` wrote."
+        ) from error
 
 
 @functools.cache
 def _unpack(content: bytes, digest: str, keras_file: str) -> Opened:
     folder = _scratch() / digest[:16]
     folder.mkdir()
+    try:
+        return _lay_out(content, folder, keras_file)
+    except BaseException:
+        shutil.rmtree(folder)  # It can be tried again.
+        raise
+
+
+def _lay_out(content: bytes, folder: Path, keras_file: str) -> Opened:
     if keras_file:
         (folder / keras_file).write_bytes(content)
         return Opened(folder, str(folder / keras_file))

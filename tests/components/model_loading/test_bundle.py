@@ -1,5 +1,7 @@
 """A model's code as one file: what is in it, that nothing else is loaded, and that models with it can be rebuilt."""
 
+import hashlib
+import io
 import json
 import sys
 import zipfile
@@ -9,7 +11,8 @@ import pytest
 
 from components.errors import InputError
 from components.interface import ImageInput, Interface
-from components.model_loading.bundle import data_files, is_reference
+from components.model_loading import bundle as bundle_module
+from components.model_loading.bundle import data_files, is_reference, open_bundle
 from components.model_loading.lookup import build_model, bundle_of, model_code
 from components.model_loading.trained import check_rebuilds, load_trained_model, save_architecture
 
@@ -138,6 +141,17 @@ def test_another_file_under_a_digest_is_refused(folder, tmp_path):
     (place / "my_model.zip").write_bytes(bundle.content + b"more")
     with pytest.raises(InputError, match=rf"Refused the code in .*expected SHA-256 {bundle.digest[:16]}…, received "):
         build_model(str(place / "my_model.zip"), _DIGITS, {})
+
+
+def test_what_is_no_bundle_is_refused_every_time_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle_module, "_scratch", lambda: tmp_path)
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as zipped:
+        zipped.writestr("my_model.py", "")
+    for content in (b"no archive", b"no archive", other.getvalue()):
+        with pytest.raises(InputError, match=r"Cannot open the code in code\.zip: expected a bundle.*received another"):
+            open_bundle(content, hashlib.sha256(content).hexdigest(), "code.zip")
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_keras_file_is_its_own_bundle(folder, tmp_path):
