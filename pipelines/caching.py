@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from components import storage
 from components.create_tfrecords.sources import Listing
+from components.errors import InputError
 from components.fingerprint import Code, code_of, digest_files
 from components.model_loading.lookup import model_code
 from components.preflight_training.compiler import versions as compiler_versions
@@ -48,15 +50,31 @@ def _model(config: Config, is_here: bool) -> str:
 def _content(place: str) -> str:
     """The fingerprint of a file, or of all in a folder; on gs:// by their checksums."""
     if storage.is_remote(place):
-        folder, _, name = place.rpartition("/")
-        same = [file for file in storage.list_files(folder) if f"{file.name}/".startswith(f"{name}/")]
-        return _digest([dataclasses.astuple(file) for file in same])
+        return _digest([dataclasses.astuple(file) for file in _remote_files(place)])
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
 
 
+def _remote_files(place: str) -> list[storage.StoredFile]:
+    """A file, or all in a folder or a bucket, on gs://."""
+    folder, _, name = place.rstrip("/").rpartition("/")
+    if folder == "gs:/":
+        return storage.list_files(place)
+    same = [file for file in storage.list_files(folder) if f"{file.name}/".startswith(f"{name}/")]
+    if not same:
+        raise InputError(
+            f"Cannot read what model.files names: there is no {place!r}. Expected a file or a folder. Check the path."
+        )
+    return same
+
+
 def _folder_content(folder: Path) -> str:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return digest_files({path.relative_to(folder).as_posix(): path for path in files})
+    files: dict[str, Path] = {}
+    for directory, folders, names in os.walk(folder, followlinks=True):
+        here = Path(directory)
+        folders[:] = [name for name in folders if not here.resolve().is_relative_to((here / name).resolve())]
+        paths = filter(Path.is_file, map(here.joinpath, names))
+        files.update({path.relative_to(folder).as_posix(): path for path in paths})
+    return digest_files(files)
 
 
 def data_version(listing: Listing, memo: Path) -> str:

@@ -188,3 +188,34 @@ def test_declared_files_in_a_bucket_count_by_their_content(bucket):
 def test_a_declared_file_that_is_not_there_is_refused():
     with pytest.raises(InputError, match=r"Cannot read what model.files names: there is no '/none.npz'"):
         load_config("digits", ["model={name: digits_cnn, files: [/none.npz]}"])
+
+
+@pytest.mark.parametrize("place", ["gs://bucket/w/", "gs://bucket/w", "gs://bucket", "gs://bucket/"])
+def test_a_declared_folder_in_a_bucket_counts_however_it_is_written(bucket, place):
+    config = load_config("digits", [f"model={{name: digits_cnn, files: ['{place}']}}"])
+    versions = set()
+    for content in ("1", "2"):
+        bucket.blob("w/a.npz").upload_from_string(content)
+        versions.add(caching.step_keys(config, "v")["train_model"])
+    assert len(versions) == 2
+
+
+def test_a_declared_file_that_the_bucket_lacks_is_refused(bucket):
+    bucket.blob("w/a.npz").upload_from_string("1")
+    for place in ("gs://bucket/w/b.npz", "gs://bucket/v/"):
+        config = load_config("digits", [f"model={{name: digits_cnn, files: ['{place}']}}"])
+        with pytest.raises(InputError, match=rf"model.files names: there is no '{place}'"):
+            caching.step_keys(config, "v")
+
+
+def test_a_linked_folder_in_a_declared_one_counts_by_its_content(tmp_path):
+    (tmp_path / "declared").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "declared" / "weights").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "declared" / "itself").symlink_to(tmp_path / "declared")
+    config = load_config("digits", [f"model={{name: digits_cnn, files: ['{tmp_path}/declared']}}"])
+    versions = set()
+    for content in ("1", "2"):
+        (tmp_path / "elsewhere" / "a.npz").write_text(content)
+        versions.add(caching.step_keys(config, "v")["train_model"])
+    assert len(versions) == 2
