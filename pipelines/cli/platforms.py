@@ -48,12 +48,21 @@ def _compile(arguments: argparse.Namespace) -> int:
     _hint_at_tag(compiled.image)
     _tell_carried(compiled.carried)
     for place, content in compiled.carried.items():
-        path = compiled.path.parent / Path(place).name
-        path.write_bytes(content)
+        path = _write_beside(compiled.path, place, content)
         print(f"hint: the model travels beside the pipeline: gcloud storage cp {path} {place}", file=sys.stderr)
     print(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
     print(compiled.timeout.reason)
     return DONE
+
+
+def _write_beside(output: Path, place: str, content: bytes) -> Path:
+    """Write a model beside its pipeline, by its name and its digest: no other file has that name."""
+    from components import storage
+
+    digest, name = place.split("/")[-2:]
+    path = output.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
+    storage.write_bytes(path, content)
+    return path
 
 
 def _check_data(config: Any) -> None:

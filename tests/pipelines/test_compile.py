@@ -17,7 +17,7 @@ from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
 from components.model_loading.lookup import bundle_of
 from components.train_model.component import train_model
-from pipelines import caching
+from pipelines import caching, cli
 from pipelines.cli.platforms import _tell_carried
 from pipelines.compile import compile_pipeline, require_step_image
 from pipelines.config import load_config
@@ -442,6 +442,21 @@ def test_the_files_that_travel_with_a_models_code_are_told(tmp_path, capsys):
     bundle = bundle_of(str(tmp_path / "my_model.py"))
     _tell_carried({bundle.reference("gs://bucket"): bundle.content})
     assert capsys.readouterr().err == "hint: names.txt, 8 bytes, travels with the model's code\n"
+
+
+def test_a_model_beside_its_pipeline_replaces_no_file_of_the_users(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://my-bucket")
+    (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes): ...\n")
+    (tmp_path / "my_model.zip").write_text("mine")
+    output, model = ("--output", str(tmp_path / "pipeline.yaml")), f"model={tmp_path / 'my_model.py'}"
+    assert (
+        cli.main(["compile", "digits", "--target", "kubeflow", *output, "--set", "machine=v5e-4", "--set", model]) == 0
+    )
+    assert (tmp_path / "my_model.zip").read_text() == "mine"
+    bundle = bundle_of(str(tmp_path / "my_model.py"))
+    (written,) = tmp_path.glob("my_model-*.zip")
+    assert written.read_bytes() == bundle.content
+    assert f"gcloud storage cp {written} gs://my-bucket/models/{bundle.digest}/my_model.zip" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", TARGETS)
