@@ -189,6 +189,11 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
     """
     model = config.training.model
     bundle = bundle_of(model)
+    if bundle is None and model.endswith((".py", ".keras")):
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: the model {model!r} lies among the code of this project or "
+            "of libraries, which does not travel. Put it into a folder of its own."
+        )
     if bundle is None or storage.is_remote(model) or (":" in model and not settings.bucket):
         return config, {}  # The image holds it, or the bucket does.
     if not settings.bucket:

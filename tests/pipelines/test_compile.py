@@ -15,6 +15,7 @@ from kfp import components as kfp_components
 from components.container import IMAGE
 from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
+from components.model_loading import lookup
 from components.model_loading.lookup import bundle_of
 from components.train_model.component import train_model
 from pipelines import caching, cli
@@ -434,6 +435,16 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     file.write_text("def build_model(image_shape, num_classes): return 1\n")
     assert compile_digits("vertex", output, f"model={file}", settings=SETTINGS).carried.keys() != {place}
     assert compile_digits("vertex", output, "model=components.models.digits_cnn:build_model").carried == {}
+
+
+@pytest.mark.parametrize("name", ["my_model.py", "my_model.keras"])
+def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(lookup, "ROOT", tmp_path)
+    file = tmp_path / "components" / name
+    file.parent.mkdir()
+    file.touch()
+    with pytest.raises(InputError, match=rf"model '{file}' lies among the code of this project .* folder of its own"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", f"model={file}", settings=SETTINGS)
 
 
 def test_the_files_that_travel_with_a_models_code_are_told(tmp_path, capsys):
