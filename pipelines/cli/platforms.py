@@ -46,7 +46,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     settings = load_settings(os.environ, arguments.settings)
     compiled = compile_pipeline(config, arguments.target, arguments.output, settings)
     _hint_at_tag(compiled.image)
-    _tell_carried(compiled.carried)
+    _tell_carried(compiled.carried, config.training.model)
     for place, content in compiled.carried.items():
         path = _write_beside(compiled.path, place, content)
         print(f"hint: the model travels beside the pipeline: gcloud storage cp {path} {place}", file=sys.stderr)
@@ -76,10 +76,17 @@ def _check_data(config: Any) -> None:
             check_model_works(config, plan)
 
 
-def _tell_carried(carried: Mapping[str, bytes]) -> None:
-    """Name the files that travel with a model's code, which is more than a user may know of."""
-    from components.model_loading.bundle import Bundle, data_files
+def _tell_carried(carried: Mapping[str, bytes], model: str) -> None:
+    """Name the files that travel with a model's code, which is more than a user may know of; or say that none does."""
+    from components.model_loading.bundle import Bundle, data_files, is_reference
+    from components.model_loading.lookup import bundle_of
 
+    if not carried and not is_reference(model) and bundle_of(model):
+        show_text(
+            f"hint: the code of the model {model!r} does not travel, as no bucket is set: the image must hold it. Or "
+            "set TPU_PIPELINES_BUCKET=gs://BUCKET",
+            sys.stderr,
+        )
     for place, content in carried.items():
         for name, size in data_files(Bundle(Path(place).name, content)).items():
             show_text(f"hint: {name}, {size:,} bytes, travels with the model's code", sys.stderr)
@@ -146,7 +153,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     if not arguments.dry_run:
         require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
-    _tell_carried(plan.carried)
+    _tell_carried(plan.carried, config.training.model)
     return plan, platform, Retrying(platform, backoff)
 
 
@@ -366,7 +373,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
-    _tell_carried(plan.carried)
+    _tell_carried(plan.carried, config.training.model)
     if not arguments.dry_run:
         put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)

@@ -437,6 +437,15 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     assert compile_digits("vertex", output, "model=components.models.digits_cnn:build_model").carried == {}
 
 
+def test_a_module_that_does_not_travel_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_nets.py").touch()
+    for model in ("digits_cnn", "json:loads", "my_nets:build_model"):
+        _tell_carried({}, model)
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("hint: the code of the model 'my_nets:build_model' does not travel, as no bucket is set")
+
+
 @pytest.mark.parametrize("name", ["my_model.py", "my_model.keras"])
 def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setattr(lookup, "ROOT", tmp_path)
@@ -451,7 +460,7 @@ def test_the_files_that_travel_with_a_models_code_are_told(tmp_path, capsys):
     (tmp_path / "my_model.py").write_text("NAMES = 'names.txt'\n")
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     bundle = bundle_of(str(tmp_path / "my_model.py"))
-    _tell_carried({bundle.reference("gs://bucket"): bundle.content})
+    _tell_carried({bundle.reference("gs://bucket"): bundle.content}, "my_model.py")
     assert capsys.readouterr().err == "hint: names.txt, 8 bytes, travels with the model's code\n"
 
 
