@@ -29,7 +29,7 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> dict[st
     missing = [name for name in (SUMMARY_FILE, "records", "model") if not (run_dir / name).exists()]
     if missing:
         raise InputError(
-            f"Cannot export {run_dir}: expected the folder of a run that has trained, without {missing[0]} in it. Name "
+            f"Cannot export {run_dir}: it has no {missing[0]}, as the folder of a run that has trained does. Name "
             "one, as runs/digits."
         )
     params = read_export(json.loads(summary.read_bytes())["config"]["export"], overrides)

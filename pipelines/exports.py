@@ -38,7 +38,7 @@ def find_export(name: str, workspace: Path) -> str:
     if path.exists():
         raise InputError(
             f"Cannot predict with {path}: there is no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/. Expected "
-            f"{_EXPECTED}. A run whose model the gate rejected may have no export."
+            f"{_EXPECTED}. `tpu-pipelines export {path}` exports the model of a run that the gate has rejected."
         )
     raise InputError(f"Cannot find {name}: expected {_EXPECTED}. Received: no such folder. Check the path.")
 

@@ -31,6 +31,7 @@ from components.create_tfrecords.targets import (
     shown,
     split_labels,
 )
+from components.csv_files import DELIMITERS, find_column, find_delimiter
 from components.errors import InputError, did_you_mean
 from components.identities import identify
 from components.images import has_image_suffix
@@ -302,12 +303,6 @@ def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location
 
 
 _SHOWN_CHARACTERS = 60
-_DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'"}
-_ALIASES = {
-    "path": ("path", "filename", "file_name", "file", "filepath", "file_path", "image", "image_path"),
-    "text": ("text", "review", "sentence", "comment", "content", "message"),
-    "label": ("label", "class", "category", "sentiment", "target"),
-}
 
 
 def _from_csv(location: str, params: WriteParams) -> Listing:
@@ -322,7 +317,9 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
     root = (folder or "/") if separator else "."
     try:
         text = content.decode("utf-8-sig")
-        delimiter, notes = _find_delimiter(text)
+        delimiter, notes = find_delimiter(text), []
+        if delimiter in DELIMITERS:
+            notes.append(f"the values of the CSV file are separated by {DELIMITERS[delimiter]}")
         reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
         found = [name.strip() for name in reader.fieldnames or ()]
         reader.fieldnames, renamed = _name_columns(found, params, location)
@@ -433,15 +430,6 @@ def _cut(value: Any) -> Any:
     return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
 
 
-def _find_delimiter(text: str) -> tuple[str, list[str]]:
-    """What separates the values, by the first line, and a note where it is no comma."""
-    header = text.partition("\n")[0]
-    if "," in header:
-        return ",", []
-    found = next((one for one in _DELIMITERS if one in header), ",")
-    return found, [] if found == "," else [f"the values of the CSV file are separated by {_DELIMITERS[found]}"]
-
-
 def _name_columns(found: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:
     """The columns by the names that are used here, and notes on those that are taken for what their names suggest."""
     taken = dict(params.columns)
@@ -454,10 +442,10 @@ def _name_columns(found: Sequence[str], params: WriteParams, location: str) -> t
     if not {"path", "text"} & {*found, *taken}:
         wanted += ["path", "text"]
     for name in wanted:
-        alike = [column for column in found if column.lower() in _ALIASES[name]]
-        if name not in found and name not in taken and len(alike) == 1:
-            taken[name] = alike[0]
-            notes.append(f"column {alike[0]!r} is taken for the {name}; data.columns may name another one")
+        column = find_column(name, found)
+        if column != name and name not in taken:
+            taken[name] = column
+            notes.append(f"column {column!r} is taken for the {name}; data.columns may name another one")
     names = {column: name for name, column in taken.items()}
     # A column whose name another one now has is left alone under its own.
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in found], notes

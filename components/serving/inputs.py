@@ -19,6 +19,7 @@ import numpy as np
 
 from components import storage
 from components.artifacts import EXPORT_FILE
+from components.csv_files import find_column, find_delimiter
 from components.errors import InputError
 from components.generation import Alphabet, generate
 from components.images import ImageRule, UnreadableImageError, decode_pixels
@@ -293,11 +294,13 @@ def _read_text(path: str) -> str:
 def _read_column(path: str, column: str) -> list[str]:
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     try:
-        reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
+        text = _read_text(path)
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=find_delimiter(text))
         rows = list(reader)
     except csv.Error as error:
         raise InputError(f"Cannot read {path}: {error}. Expected a CSV file.") from error
     columns = list(reader.fieldnames or ())
+    column = find_column(column, columns)
     if column not in columns or any(row[column] is None for row in rows):
         raise InputError(
             f"Cannot read {path}: expected the column {column!r} in every line, received {columns}. Name it with "

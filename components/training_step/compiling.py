@@ -4,6 +4,7 @@ Training runs that step; preflight compiles the very same one for a TPU.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -157,6 +158,17 @@ _LOSSES: Mapping[str, Callable[[Any, Any], Any]] = {"next_character": next_chara
 _METRICS: Mapping[str, Callable[[], Any]] = {"bits_per_character": _bits_per_character}
 
 
+def _why_not_built(error: BaseException, inputs: np.ndarray) -> str:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    if inputs.dtype == np.uint8 and re.search(r"uint8|UINT8", text):
+        return (
+            "The model cannot compute with uint8 pixels, as images come to it. Let it begin with "
+            "keras.layers.Rescaling(1 / 255)."
+        )
+    said = next((line.strip() for line in text.splitlines() if "Error" in line or "expected" in line.lower()), text)
+    return f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said[:400]}"
+
+
 def compile_model(
     model: Any,
     interface: Interface,
@@ -180,7 +192,8 @@ def compile_model(
         their averages where `settings` ask for them.
 
     Raises:
-        InputError: If the model's input or task cannot be augmented as `settings` say.
+        InputError: If the model's input or task cannot be augmented as `settings` say, or the model cannot compute what
+            such examples ask of it.
     """
     import keras
 
@@ -206,7 +219,10 @@ def compile_model(
     inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1))
     if softened:
         targets = np.ones((1, *interface.output_shape), np.float32)
-    model._symbolic_build(data_batch=(inputs, targets, weights))
+    try:
+        model._symbolic_build(data_batch=(inputs, targets, weights))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(_why_not_built(error, inputs)) from error
     prepare_batches(model, settings, num_replicas)
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)

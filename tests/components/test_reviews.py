@@ -131,7 +131,11 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
         answers(tmp_path / "numbers.npy")
     with pytest.raises(InputError, match=r"Cannot read .*pos/0_9\.TXT"):
         answers("pos/0_9.TXT")
-    with pytest.raises(InputError, match=r"expected the column 'text' in every line, received \['id', 'review'\]"):
+    # As create_tfrecords reads it: a column that is usually called so, and what a spreadsheet program puts between.
+    assert answers(table) == answers(table, column="review")
+    table.write_text(table.read_text().replace("review", "words").replace(",", ";"))
+    assert list(answers(table, column="words").values()) == ["pos", "neg"]
+    with pytest.raises(InputError, match=r"expected the column 'text' in every line, received \['id', 'words'\]"):
         answers(table)
     with pytest.raises(InputError, match=r"Cannot read .*nowhere\.txt"):
         answers(tmp_path / "nowhere.txt")

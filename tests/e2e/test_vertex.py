@@ -75,7 +75,7 @@ def evaluation(fake, job_id):
 @pytest.mark.slow  # Runs the pipeline six times for real: some six minutes on 2 idle cores.
 @pytest.mark.timeout(3600)
 def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud, digits, capfd):
-    weak, strong = ("training.epochs=1", "training.learning_rate=0.0005"), "training.epochs=6"
+    weak, strong = ("training.epochs=1", "training.learning_rate=0.002"), "training.epochs=6"
 
     code, first, err = submit(capfd, *weak)
     assert code == 0, err

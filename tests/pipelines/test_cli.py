@@ -131,6 +131,4 @@ def test_predict_refuses_damaged_files(finished_run, tmp_path):
 
 
 def test_export_of_what_is_no_run_says_what_is_missing(tmp_path):
-    assert_user_error(
-        tpu_pipelines_here("export", str(tmp_path)), "expected the folder of a run", "without summary.json"
-    )
+    assert_user_error(tpu_pipelines_here("export", str(tmp_path)), "as the folder of a run", "it has no summary.json")

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from components import device
+from components.errors import InputError
+from components.interface import ImageInput, Interface
 from components.train_model import train_model
-from components.training_step.compiling import scale_learning_rate, warmup_steps
+from components.training_step.compiling import compile_model, scale_learning_rate, warmup_steps
 
 
 @pytest.mark.parametrize(
@@ -50,3 +53,14 @@ def test_constant_stays_at_the_peak_after_warmup(quick, digits_records, tmp_path
     params = replace(quick, epochs=3, warmup_epochs=1, batch_size_per_replica=512)
     rates = _rates(params, digits_records, tmp_path / "model")
     assert rates == pytest.approx([params.learning_rate * share for share in (2 / 3, 1, 1)], rel=1e-6)
+
+
+def test_a_model_that_computes_with_bytes_is_told_to_rescale(quick):
+    import keras
+
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    layers = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Conv2D(2, 3), keras.layers.Flatten()]
+    layers.append(keras.layers.Dense(10))
+    model = keras.Sequential(layers)
+    with pytest.raises(InputError, match=r"cannot compute with uint8 pixels.*Rescaling\(1 / 255\)"):
+        compile_model(model, Interface(ImageInput((8, 8, 1), "raw"), 10), quick, 1, 10, jit_compile=False)
