@@ -86,14 +86,16 @@ def _example_class() -> Any:
 def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[float]]) -> bytes:
     """A serialized tf.train.Example; equal fields give equal bytes. Numbers are stored as int64 or float32."""
     example = _example_class()()
+    features = example.features.feature
     for name, value in fields.items():
-        feature = example.features.feature[name]
+        feature = features[name]
         if isinstance(value, bytes):
             feature.bytes_list.value.append(value)
+        elif isinstance(value, int):
+            feature.int64_list.value.append(value)
         else:
-            values = [value] if isinstance(value, int) else value
-            is_float = any(isinstance(item, float) for item in values)
-            (feature.float_list if is_float else feature.int64_list).value.extend(values)
+            is_float = any(isinstance(item, float) for item in value)
+            (feature.float_list if is_float else feature.int64_list).value.extend(value)
     return example.SerializeToString(deterministic=True)
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,6 @@ def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
     """The most frequent tokens, by falling frequency and then by their bytes; the ids 0 and 1 take two of `size`."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return tuple(token for token, _ in ranked[: size - len(_RESERVED)])
-
-
-def count_words(texts: Iterable[bytes]) -> Counter[bytes]:
-    """How often each token stands in the texts."""
-    counts: Counter[bytes] = Counter()
-    for text in texts:
-        counts.update(split_words(text))
-    return counts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,11 @@ import numpy as np
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.sources import Listing
 from components.identities import identify
-from components.text import split_words
 
+LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in a processor's cache.
 LOOK_SHAPE = (8, 9)  # Of a picture's look: grey, averaged over as many rows and columns.
+# By JPEG's weights, which keeps these grey levels and blurs colours.
+_GREY_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)
 _MAX_SIDE = 64  # Of what a look is taken from: larger pictures are thinned out first.
 _LEAST_CONTRAST = 3.0  # Standard deviation of a look; below it, pictures are plain, and alike by being so.
 _LEAST_CORRELATION = 0.996
@@ -26,7 +28,10 @@ _LISTED = 1000
 def thin_out(pixels: np.ndarray) -> np.ndarray:
     """A picture, uint8[height, width, channels], with every so manieth pixel left, at most 127 on a side."""
     height, width, _ = pixels.shape
-    return pixels[:: max(1, height // _MAX_SIDE), :: max(1, width // _MAX_SIDE)]
+    if height < 2 * _MAX_SIDE and width < 2 * _MAX_SIDE:
+        return pixels
+    # A copy, since a view would keep all pixels in memory.
+    return pixels[:: max(1, height // _MAX_SIDE), :: max(1, width // _MAX_SIDE)].copy()
 
 
 def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
@@ -35,9 +40,9 @@ def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
     shapes = [picture.shape for picture in pictures]
     for shape in set(shapes):
         places = [i for i, its in enumerate(shapes) if its == shape]
-        values = np.stack([pictures[i] for i in places]).astype(np.float32)
-        # By JPEG's weights, which keeps these grey levels and blurs colours.
-        grey = values[..., 0] if shape[2] == 1 else values @ np.array([0.299, 0.587, 0.114], np.float32)
+        joined = np.concatenate([pictures[i] for i in places], dtype=np.float32, casting="unsafe")
+        values = joined.reshape(-1, *shape)
+        grey = values[..., 0] if shape[2] == 1 else values @ _GREY_WEIGHTS
         rows, columns = (_averages(size, count) for size, count in zip(shape[:2], LOOK_SHAPE, strict=True))
         looks[places] = np.round(rows @ grey @ columns.T)
     return looks
@@ -82,9 +87,9 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
     return shown[np.concatenate(pairs)]
 
 
-def same_words(text: bytes) -> bytes:
-    """Eight bytes that are equal for texts of the same words, whatever the case, punctuation and spaces."""
-    return identify(b" ".join(split_words(text)))
+def same_words(words: Iterable[bytes]) -> bytes:
+    """Eight bytes that are equal for texts of the same words, by what `split_words` gives of each."""
+    return identify(b" ".join(words))
 
 
 def pairs_of_equal(values: np.ndarray) -> np.ndarray:

@@ -63,6 +63,7 @@ class Listing:
         notes: What was left out, for people.
         identities: What an example is known by wherever it stands: its id, or a hash of its content, equal for copies;
             None where that is its key.
+        hashes: What `identify` gives of each of the images or texts that the listing holds; None where it holds none.
     """
 
     source: str
@@ -80,6 +81,7 @@ class Listing:
     version: str = ""
     notes: tuple[str, ...] = ()
     identities: tuple[str, ...] | None = None
+    hashes: tuple[bytes, ...] | None = None
 
     def stat_digest(self) -> str:
         """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
@@ -398,6 +400,7 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         labels, classes = read([row["label"] for row in rows], params.class_names, paths)
     order = sorted(range(len(paths)), key=paths.__getitem__)
     texts = tuple(rows[i]["text"].encode() for i in order) if kind == TEXT else None
+    hashes = tuple(map(identify, texts)) if texts else None
     files: dict[str, storage.StoredFile] = {}
     if kind == TEXT:
         pass
@@ -419,7 +422,8 @@ def _from_csv(location: str, params: WriteParams) -> Listing:
         texts=texts,
         kind=kind,
         version=hashlib.sha256(content).hexdigest(),
-        identities=_identities(rows, wherever, texts, order),
+        identities=_identities(rows, wherever, hashes, order),
+        hashes=hashes,
         notes=tuple(notes),
     )
 
@@ -464,7 +468,7 @@ def _common_folder(paths: Sequence[str], location: str) -> str:
 
 
 def _identities(
-    rows: Sequence[Mapping[str, str]], paths: Sequence[str], texts: Sequence[bytes] | None, order: Sequence[int]
+    rows: Sequence[Mapping[str, str]], paths: Sequence[str], hashes: Sequence[bytes] | None, order: Sequence[int]
 ) -> tuple[str, ...] | None:
     """What rows are known by: an id where there is one and none repeats; else an absolute path, or a text's content."""
     ids = [str(rows[i].get("id") or "") for i in order]
@@ -472,7 +476,7 @@ def _identities(
         return tuple(ids)
     if paths:
         return tuple(paths[i] for i in order)
-    return tuple(identify(text).hex() for text in texts) if texts else None
+    return tuple(map(bytes.hex, hashes)) if hashes else None
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
@@ -509,6 +513,7 @@ def _from_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     images = np.concatenate([images for images, _ in arrays.values()])
     if images.ndim == 3:
         images = images[..., None]
+    hashes = tuple(map(identify, images))
     splits = None
     if "" not in arrays:
         splits = np.concatenate([np.full(len(images), split, "<U10") for split, (images, _) in arrays.items()])
@@ -520,7 +525,8 @@ def _from_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
         splits=splits,
         images=images,
         version=version,
-        identities=tuple(identify(image).hex() for image in images),
+        identities=tuple(map(bytes.hex, hashes)),
+        hashes=hashes,
     )
 
 
@@ -751,6 +757,7 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
     found = [names[i] for _, of in arrays.values() for i in of.tolist()]
     indices, classes = index_labels(found, params.class_names, keys)
     splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
+    hashes = tuple(map(identify, texts))
     return Listing(
         source=params.source,
         keys=tuple(keys),
@@ -760,7 +767,8 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
         texts=tuple(texts),
         kind=TEXT,
         version=digest.hexdigest(),
-        identities=tuple(identify(text).hex() for text in texts),
+        identities=tuple(map(bytes.hex, hashes)),
+        hashes=hashes,
     )
 
 

@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import google_crc32c
 import numpy as np
@@ -30,7 +30,15 @@ from components.artifacts import (
     Shard,
     Split,
 )
-from components.create_tfrecords.copies import Copies, find_alike, look_at, pairs_of_equal, same_words, thin_out
+from components.create_tfrecords.copies import (
+    LOOKED_AT_ONCE,
+    Copies,
+    find_alike,
+    look_at,
+    pairs_of_equal,
+    same_words,
+    thin_out,
+)
 from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
@@ -67,13 +75,12 @@ from components.text import (
     WORDS,
     Tokenizer,
     build_vocabulary,
-    count_words,
     save_vocabulary,
+    split_words,
     vocabulary_bytes,
 )
 
 _STEP = "create_tfrecords"
-_T = TypeVar("_T")
 _MAX_RAW_BYTES = 64 * 64 * 3
 _RECORD_OVERHEAD_BYTES = 80  # Framing, field names and the key; an estimate, for sizing shards.
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
@@ -127,8 +134,12 @@ class _Rule(Protocol):
     def features(self) -> Mapping[str, str]:
         """The fields that `store` gives, and their types."""
 
-    def store(self, content: Any) -> "_Stored":
+    def store(self, content: Any, known: bytes | None) -> "_Stored":
         """What becomes of a file's bytes or an array's element.
+
+        Args:
+            content: These.
+            known: What `identify` gives of `content`, where that is known.
 
         Raises:
             _UnusableError: If it is to be set aside.
@@ -146,7 +157,7 @@ class _ImageRule:
     def features(self) -> Mapping[str, str]:
         return {ImageInput.feature: "bytes"}
 
-    def store(self, content: Any) -> "_Stored":
+    def store(self, content: Any, known: bytes | None) -> "_Stored":
         try:
             payload, shape, pixels = self._encode(content)
         except UnreadableImageError as error:
@@ -154,7 +165,8 @@ class _ImageRule:
         if shape != self.input.image_shape:
             raise _OddShapeError(shape)
         # Of what stays encoded the look alone tells that two files hold the same pixels.
-        return _Stored({ImageInput.feature: payload}, identify(payload), thin_out(pixels))
+        identity = known if known and pixels is content else identify(payload)
+        return _Stored({ImageInput.feature: payload}, identity, thin_out(pixels))
 
     def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
         if self.input.encoding == ENCODED:
@@ -181,7 +193,7 @@ class _TextRule:
     def _tokenizer(self) -> Tokenizer:
         return Tokenizer(self.input, self.vocabulary)
 
-    def store(self, content: Any) -> "_Stored":
+    def store(self, content: Any, known: bytes | None) -> "_Stored":
         try:
             content.decode()
         except UnicodeDecodeError as error:
@@ -193,7 +205,7 @@ class _TextRule:
         wanted = self.input.num_tokens
         return _Stored(
             {TextInput.feature: ids, TEXT_FEATURE: content},
-            identify(content),
+            known or identify(content),
             None,
             {
                 "num_truncated": int(encoded.num_tokens > wanted),
@@ -251,14 +263,17 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
     plan = plan or plan_dataset(params)
     _check_target(directory, params.source)
     write: Callable[[Path], Manifest]
+    rule: _Rule
     if plan.listing.corpus is not None:
         writer = CorpusWriter(plan.listing.corpus, params.target_shard_mib)
         bytes_each, write = writer.bytes_each, functools.partial(_write_corpus, plan, writer)
     else:
-        words = _hash_texts(params, plan.listing) if plan.listing.kind == TEXT else None
-        if words is not None and params.join_copies:
-            plan = _join_texts(plan, words)
-        rule, bytes_each = _choose_rule(params, plan)
+        words = None
+        if plan.listing.kind == TEXT:
+            plan, words, counts = _survey_texts(params, plan)
+            rule, bytes_each = _choose_text_rule(params, plan.listing, counts)
+        else:
+            rule, bytes_each = _choose_image_rule(params, plan)
         write = functools.partial(_write_all, params, plan, rule, bytes_each, words)
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * bytes_each)
     with storage.staged_directory(directory) as staged:
@@ -301,50 +316,59 @@ def _is_ours(file: Path) -> bool:
     return file.is_file() and (file.name in ours or file.suffix == ".tfrecord")
 
 
-def _choose_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_Rule, int]:
-    """How to store the examples, and the estimated bytes of a record."""
-    return (_choose_text_rule if plan.listing.kind == TEXT else _choose_image_rule)(params, plan)
+def _survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, np.ndarray, Counter[bytes]]:
+    """Read every text once, before the vocabulary is made of those that train.
+
+    Returns:
+        The plan, with texts of the same words in one split if `join_copies` says so; uint64[num_examples], equal for
+        such texts; and how often each word stands in those that train.
+    """
+    listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
+    splits = np.full(len(listing.keys), "", "<U10")
+    for name, indices in plan.order.items():
+        splits[indices] = name
+    hashes, counts = _read_texts(params, listing, planned, splits == TRAIN)
+    words = np.zeros(len(splits), "<u8")
+    words[planned] = np.frombuffer(hashes, "<u8")
+    if params.join_copies:
+        planned.sort()
+        joined = Copies.find(listing, planned, words[planned], np.empty((0, 2), int)).joined(splits)
+        moved = planned[splits[planned] != joined[planned]]
+        if len(moved):
+            left, came = (moved[some[moved] == TRAIN] for some in (splits, joined))
+            counts.subtract(_read_texts(params, listing, left, splits == TRAIN)[1])
+            counts.update(_read_texts(params, listing, came, joined == TRAIN)[1])
+            plan = plan.redivided(planned, joined[planned])
+    return plan, words, +counts
 
 
 def _read_texts(
-    params: WriteParams, listing: Listing, examples: np.ndarray, what: str, work: Callable[..., _T]
-) -> Iterator[_T]:
-    """What becomes of some texts in worker processes, a run of them at a time."""
+    params: WriteParams, listing: Listing, examples: np.ndarray, are_counted: np.ndarray
+) -> tuple[bytes, Counter[bytes]]:
+    """What `_read_words` gives of some texts, in worker processes, by bool[num_examples] of those to count."""
     from joblib import Parallel, delayed
 
+    hashes, counts = bytearray(), Counter[bytes]()
     chunks = [examples[i : i + _TASK_EXAMPLES] for i in range(0, len(examples), _TASK_EXAMPLES)]
     num_workers = min(params.num_workers or os.cpu_count() or 1, len(chunks))
-    with progress.track(f"{_STEP} {what}", len(examples), "texts") as bar:
+    if not chunks:
+        return b"", counts
+    with progress.track(f"{_STEP} vocabulary", len(examples), "texts") as bar:
         runner = Parallel(num_workers, "sequential" if num_workers == 1 else "loky", return_as="generator")
-        jobs = (delayed(work)(listing.root, *_part_of(listing, chunk)) for chunk in chunks)
+        jobs = (
+            delayed(_read_words)(listing.root, *_part_of(listing, chunk), are_counted[chunk].tolist())
+            for chunk in chunks
+        )
         with safe_children():
-            for chunk, done in zip(chunks, runner(jobs), strict=True):
-                yield done
+            for chunk, (hashed, counted) in zip(chunks, runner(jobs), strict=True):
+                hashes += hashed
+                counts.update(counted)
                 bar.update(len(chunk))
+    return bytes(hashes), counts
 
 
-def _hash_texts(params: WriteParams, listing: Listing) -> np.ndarray:
-    """uint64[num_examples], equal for texts of the same words."""
-    examples = np.arange(len(listing.keys))
-    return np.frombuffer(b"".join(_read_texts(params, listing, examples, "copies", _hash_words)), "<u8")
-
-
-def _join_texts(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
-    """The plan with texts of the same words in one split, before the vocabulary is made of those that train."""
-    splits = np.full(len(words), "", "<U10")
-    for name, indices in plan.order.items():
-        splits[indices] = name
-    planned = np.flatnonzero(splits != "")
-    nothing = np.empty((0, 2), int)
-    joined = Copies.find(plan.listing, planned, words[planned], nothing).joined(splits)
-    return plan if np.array_equal(joined, splits) else plan.redivided(planned, joined[planned])
-
-
-def _choose_text_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_TextRule, int]:
-    """The vocabulary comes from the training split alone."""
-    listing, counts = plan.listing, Counter[bytes]()
-    for counted in _read_texts(params, listing, plan.order[TRAIN], "vocabulary", _count_words):
-        counts.update(counted)
+def _choose_text_rule(params: WriteParams, listing: Listing, counts: Counter[bytes]) -> tuple[_TextRule, int]:
+    """How to store texts by the words of those that train, and the estimated bytes of a record."""
     if not counts:
         raise InputError(
             f"Found no word in the training texts of {listing.source!r}: expected UTF-8 text. Check the source."
@@ -370,34 +394,38 @@ def _part_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
     return keys, None if listing.images is None else listing.images[indices]
 
 
-def _hash_words(root: str, keys: Sequence[str], texts: Sequence[bytes] | None) -> bytes:
-    """Eight bytes of each text's words; one that cannot be read has none in common. Runs in a worker process."""
-    hashes = bytearray()
-    for position, key in enumerate(keys):
+def _read_words(
+    root: str, keys: Sequence[str], texts: Sequence[bytes] | None, are_counted: Sequence[bool]
+) -> tuple[bytes, Counter[bytes]]:
+    """Eight bytes of each text's words, and how often each word stands in those to count; runs in a worker process.
+
+    A text that cannot be read has no words in common with another, and what is not UTF-8 is not counted: both are for
+    `store` to set aside.
+    """
+    hashes, counts = bytearray(), Counter[bytes]()
+    for position, (key, is_counted) in enumerate(zip(keys, are_counted, strict=True)):
         try:
-            hashes += same_words(storage.read_bytes(f"{root}/{key}") if texts is None else texts[position])
+            text = storage.read_bytes(f"{root}/{key}") if texts is None else texts[position]
         except InputError:
             hashes += identify(key.encode())
-    return bytes(hashes)
+            continue
+        words = split_words(text)
+        hashes += same_words(words)
+        if is_counted and _is_utf8(text):
+            counts.update(words)
+    return bytes(hashes), counts
 
 
-def _count_words(root: str, keys: Sequence[str], texts: Sequence[bytes] | None) -> Counter[bytes]:
-    """Words of some texts; one that cannot be read is for `store` to set aside. Runs in a worker process."""
-
-    def readable() -> Iterator[bytes]:
-        for position, key in enumerate(keys):
-            try:
-                text = storage.read_bytes(f"{root}/{key}") if texts is None else texts[position]
-                text.decode()
-            except (InputError, UnicodeDecodeError):
-                continue
-            yield text
-
-    return count_words(readable())
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _choose_image_rule(params: WriteParams, plan: DatasetPlan) -> tuple[_ImageRule, int]:
-    """Judged by the first readable image."""
+    """How to store images, judged by the first readable one, and the estimated bytes of a record."""
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
     image = ImageRule(size, params.channels)
@@ -471,6 +499,7 @@ def _write_all(
                 os.path.join(parts, f"{number:06d}"),
                 listing.labels[indices].tolist(),
                 *_part_of(listing, indices),
+                None if listing.hashes is None else [listing.hashes[i] for i in indices],
             )
             for number, (_, _, indices) in enumerate(tasks)
         )
@@ -493,7 +522,8 @@ def _write_all(
                 if part.odd is not None:
                     assert isinstance(rule.input, ImageInput)
                     raise _odd_shape_error(rule.input.image_shape, *part.odd)
-                merger.add(split, name, indices, part)
+                merger.add(split, name, indices, part, Path(part.path).read_bytes())
+                os.unlink(part.path)
                 bar.update(len(indices))
     copies, splits = merger.find_copies(listing, words)
     if params.join_copies and np.any((joined := copies.joined(splits)) != splits):
@@ -547,30 +577,29 @@ def _regroup(params: WriteParams, plan: DatasetPlan, before: "_Merger", bytes_ea
     after = _Merger(staged)
     after.bad = before.bad
     with tempfile.TemporaryDirectory(prefix=".before.", dir=staged) as folder:
-        places: dict[int, tuple[np.ndarray, int, _Part, int]] = {}
-        shards: dict[str, tuple[np.ndarray, int]] = {}
+        places: dict[int, tuple[memoryview, int, _Part, int]] = {}
+        shards: dict[str, tuple[memoryview, int]] = {}
         for _, name, examples, part in before.written:
             if name not in shards:
                 os.rename(staged / name, os.path.join(folder, name))
-                shards[name] = np.memmap(os.path.join(folder, name), np.uint8, "r"), 0
+                shards[name] = np.memmap(os.path.join(folder, name), np.uint8, "r").data, 0
             shard, offset = shards[name]
             for number, (example, size) in enumerate(zip(examples.tolist(), part.sizes, strict=True)):
                 places[example] = shard, offset, part, number
                 offset += size
             shards[name] = shard, offset
-        path = os.path.join(folder, "part")
-        for split, name, indices in _cut(plan.order, bytes_each, params.target_shard_mib, _TASK_EXAMPLES):
-            moved = _Part(path, kept=list(range(len(indices))))
-            digests, identities = bytearray(), bytearray()
-            with open(path, "wb") as file:
-                for shard, offset, part, number in (places[example] for example in indices.tolist()):
-                    moved.sizes.append(size := part.sizes[number])
-                    moved.labels.append(part.labels[number])
-                    digests += part.digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]
-                    identities += part.identities[number * IDENTITY_BYTES : (number + 1) * IDENTITY_BYTES]
-                    file.write(shard[offset : offset + size].tobytes())
+        task_examples = min(max(_TASK_BYTES // bytes_each, 1), _TASK_EXAMPLES)
+        for split, name, indices in _cut(plan.order, bytes_each, params.target_shard_mib, task_examples):
+            moved = _Part("", kept=list(range(len(indices))))
+            digests, identities, frames = bytearray(), bytearray(), []
+            for shard, offset, part, number in (places[example] for example in indices.tolist()):
+                moved.sizes.append(size := part.sizes[number])
+                moved.labels.append(part.labels[number])
+                digests += part.digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]
+                identities += part.identities[number * IDENTITY_BYTES : (number + 1) * IDENTITY_BYTES]
+                frames.append(shard[offset : offset + size])
             part = dataclasses.replace(moved, digests=bytes(digests), identities=bytes(identities))
-            after.add(split, name, indices, part)
+            after.add(split, name, indices, part, b"".join(frames))
     return after
 
 
@@ -588,9 +617,8 @@ class _Merger:
         self.written: list[tuple[str, str, np.ndarray, _Part]] = []  # Split, shard, examples, what they became.
         self.bad: list[Quarantined] = []
 
-    def add(self, split: str, name: str, indices: np.ndarray, part: _Part) -> None:
-        content = Path(part.path).read_bytes()
-        os.unlink(part.path)
+    def add(self, split: str, name: str, indices: np.ndarray, part: _Part, content: bytes) -> None:
+        """Append a run of examples to a shard: `content` is what the part's file holds."""
         with open(self._directory / name, "ab") as file:
             file.write(content)
         shard = split, name
@@ -671,14 +699,17 @@ def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
     return tuple(labels.reshape(-1, num_classes).astype(int).sum(axis=0).tolist())
 
 
-def _write_part(rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[str], contents: Any) -> _Part:
+def _write_part(
+    rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[str], contents: Any, hashes: Sequence[bytes] | None
+) -> _Part:
     """Check and encode a run of examples, from their files where `contents` is None; runs in a worker process."""
     frames: list[bytes] = []
-    digests, identities, pictures = bytearray(), bytearray(), []
+    digests, identities, pictures, looks = bytearray(), bytearray(), [], []
     part = _Part(path)
     for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
         try:
-            stored = rule.store(storage.read_bytes(f"{rule.root}/{key}") if contents is None else contents[position])
+            content = storage.read_bytes(f"{rule.root}/{key}") if contents is None else contents[position]
+            stored = rule.store(content, hashes[position] if hashes else None)
         except (_UnusableError, InputError) as error:
             part.bad.append(Quarantined(key, str(error)))
             continue
@@ -690,9 +721,15 @@ def _write_part(rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[st
         frames.append(frame)
         part.kept.append(position)
         part.labels.append(label)
-        part.counts.update(stored.counts)
+        if stored.counts:
+            part.counts.update(stored.counts)
         if stored.picture is not None:
             pictures.append(stored.picture)
+            if len(pictures) == LOOKED_AT_ONCE:
+                looks.append(look_at(pictures))
+                pictures = []
+    if pictures:
+        looks.append(look_at(pictures))
     with open(path, "wb") as file:
         file.writelines(frames)
     return dataclasses.replace(
@@ -700,7 +737,7 @@ def _write_part(rule: _Rule, path: str, labels: Sequence[Any], keys: Sequence[st
         sizes=list(map(len, frames)),
         digests=bytes(digests),
         identities=bytes(identities),
-        looks=look_at(pictures) if pictures else None,
+        looks=np.concatenate(looks) if looks else None,
     )
 
 

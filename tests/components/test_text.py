@@ -14,7 +14,6 @@ from components.text import (
     Tokenizer,
     build_vocabulary,
     copy_vocabulary,
-    count_words,
     load_vocabulary,
     save_vocabulary,
     split_words,
@@ -40,7 +39,9 @@ def test_python_and_tensorflow_give_the_same_ids(truncate):
     texts = [text.encode() for text in NASTY]
     texts += ["".join(draw.choices(alphabet, k=draw.randint(0, 40))).encode() for _ in range(2000)]
     texts += [draw.randbytes(draw.randint(0, 30)) for _ in range(1000)]
-    vocabulary = build_vocabulary(count_words(text.encode() for text in NASTY), GIVEN.vocabulary_size)
+    vocabulary = build_vocabulary(
+        Counter(split_words(b" ".join(text.encode() for text in NASTY))), GIVEN.vocabulary_size
+    )
     given = dataclasses.replace(GIVEN, truncate=truncate)
     tokenize, _ = tokenizer_ops(given, vocabulary)
     of_tensorflow = tf.function(tokenize, input_signature=[tf.TensorSpec([None], tf.string)])(tf.constant(texts))

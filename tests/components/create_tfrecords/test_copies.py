@@ -11,7 +11,7 @@ from components import records
 from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.copies import connect, find_alike, keep_together, look_at, thin_out
-from components.identities import load_copied, load_identities
+from components.identities import identify, load_copied, load_identities
 
 
 def _photo(seed: int, size: tuple[int, int] = (96, 128)) -> Image.Image:
@@ -155,3 +155,24 @@ def test_files_that_hold_one_picture_stand_in_one_split_and_one_and_two_workers_
     assert found[0] == found[1]
     copies = json.loads(found[0]["copies.json"])
     assert (copies["exact"], copies["across_splits"]) == (20, 0)
+
+
+def test_the_vocabulary_is_of_the_texts_that_train_once_copies_are_joined(tmp_path):
+    rows = [f"word{i} and more of it" for i in range(100)]
+    rows += [f"Word{i}, AND more  of it!" for i in range(100)]
+    (tmp_path / "x.csv").write_text("text,label\n" + "".join(f'"{row}",{"ab"[i % 2]}\n' for i, row in enumerate(rows)))
+    write_records(WriteParams(f"csv:{tmp_path}/x.csv"), tmp_path / "out")
+    copies = json.loads((tmp_path / "out" / "copies.json").read_text())
+    firsts = [one["examples"][0] for one in copies["sets"]]
+    trained = {f"word{(int(first['key'].split('/')[1]) - 2) % 100}" for first in firsts if first["split"] == "train"}
+    words = set((tmp_path / "out" / "vocabulary.txt").read_text().split())
+    assert words - {"[PAD]", "[UNK]", "and", "more", "of", "it"} == trained
+    assert 40 < len(trained) < 100
+
+
+@pytest.mark.parametrize("params", [{}, {"image_size": [12, 16]}, {"channels": 1}], ids=["as found", "resized", "grey"])
+def test_an_array_is_known_by_the_hash_of_what_is_stored(tmp_path, pictures, params):
+    manifest, _ = _write(tmp_path, pictures, np.arange(120) % 3, **params)
+    stored = records.load_split(tmp_path / "out", manifest, "test").inputs
+    expected = [int.from_bytes(identify(image), "little") for image in stored]
+    assert load_identities(tmp_path / "out", "test").tolist() == expected
