@@ -20,6 +20,7 @@ from components.registry.reference import (
     MODEL_DIR,
     ROLLBACK,
     VERSION_NUMBER,
+    VERSIONS_DIR,
     check_alias,
     check_model_name,
 )
@@ -249,7 +250,7 @@ class ModelRegistry:
 
     @property
     def _versions_dir(self) -> Path:
-        return self.directory / "versions"
+        return self.directory / VERSIONS_DIR
 
     def _version_dirs(self) -> list[Path]:
         found = [path for path in self._versions_dir.glob("*") if re.fullmatch(VERSION_NUMBER, path.name)]

@@ -8,7 +8,7 @@ from components.errors import InputError
 CHAMPION = "champion"
 
 
-MODEL_DIR, EXPORT_DIR = "model", "export"
+MODEL_DIR, EXPORT_DIR, VERSIONS_DIR = "model", "export", "versions"
 
 
 # How an alias came to move: a run's gate said so, somebody said so, or somebody took the last promotion back.

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from components.artifacts import (
 )
 from components.errors import InputError
 from components.interface import TextInput
-from components.registry.reference import EXPORT_DIR, MODEL_DIR
+from components.registry.reference import EXPORT_DIR, MODEL_DIR, VERSION_NUMBER, VERSIONS_DIR
 
 VERSION_FILE, ALIASES_FILE = "version.json", "aliases.json"
 
@@ -272,8 +273,10 @@ def check_folder(folder: Path) -> None:
     Raises:
         InputError: If a file is missing or not as it was registered.
     """
-    version_dir = folder.resolve().parent
-    if (version_dir / VERSION_FILE).is_file():
+    folder = folder.resolve()
+    version_dir = folder.parent
+    is_of_registry = version_dir.parent.name == VERSIONS_DIR and re.fullmatch(VERSION_NUMBER, version_dir.name)
+    if folder.name in (MODEL_DIR, EXPORT_DIR) and is_of_registry and (version_dir / VERSION_FILE).is_file():
         Version.load(version_dir).check_files()
 
 

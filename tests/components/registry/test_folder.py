@@ -244,6 +244,13 @@ def test_every_file_of_a_version_is_checked(register, name):
     check_folder(version.directory)
 
 
+@pytest.mark.parametrize("folder", ["app/export", "versions/app/export", "versions/0001/other"])
+def test_a_version_file_of_something_else_is_none_of_ours(tmp_path, folder):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder).with_name("version.json").write_text('{"version": "1.4.2"}')
+    check_folder(tmp_path / folder)
+
+
 def test_a_versions_digest_covers_all_of_its_files(register, registry):
     version = register("one")
     replace(version.export_dir / "export.json", "{}")
