@@ -92,17 +92,26 @@ def _ended(summary: Mapping[str, Any], run_dir: Path) -> str:
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete all but the newest earlier runs of a name; returns where they were."""
+    """Delete all but the newest earlier runs of a name, those that failed first; returns where they were."""
     directory = history_dir(run_dir)
     for half in directory.glob(".*.old"):
         shutil.rmtree(half, ignore_errors=True)
-    numbers = _numbers(directory)
-    dropped = [directory / number for number in numbers[: max(0, len(numbers) - keep)]]
+    places = [directory / number for number in _numbers(directory)]
+    # A morning of mistakes must not push out the last run that has trained. The newest goes last: its number counts.
+    places = [*sorted(places[:-1], key=lambda place: not _has_failed(place)), *places[-1:]]
+    dropped = places[: max(0, len(places) - keep)]
     for place in dropped:
         old = directory / f".{place.name}.old"
         os.rename(place, old)  # A run is whole or not there.
         shutil.rmtree(old, ignore_errors=True)
     return dropped
+
+
+def _has_failed(place: Path) -> bool:
+    try:
+        return _summary(place)["status"] == "failed"
+    except (OSError, ValueError):
+        return True
 
 
 def _numbers(directory: Path) -> list[str]:

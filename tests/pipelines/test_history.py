@@ -77,6 +77,16 @@ def test_the_oldest_go_and_no_number_is_used_twice(workspace):
     assert list(weights(workspace)) == ["0011", "0012", "latest"]
 
 
+def test_failed_runs_go_before_those_that_have_trained(workspace):
+    write_run(workspace, 0.9)
+    for accuracy in range(12):
+        write_run(workspace, accuracy, status="failed")
+    write_run(workspace, 0.8)
+    assert list(weights(workspace).values()) == ["0.9", *map(str, range(3, 12)), "0.8"]
+    history.delete_earlier(workspace / "digits", 1)
+    assert list(weights(workspace)) == ["0013", "latest"], "no number is used twice"
+
+
 @pytest.mark.parametrize("make", [lambda path: path.write_text(""), lambda path: path.symlink_to("/"), None])
 def test_what_is_no_place_for_earlier_runs_is_refused(workspace, make):
     folder = write_run(workspace, 0.5)
