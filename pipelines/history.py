@@ -150,8 +150,9 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
                 rows.append(_row(found, number, folder))
     if not rows:
         raise InputError(
-            f"There is no run{f' of the name {name!r}' if name else ''} in {workspace}: expected one of "
-            f"{', '.join(names(workspace)) or 'none'}. Check --workspace."
+            f"There is no run{f' of the name {name!r}' if name else ''} in {workspace}: "
+            f"{'expected one of ' + ', '.join(known) if (known := names(workspace)) else 'it holds none'}. Check "
+            "--workspace."
         )
     return rows
 
