@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components import storage
-from components.create_tfrecords.sources import Listing
+from components.create_tfrecords.sources.listing import Listing
 from components.errors import InputError
 from components.fingerprint import Code, code_of, digest_files
 from components.model_loading.lookup import model_code

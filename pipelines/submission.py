@@ -67,7 +67,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be listed.
     """
-    from components.create_tfrecords.sources import source_version
+    from components.create_tfrecords.sources.kinds import source_version
     from pipelines.caching import fingerprints
     from pipelines.compile import compile_pipeline, require_machine
     from pipelines.platforms.custom_job import in_region

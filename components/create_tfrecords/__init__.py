@@ -2,7 +2,7 @@
 
 from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
-from components.create_tfrecords.sources import source_version
+from components.create_tfrecords.sources.kinds import source_version
 from components.create_tfrecords.writer import write_records
 
 __all__ = [

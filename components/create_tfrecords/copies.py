@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
-from components.create_tfrecords.sources import Listing
+from components.create_tfrecords.sources.listing import Listing
 from components.identities import identify
 
 LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in a processor's cache.

@@ -7,7 +7,8 @@ import numpy as np
 
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources import Listing, list_examples
+from components.create_tfrecords.sources.kinds import list_examples
+from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.splitting import assign_splits, storage_order, tell_apart
 from components.create_tfrecords.targets import check_variation
 from components.errors import InputError

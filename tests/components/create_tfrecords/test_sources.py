@@ -10,7 +10,8 @@ import pytest
 
 from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, plan_dataset, write_records
-from components.create_tfrecords.sources import list_examples, read_idx
+from components.create_tfrecords.sources.idx import read_idx
+from components.create_tfrecords.sources.kinds import list_examples
 from components.errors import InputError
 
 

@@ -9,7 +9,7 @@ import pytest
 from components import records
 from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, plan_dataset, write_records
-from components.create_tfrecords.sources import _from_word_ids
+from components.create_tfrecords.sources.keras_datasets import _from_word_ids
 from components.errors import InputError
 from components.text import load_vocabulary
 

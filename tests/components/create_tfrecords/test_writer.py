@@ -16,7 +16,7 @@ import pytest
 
 from components import storage
 from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, plan_dataset, write_records, writer
+from components.create_tfrecords import WriteParams, encoders, merging, parts, plan_dataset, write_records
 from components.errors import InputError
 from components.images import ImageRule, decode_pixels
 from components.records import tensorflow
@@ -163,7 +163,7 @@ def test_records_of_files_are_byte_for_byte_the_same_with_one_and_two_workers(ma
 def test_records_are_the_same_however_work_is_cut_into_tasks(image_folder, tmp_path, monkeypatch):
     params = WriteParams(f"images:{image_folder(per_class=20)}", num_workers=2)
     write_records(params, tmp_path / "whole")
-    monkeypatch.setattr(writer, "_TASK_EXAMPLES", 3)  # Below the number of examples, so two processes take turns.
+    monkeypatch.setattr(parts, "TASK_EXAMPLES", 3)  # Below the number of examples, so two processes take turns.
     write_records(params, tmp_path / "cut")
     assert _same_files(tmp_path / "whole", tmp_path / "cut")
 
@@ -376,7 +376,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
 
 def test_too_little_disk_is_noticed_before_any_work(tmp_path, monkeypatch):
     plan = plan_dataset(WriteParams("sklearn:digits"))
-    monkeypatch.setattr(writer, "_RECORD_OVERHEAD_BYTES", 1 << 50)
+    monkeypatch.setattr(encoders, "_RECORD_OVERHEAD_BYTES", 1 << 50)
     with pytest.raises(InputError, match=r"Cannot write to .*out: expected at least [\d,]+ MiB of free disk, received"):
         write_records(WriteParams("sklearn:digits"), tmp_path / "out", plan)
     assert list(tmp_path.iterdir()) == []
@@ -414,7 +414,7 @@ def test_an_error_in_mid_write_keeps_what_stood_there(image_folder, tmp_path, mo
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(writer._Merger, "add", fail)
+    monkeypatch.setattr(merging.Merger, "add", fail)
     with pytest.raises(OSError, match=re.escape(os.strerror(errno.EIO))):
         write_records(params, out)
     assert _contents(out) == before
@@ -425,8 +425,8 @@ def test_a_killed_run_leaves_no_half_artifact_and_a_second_run_gives_the_same_by
     params = WriteParams(array_source, num_workers=1)
     out = tmp_path / "killed" / "out"
     code = (
-        "import time; from components.create_tfrecords import *; from components.create_tfrecords import writer; "
-        "add = writer._Merger.add; writer._Merger.add = lambda *a: (add(*a), print('written', flush=True), "
+        "import time; from components.create_tfrecords import *; from components.create_tfrecords import merging; "
+        "add = merging.Merger.add; merging.Merger.add = lambda *a: (add(*a), print('written', flush=True), "
         "time.sleep(60)); "
         f"from pathlib import Path; write_records({params!r}, Path({str(out)!r}))"
     )

@@ -1,0 +1,229 @@
+"""How an example is checked and encoded: one way for images, one for texts."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from components import storage
+from components.artifacts import TEXT_FEATURE
+from components.create_tfrecords.copies import thin_out
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.planning import DatasetPlan
+from components.create_tfrecords.sources.listing import Listing
+from components.errors import InputError
+from components.identities import identify
+from components.images import (
+    ImageRule,
+    UnreadableImageError,
+    check_encoded,
+    convert_pixels,
+    decode_pixels,
+    resize_pixels,
+)
+from components.interface import ImageInput, TextInput
+from components.records import ENCODED, RAW
+from components.text import WORDS, Tokenizer, build_vocabulary, vocabulary_bytes
+
+_MAX_RAW_BYTES = 64 * 64 * 3
+_RECORD_OVERHEAD_BYTES = 80  # Framing, field names and the key; an estimate, for sizing shards.
+
+
+class UnusableError(Exception):
+    """An input that is to be set aside. The message is the reason, without its name."""
+
+
+class OddShapeError(Exception):
+    """An image of another shape than the first one."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.shape = shape
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedExample:
+    """An example as it is stored.
+
+    Attributes:
+        fields: Of its record, without label and key.
+        counts: What its split's statistics add up.
+        identity: Equal for equal examples.
+        picture: Of images, what their look is taken from.
+    """
+
+    fields: Mapping[str, bytes | int]
+    identity: bytes
+    picture: np.ndarray | None = None
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+class Encoder(Protocol):
+    """How examples are checked and encoded; travels to the workers."""
+
+    @property
+    def root(self) -> str:
+        """Folder that file keys are relative to."""
+
+    @property
+    def input(self) -> ImageInput | TextInput:
+        """What the manifest is to say of them."""
+
+    @property
+    def features(self) -> Mapping[str, str]:
+        """The fields that `store` gives, and their types."""
+
+    def store(self, content: Any, known: bytes | None) -> EncodedExample:
+        """What becomes of a file's bytes or an array's element.
+
+        Args:
+            content: These.
+            known: What `identify` gives of `content`, where that is known.
+
+        Raises:
+            UnusableError: If it is to be set aside.
+            OddShapeError: If it is of another shape than the others.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageEncoder:
+    """Images, as raw pixels or as the files they came in."""
+
+    root: str
+    image: ImageRule
+    input: ImageInput
+
+    @property
+    def features(self) -> Mapping[str, str]:
+        """The fields of a record and their types."""
+        return {ImageInput.feature: "bytes"}
+
+    def store(self, content: Any, known: bytes | None) -> EncodedExample:
+        """Check and encode an example, as `Encoder` says."""
+        try:
+            payload, shape, pixels = self._encode(content)
+        except UnreadableImageError as error:
+            raise UnusableError(str(error)) from error
+        if shape != self.input.image_shape:
+            raise OddShapeError(shape)
+        # Of what stays encoded the look alone tells that two files hold the same pixels.
+        identity = known if known and pixels is content else identify(payload)
+        return EncodedExample({ImageInput.feature: payload}, identity, thin_out(pixels))
+
+    def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
+        if self.input.encoding == ENCODED:
+            return check_encoded(content, self.image)
+        if isinstance(content, bytes):
+            pixels = decode_pixels(content, self.image)
+        else:
+            height, width, channels = self.input.image_shape
+            pixels = resize_pixels(convert_pixels(content, channels), (height, width))
+        return pixels.tobytes(), pixels.shape, pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class TextEncoder:
+    """Texts, as ids of a vocabulary's words, and the texts themselves beside them."""
+
+    root: str
+    input: TextInput
+    vocabulary: tuple[bytes, ...] = dataclasses.field(repr=False)
+
+    @property
+    def features(self) -> Mapping[str, str]:
+        """The fields of a record and their types."""
+        return {TextInput.feature: "bytes", TEXT_FEATURE: "bytes"}
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.input, self.vocabulary)
+
+    def store(self, content: Any, known: bytes | None) -> EncodedExample:
+        """Check and encode an example, as `Encoder` says."""
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise UnusableError(f"not UTF-8: {error.reason} at byte {error.start}") from error
+        encoded = self._tokenizer.encode(content)
+        if not encoded.num_tokens:
+            raise UnusableError("no word in it")
+        ids = encoded.ids.astype(np.dtype(self.input.stored_dtype).newbyteorder("<")).tobytes()
+        wanted = self.input.num_tokens
+        return EncodedExample(
+            {TextInput.feature: ids, TEXT_FEATURE: content},
+            known or identify(content),
+            None,
+            {
+                "num_truncated": int(encoded.num_tokens > wanted),
+                "num_padded": int(encoded.num_tokens < wanted),
+                "num_tokens": min(encoded.num_tokens, wanted),
+                "num_unknown": encoded.num_unknown,
+            },
+        )
+
+
+def choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
+    """How to encode texts by the words of those that train, and the estimated bytes of a record."""
+    if not counts:
+        raise InputError(
+            f"Found no word in the training texts of {listing.source!r}: expected UTF-8 text. Check the source."
+        )
+    vocabulary = build_vocabulary(counts, params.vocabulary_size)
+    given = TextInput(
+        num_tokens=params.num_tokens,
+        vocabulary_size=params.vocabulary_size,
+        vocabulary_sha256=hashlib.sha256(vocabulary_bytes(vocabulary)).hexdigest(),
+        tokenization=WORDS,
+        truncate=params.truncate,
+    )
+    sizes = [len(text) for text in listing.texts or ()] or [file.num_bytes for file in listing.files.values()]
+    payload = sum(sizes) // len(sizes) + params.num_tokens * np.dtype(given.stored_dtype).itemsize
+    return TextEncoder(listing.root, given, vocabulary), payload + _RECORD_OVERHEAD_BYTES
+
+
+def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageEncoder, int]:
+    """How to encode images, judged by the first readable one, and the estimated bytes of a record."""
+    listing = plan.listing
+    size = (params.image_size[0], params.image_size[1]) if params.image_size else None
+    image = ImageRule(size, params.channels)
+    if listing.images is not None:
+        height, width, channels = listing.images.shape[1:]
+        shape = (*(size or (height, width)), params.channels or channels)
+    else:
+        shape = _first_shape(plan, image)
+    raw_bytes = math.prod(shape)
+    encoding = params.encoding
+    if encoding == "auto":
+        encoding = RAW if raw_bytes <= _MAX_RAW_BYTES or listing.images is not None else ENCODED
+    if encoding == ENCODED and listing.images is not None:
+        raise InputError(
+            f"encoding='encoded' needs image files. Received arrays: {params.source!r}. Use 'raw' or 'auto'."
+        )
+    if encoding == RAW:
+        payload = raw_bytes
+    else:
+        payload = sum(file.num_bytes for file in listing.files.values()) // len(listing.files)
+    encoder = ImageEncoder(listing.root, image, ImageInput((shape[0], shape[1], shape[2]), encoding))
+    return encoder, payload + _RECORD_OVERHEAD_BYTES
+
+
+def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
+    reason = ""
+    for key in plan.listing.keys:
+        try:
+            height, width, channels = decode_pixels(
+                storage.read_bytes(storage.join(plan.listing.root, key)), image
+            ).shape
+            return height, width, channels
+        except (UnreadableImageError, InputError) as error:
+            reason = reason or f"{key!r}: {error}"
+    raise InputError(
+        f"Found no readable image in {plan.listing.source!r}: expected JPEG, PNG or another image format, received "
+        f"{len(plan.listing.keys)} files that are none (first: {reason}). Check the source."
+    )

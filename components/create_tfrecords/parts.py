@@ -1,0 +1,122 @@
+"""Runs of examples, the unit of work: cut, encoded by worker processes, each into a file."""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from components import storage
+from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
+from components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
+from components.create_tfrecords.encoders import Encoder, OddShapeError, UnusableError
+from components.create_tfrecords.sharding import plan_shards
+from components.create_tfrecords.sources.listing import Listing
+from components.errors import InputError
+from components.records import encode_example, frame_record
+
+# What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
+TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
+DIGEST_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a worker made of a run of examples.
+
+    Attributes:
+        path: A file of framed records.
+        kept: Which of the run these are, by their places in it.
+        sizes: Bytes of each record.
+        labels: The label of each.
+        digests: The SHA-256 of each record, one after the other.
+        bad: What was set aside.
+        odd: The name and shape of an image unlike the others, which ends the writing.
+        counts: What the split's statistics add up.
+        identities: Eight bytes of each.
+        looks: Of images, uint8[kept, 8, 9].
+    """
+
+    path: str
+    kept: list[int] = dataclasses.field(default_factory=list)
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    labels: list[Any] = dataclasses.field(default_factory=list)
+    digests: bytes = b""
+    bad: list[Quarantined] = dataclasses.field(default_factory=list)
+    odd: tuple[str, tuple[int, ...]] | None = None
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    identities: bytes = b""
+    looks: np.ndarray | None = None
+
+
+def content_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
+    """The keys of some examples, and their content where the listing has it; else it is read from their files."""
+    keys = [listing.keys[i] for i in indices]
+    if listing.texts is not None:
+        return keys, [listing.texts[i] for i in indices]
+    return keys, None if listing.images is None else listing.images[indices]
+
+
+def count_per_task(bytes_each: int) -> int:
+    """Return how many examples of a size a worker takes at a time."""
+    return min(max(_TASK_BYTES // bytes_each, 1), TASK_EXAMPLES)
+
+
+def cut_into_tasks(
+    order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Splits, names of shards and examples in order; a shard is one or more tasks."""
+    for split, indices in order.items():
+        shards = plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib)
+        for name, (start, end) in zip(shards.names, shards.boundaries, strict=True):
+            for at in range(start, end, task_examples):
+                yield split, name, indices[at : min(at + task_examples, end)]
+
+
+def write_part(
+    encoder: Encoder,
+    path: str,
+    labels: Sequence[Any],
+    keys: Sequence[str],
+    contents: Any,
+    hashes: Sequence[bytes] | None,
+) -> Part:
+    """Check and encode a run of examples, from their files where `contents` is None; runs in a worker process."""
+    frames: list[bytes] = []
+    digests, identities, pictures, looks = bytearray(), bytearray(), [], []
+    part = Part(path)
+    for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
+        try:
+            content = storage.read_bytes(f"{encoder.root}/{key}") if contents is None else contents[position]
+            stored = encoder.store(content, hashes[position] if hashes else None)
+        except (UnusableError, InputError) as error:
+            part.bad.append(Quarantined(key, str(error)))
+            continue
+        except OddShapeError as error:
+            return Part(path, odd=(key, error.shape))
+        frame = frame_record(encode_example({**stored.fields, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}))
+        digests += hashlib.sha256(frame).digest()
+        identities += stored.identity
+        frames.append(frame)
+        part.kept.append(position)
+        part.labels.append(label)
+        if stored.counts:
+            part.counts.update(stored.counts)
+        if stored.picture is not None:
+            pictures.append(stored.picture)
+            if len(pictures) == LOOKED_AT_ONCE:
+                looks.append(look_at(pictures))
+                pictures = []
+    if pictures:
+        looks.append(look_at(pictures))
+    with open(path, "wb") as file:
+        file.writelines(frames)
+    return dataclasses.replace(
+        part,
+        sizes=list(map(len, frames)),
+        digests=bytes(digests),
+        identities=bytes(identities),
+        looks=np.concatenate(looks) if looks else None,
+    )

@@ -1,0 +1,1 @@
+"""Where examples come from: a file for each kind of source, and the table of them."""

@@ -1,0 +1,22 @@
+"""One long text."""
+
+import numpy as np
+
+from components.create_tfrecords.corpus import list_passages, read_corpus
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.listing import Listing
+
+
+def list_corpus(location: str, params: WriteParams) -> Listing:
+    """One text in UTF-8; its label is how many characters a passage predicts."""
+    corpus = read_corpus(location, params)
+    splits, keys, starts, ends = zip(*list_passages(corpus), strict=True)
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=np.array(ends, np.int32) - np.array(starts, np.int32),
+        class_names=corpus.class_names,
+        splits=np.array(splits),
+        corpus=corpus,
+        version=corpus.version,
+    )

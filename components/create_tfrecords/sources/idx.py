@@ -1,0 +1,53 @@
+"""Arrays in the four files of MNIST."""
+
+import gzip
+import hashlib
+import struct
+import zlib
+
+import numpy as np
+
+from components import storage
+from components.artifacts import TEST, TRAIN
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.arrays import Arrays, list_arrays
+from components.create_tfrecords.sources.listing import Listing
+from components.errors import InputError
+
+
+def read_idx(content: bytes, name: str) -> np.ndarray:
+    """The uint8 array of an IDX file, gzipped or not (format: http://yann.lecun.com/exdb/mnist/).
+
+    Raises:
+        InputError: If it is not one.
+    """
+    try:
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        zeros, kind, rank = struct.unpack(">HBB", content[:4])
+        shape = struct.unpack(f">{rank}I", content[4 : 4 + 4 * rank])
+        if zeros or kind != 8:
+            raise ValueError(f"magic number {content[:4].hex()}")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
+    except (struct.error, ValueError, OSError, EOFError, zlib.error) as error:
+        raise InputError(f"Cannot read {name}: expected an IDX file of unsigned bytes, received {error}.") from error
+
+
+def list_idx(location: str, params: WriteParams) -> Listing:
+    """MNIST's four files, gzipped or not, by their usual names."""
+    files = {file.name.removesuffix(".gz").replace(".", "-"): file.name for file in storage.list_files(location)}
+    arrays: Arrays = {}
+    digest = hashlib.sha256()
+    for split, prefix in ((TRAIN, "train"), (TEST, "t10k")):
+        pair = []
+        for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+            if name not in files:
+                raise InputError(
+                    f"Missing {name}[.gz] in {location}. Expected MNIST's four files; received "
+                    f"{sorted(files.values())}."
+                )
+            content = storage.read_bytes(storage.join(location, files[name]))
+            digest.update(content)
+            pair.append(read_idx(content, f"{location}/{files[name]}"))
+        arrays[split] = pair[0], pair[1]
+    return list_arrays(arrays, digest.hexdigest(), params)

@@ -1,0 +1,54 @@
+"""Arrays in a file of NumPy's."""
+
+import hashlib
+import io
+import re
+import zipfile
+import zlib
+from typing import Any
+
+import numpy as np
+
+from components import storage
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.arrays import Arrays, list_arrays
+from components.create_tfrecords.sources.listing import SPLIT_NAMES, Listing
+from components.errors import InputError
+
+_UNREADABLE = (ValueError, OSError, EOFError, TypeError, MemoryError, RuntimeError)  # Of an array file.
+
+
+def list_npz(location: str, params: WriteParams) -> Listing:
+    """x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels."""
+    content = storage.read_bytes(location)
+    try:
+        loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
+        if not hasattr(loaded, "files"):
+            raise ValueError("a single array, as numpy.save writes it")
+        data = {name: np.asarray(loaded[name]) for name in loaded.files}
+    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(
+            f"Cannot read {location}: expected an .npz file without pickled objects, received "
+            f"{str(error).partition('. If you trust')[0]}. Write it with numpy.savez_compressed."
+        ) from error
+    arrays: Arrays = {}
+    pairs = {f"{side}_{alias}": split for split, names in SPLIT_NAMES.items() for alias in names for side in "xy"}
+    given = [name for name in data if re.match(r"[xy]_", name, re.IGNORECASE)]
+    for name in given:
+        split, partner = pairs.get(name), {"x": "y", "y": "x"}[name[0].lower()] + name[1:]
+        if split is None or partner not in data or (split in arrays and name[0] == "x"):
+            raise InputError(
+                f"Cannot use {name!r} in {location}: expected one pair for each split, as x_train and y_train, "
+                f"x_validation and y_validation, x_test and y_test. Received: {sorted(given)}. Rename or remove some."
+            )
+        if name[0] == "x":
+            arrays[split] = data[name], data[partner]
+    for images, labels in (("x", "y"), ("images", "labels")):
+        if not arrays and images in data and labels in data:
+            arrays[""] = data[images], data[labels]
+    if not arrays:
+        raise InputError(
+            f"Found no images in {location}: expected arrays x_train, y_train (and x_test, y_test) or images, labels; "
+            f"received {sorted(data)}."
+        )
+    return list_arrays(arrays, hashlib.sha256(content).hexdigest(), params)

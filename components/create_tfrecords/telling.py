@@ -1,0 +1,86 @@
+"""What was written, in words, and whether too much of it was set aside."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from components import progress
+from components.artifacts import COPIES_FILE, TRAIN, Manifest
+from components.create_tfrecords.encoders import TextEncoder
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.planning import DatasetPlan
+from components.errors import InputError
+from components.interface import CLASSIFICATION, MULTI_LABEL
+from components.text import END
+
+STEP = "create_tfrecords"
+_SHOWN, _CLASSES_SHOWN = 5, 10
+_LISTED = 100  # Of bad inputs, when there are too many of them.
+
+
+def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
+    """Say how many words are known, and how many texts were cut or padded."""
+    given = encoder.input
+    side = "first" if given.truncate == END else "last"
+    progress.say(
+        STEP, f"{len(encoder.vocabulary):,} words known; of a longer text the {side} {given.num_tokens} tokens are kept"
+    )
+    for name, split in manifest.splits.items():
+        told = split.statistics
+        line = (
+            f"{name}: {told['num_truncated']:,} of {split.num_examples:,} texts cut, {told['num_padded']:,} padded, "
+            f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens kept unknown"
+        )
+        progress.say(STEP, line)
+
+
+def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:
+    """Say how many examples are copies, and which of them flatter the result."""
+    plural = manifest.input.plural
+    if summary["sets"]:
+        equal = f"{summary['exact']:,} {plural} are equal to another one, {summary['near']:,} nearly so"
+        progress.say(STEP, f"{equal}; {COPIES_FILE} lists them")
+    for name, split in manifest.splits.items():
+        if also := int(np.count_nonzero(is_copy & (splits == name))):
+            here = f"{also:,} of {split.num_examples:,} {plural} in {name}"
+            progress.say(STEP, f"{here} stand in {TRAIN} too, equal or nearly so, and flatter the result")
+    if summary["contradictory"]:
+        first = summary["sets"][0]["examples"]
+        shown = " and ".join(f"{one['key']!r} ({one['label']})" for one in first[:_SHOWN])
+        progress.say(STEP, f"{summary['contradictory']:,} sets of copies have several labels, the first: {shown}")
+
+
+def say_content(manifest: Manifest) -> None:
+    """Say how many examples there are, of what, in which splits."""
+    splits = manifest.splits
+    line = f"{sum(split.num_examples for split in splits.values()):,} {manifest.input.plural}"
+    if manifest.task in (CLASSIFICATION, MULTI_LABEL):
+        counts = np.sum([split.class_counts for split in splits.values()], axis=0).tolist()
+        named = [f"{name} {count:,}" for name, count in zip(manifest.class_names, counts, strict=True)]
+        more = f" and {len(named) - _CLASSES_SHOWN} more" if len(named) > _CLASSES_SHOWN else ""
+        line += f" of {len(named)} classes ({', '.join(named[:_CLASSES_SHOWN])}{more})"
+    progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
+
+
+def check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
+    """Say what was left out or set aside.
+
+    Raises:
+        InputError: If that is more than `max_bad_fraction`, or all of a split.
+    """
+    bad, total = sorted(manifest.quarantined, key=lambda item: item.key), len(plan.listing.keys)
+    for note in plan.listing.notes:
+        progress.say(STEP, note)
+    are_too_many = len(bad) > params.max_bad_fraction * total
+    for item in bad[: _LISTED if are_too_many else _SHOWN]:
+        progress.say(STEP, f"set aside {item.key!r}: {item.reason}")
+    if are_too_many:
+        listed = "; ".join(f"{item.key!r} ({item.reason})" for item in bad[:_SHOWN])
+        raise InputError(
+            f"{len(bad)} of {total} inputs are unreadable: {listed}{' …' if len(bad) > _SHOWN else ''}. Expected at "
+            f"most {params.max_bad_fraction:.2%}. Repair or remove them, or raise data.max_bad_fraction."
+        )
+    for name in plan.order:
+        if name not in manifest.splits or not manifest.splits[name].num_examples:
+            raise InputError(f"The {name!r} split has no readable examples left after {len(bad)} were set aside.")

@@ -1,0 +1,101 @@
+"""The words of all texts, counted before the vocabulary is made of them."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from components import progress, storage
+from components.artifacts import TRAIN
+from components.create_tfrecords.copies import Copies, same_words
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.parts import TASK_EXAMPLES, content_of
+from components.create_tfrecords.planning import DatasetPlan
+from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.telling import STEP
+from components.errors import InputError
+from components.identities import identify
+from components.safe_path import safe_children
+from components.text import split_words
+
+
+def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, np.ndarray, Counter[bytes]]:
+    """Read every text once, before the vocabulary is made of those that train.
+
+    Returns:
+        The plan, with texts of the same words in one split if `join_copies` says so; uint64[num_examples], equal for
+        such texts; and how often each word stands in those that train.
+    """
+    listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
+    splits = np.full(len(listing.keys), "", "<U10")
+    for name, indices in plan.order.items():
+        splits[indices] = name
+    hashes, counts = _read_texts(params, listing, planned, splits == TRAIN)
+    words = np.zeros(len(splits), "<u8")
+    words[planned] = np.frombuffer(hashes, "<u8")
+    if params.join_copies:
+        planned.sort()
+        joined = Copies.find(listing, planned, words[planned], np.empty((0, 2), int)).joined(splits)
+        moved = planned[splits[planned] != joined[planned]]
+        if len(moved):
+            left, came = (moved[some[moved] == TRAIN] for some in (splits, joined))
+            counts.subtract(_read_texts(params, listing, left, splits == TRAIN)[1])
+            counts.update(_read_texts(params, listing, came, joined == TRAIN)[1])
+            plan = plan.redivided(planned, joined[planned])
+    return plan, words, +counts
+
+
+def _read_texts(
+    params: WriteParams, listing: Listing, examples: np.ndarray, are_counted: np.ndarray
+) -> tuple[bytes, Counter[bytes]]:
+    """What `_read_words` gives of some texts, in worker processes, by bool[num_examples] of those to count."""
+    from joblib import Parallel, delayed
+
+    hashes, counts = bytearray(), Counter[bytes]()
+    chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
+    num_workers = min(params.num_workers or os.cpu_count() or 1, len(chunks))
+    if not chunks:
+        return b"", counts
+    with progress.track(f"{STEP} vocabulary", len(examples), "texts") as bar:
+        runner = Parallel(num_workers, "sequential" if num_workers == 1 else "loky", return_as="generator")
+        jobs = (
+            delayed(_read_words)(listing.root, *content_of(listing, chunk), are_counted[chunk].tolist())
+            for chunk in chunks
+        )
+        with safe_children():
+            for chunk, (hashed, counted) in zip(chunks, runner(jobs), strict=True):
+                hashes += hashed
+                counts.update(counted)
+                bar.update(len(chunk))
+    return bytes(hashes), counts
+
+
+def _read_words(
+    root: str, keys: Sequence[str], texts: Sequence[bytes] | None, are_counted: Sequence[bool]
+) -> tuple[bytes, Counter[bytes]]:
+    """Eight bytes of each text's words, and how often each word stands in those to count; runs in a worker process.
+
+    A text that cannot be read has no words in common with another, and what is not UTF-8 is not counted: both are for
+    `store` to set aside.
+    """
+    hashes, counts = bytearray(), Counter[bytes]()
+    for position, (key, is_counted) in enumerate(zip(keys, are_counted, strict=True)):
+        try:
+            text = storage.read_bytes(f"{root}/{key}") if texts is None else texts[position]
+        except InputError:
+            hashes += identify(key.encode())
+            continue
+        words = split_words(text)
+        hashes += same_words(words)
+        if is_counted and _is_utf8(text):
+            counts.update(words)
+    return bytes(hashes), counts
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
