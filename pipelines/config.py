@@ -12,6 +12,7 @@ import yaml
 
 from components import storage
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.kinds import find_location
 from components.deploy_model.params import DeployParams
 from components.errors import InputError, did_you_mean
 from components.evaluate_model.params import EvaluateParams
@@ -81,7 +82,7 @@ class Config:
     @property
     def data_location(self) -> str:
         """Where the data are, here or on gs://; empty where they come with a library."""
-        return self.data.location
+        return find_location(self.data.source)
 
     def as_dict(self) -> dict[str, Any]:
         """The sections as they stand in a YAML file, defaults filled in."""

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from components.create_tfrecords.sources.kinds import find_source
 from components.errors import InputError
 from components.preflight_training import sandbox
 from components.preflight_training.examining import examine
@@ -13,8 +14,6 @@ from pipelines.platforms.custom_job import in_region
 from pipelines.preflight import describe_data
 from pipelines.settings import Settings
 from pipelines.submission import Plan
-
-_DOWNLOADED = ("keras:", "tfds:")  # Sources of which nothing is known before they are downloaded.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ def prices(config: Config, target: str, settings: Settings) -> Sequence[str]:
     """Return what preflight says of each machine; compiled before, it is known at once."""
     if config.preflight is None or config.machine is None:
         return ["not known: preflight is switched off"]
-    if config.data.source.startswith(_DOWNLOADED):
+    if find_source(config.data.source)[0].is_downloaded:
         return [f"not known before the data are there: tpu-pipelines preflight {config.name}"]
     try:
         sandbox.require_compiler()
@@ -77,7 +76,7 @@ def prices(config: Config, target: str, settings: Settings) -> Sequence[str]:
 
 
 def _data(config: Config) -> str:
-    if config.data.source.startswith(_DOWNLOADED):
+    if find_source(config.data.source)[0].is_downloaded:
         return config.data.source
     splits = check_data(config).split_examples
     return f"{config.data.source}, " + ", ".join(f"{count:,} to {split}" for split, count in splits.items())

@@ -8,7 +8,6 @@ from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_L
 from components.text import END, START
 
 _COLUMNS = ("path", "text", "label", "split", "id")
-BUNDLED_SOURCES = ("sklearn", "keras", "tfds")  # Part of a library: the same everywhere.
 _SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
@@ -17,8 +16,8 @@ class WriteParams:
     """What to read and how to divide it; one field per component input.
 
     Attributes:
-        source: `images:DIR`, `text:DIR`, `csv:FILE`, `corpus:FILE`, `npz:FILE`, `idx:DIR`, `sklearn:digits` or
-            `keras:NAME`; paths may be gs://.
+        source: Kind and place of the data, as `images:DIR`, `csv:FILE` or `sklearn:digits`; README.md lists all kinds.
+            Paths may be gs://.
         task: What a model is asked: `classification` (one class of several), `multi_label` (any number of several) or
             `regression` (one number or several). The last two need a csv: or npz: source. A corpus: has a task of its
             own, `language_model`.
@@ -130,12 +129,6 @@ class WriteParams:
     def asked(self) -> str:
         """What a model of these data is asked: `task`, or of a corpus: source the language model's."""
         return LANGUAGE_MODEL if self.source.partition(":")[0] == CORPUS else self.task
-
-    @property
-    def location(self) -> str:
-        """Where the data are, here or on gs://; empty where they come with a library."""
-        kind, _, location = self.source.partition(":")
-        return "" if kind in BUNDLED_SOURCES else location
 
 
 @dataclasses.dataclass(frozen=True)

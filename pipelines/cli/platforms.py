@@ -67,10 +67,11 @@ def _write_beside(output: Path, place: str, content: bytes) -> Path:
 
 def _check_data(config: Any) -> None:
     """Refuse what would fail once it costs money. Data that would have to be downloaded first are left to the steps."""
+    from components.create_tfrecords.sources.kinds import find_source
     from pipelines.checks import check_data
     from pipelines.model_check import check_model_works, needs_check
 
-    if not config.data.source.startswith(("keras:", "tfds:")):
+    if not find_source(config.data.source)[0].is_downloaded:
         plan = check_data(config)
         if needs_check(config):
             check_model_works(config, plan)

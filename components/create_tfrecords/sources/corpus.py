@@ -4,7 +4,7 @@ import numpy as np
 
 from components.create_tfrecords.corpus import list_passages, read_corpus
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.sources.listing import Listing, Source
 
 
 def list_corpus(location: str, params: WriteParams) -> Listing:
@@ -20,3 +20,6 @@ def list_corpus(location: str, params: WriteParams) -> Listing:
         corpus=corpus,
         version=corpus.version,
     )
+
+
+SOURCE = Source("corpus:FILE", list_corpus, takes=("context_tokens",))

@@ -14,7 +14,7 @@ import numpy as np
 from components import storage
 from components.artifacts import SPLITS
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.listing import Listing, split_named
+from components.create_tfrecords.sources.listing import Listing, Source, split_named
 from components.create_tfrecords.targets import index_labels, parse_numbers, shown, split_labels
 from components.csv_files import DELIMITERS, find_column, find_delimiter
 from components.errors import InputError
@@ -212,3 +212,6 @@ def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -
                 f"Group {group!r} stands in two splits of {location}: {first[group]} and {split}. Expected every "
                 "group in one. Correct the split column, or leave group_column out."
             )
+
+
+SOURCE = Source("csv:FILE", list_csv, takes=("task", "group_column"))

@@ -1,5 +1,6 @@
 """A folder for each class, of images or of texts."""
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -8,11 +9,11 @@ import numpy as np
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.listing import Listing, split_named
+from components.create_tfrecords.sources.listing import Listing, Source, split_named
 from components.create_tfrecords.targets import index_labels, shown
 from components.errors import InputError
 from components.images import has_image_suffix
-from components.interface import IMAGE
+from components.interface import IMAGE, TEXT
 
 
 def _is_utf8(name: str) -> bool:
@@ -94,3 +95,7 @@ def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location
         f"Files without a class in {location}: {shown(examples or list(names))}. Expected "
         f"{'SPLIT/CLASS/FILE' if has_splits else 'CLASS/FILE'}. {advice}"
     )
+
+
+IMAGES = Source("images:DIR", functools.partial(list_folders, IMAGE), has_class_folders=True)
+TEXTS = Source("text:DIR", functools.partial(list_folders, TEXT), has_class_folders=True)

@@ -11,7 +11,7 @@ from components import storage
 from components.artifacts import TEST, TRAIN
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.arrays import Arrays, list_arrays
-from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.sources.listing import Listing, Source
 from components.errors import InputError
 
 
@@ -51,3 +51,6 @@ def list_idx(location: str, params: WriteParams) -> Listing:
             pair.append(read_idx(content, f"{location}/{files[name]}"))
         arrays[split] = pair[0], pair[1]
     return list_arrays(arrays, digest.hexdigest(), params)
+
+
+SOURCE = Source("idx:DIR", list_idx)

@@ -9,7 +9,7 @@ import numpy as np
 from components.artifacts import TEST, TRAIN
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.arrays import Arrays, list_arrays
-from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.targets import index_labels
 from components.errors import InputError
 from components.identities import identify
@@ -80,3 +80,6 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
         identities=tuple(map(bytes.hex, hashes)),
         hashes=hashes,
     )
+
+
+SOURCE = Source("keras:NAME", list_keras, is_place=False, is_downloaded=True)

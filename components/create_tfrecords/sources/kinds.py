@@ -1,24 +1,59 @@
 """The kinds of source by name, and the examples of any of them."""
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from components.artifacts import TEST, TRAIN
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.corpus import list_corpus
-from components.create_tfrecords.sources.csv_file import list_csv
-from components.create_tfrecords.sources.folders import list_folders
-from components.create_tfrecords.sources.idx import list_idx
-from components.create_tfrecords.sources.keras_datasets import list_keras
-from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.sources.npz import list_npz
-from components.create_tfrecords.sources.sklearn_digits import list_sklearn
+from components.create_tfrecords.sources import (
+    corpus,
+    csv_file,
+    folders,
+    idx,
+    keras_datasets,
+    npz,
+    sklearn_digits,
+)
+from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.targets import shown
 from components.errors import InputError, did_you_mean
-from components.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+
+_ALL = (
+    folders.IMAGES,
+    folders.TEXTS,
+    csv_file.SOURCE,
+    corpus.SOURCE,
+    npz.SOURCE,
+    idx.SOURCE,
+    sklearn_digits.SOURCE,
+    keras_datasets.SOURCE,
+)
+SOURCES = {source.form.partition(":")[0]: source for source in _ALL}
+
+
+def find_source(text: str) -> tuple[Source, str]:
+    """Return the kind of a source, and the place or name that stands behind it.
+
+    Raises:
+        InputError: If there is no such kind, or nothing behind it.
+    """
+    kind, _, location = text.partition(":")
+    if kind not in SOURCES or kind == text:
+        raise InputError(
+            f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}."
+            + did_you_mean(kind, SOURCES)
+        )
+    if not location:
+        raise InputError(f"Source {text!r} names no place: expected {SOURCES[kind].form}.")
+    return SOURCES[kind], location
+
+
+def find_location(text: str) -> str:
+    """Return where a source's data are, here or on gs://; empty where they come with a library."""
+    source, location = find_source(text)
+    return location if source.is_place else ""
 
 
 def list_examples(params: WriteParams) -> Listing:
@@ -28,28 +63,9 @@ def list_examples(params: WriteParams) -> Listing:
         InputError: If the source is unknown, empty or malformed, does not hold what the task needs, or does not fit
             `params.class_names`.
     """
-    kind, separator, location = params.source.partition(":")
-    if not separator or kind not in _SOURCES:
-        raise InputError(
-            f"Unknown source {params.source!r}: expected one of {', '.join(f'{name}:…' for name in _SOURCES)}."
-            + did_you_mean(kind, _SOURCES)
-        )
-    if not location:
-        raise InputError(f"Source {params.source!r} names no place: expected {kind}:PATH or {kind}:NAME.")
-    if params.group_column and kind != "csv":
-        raise InputError(
-            f"group_column={params.group_column!r} needs a csv: source. Received: {params.source!r}. Remove it."
-        )
-    if params.task != CLASSIFICATION and kind not in _WITH_ANY_TARGET:
-        raise InputError(
-            f"task={params.task!r} needs a {' or '.join(f'{name}:' for name in _WITH_ANY_TARGET)} source. Received: "
-            f"{params.source!r}, which has one class per example. List the files with their labels in a CSV file."
-        )
-    if params.context_tokens and kind != "corpus":
-        raise InputError(
-            f"context_tokens={params.context_tokens} needs a corpus: source. Received: {params.source!r}. Remove it."
-        )
-    listing = _SOURCES[kind](location, params)
+    source, location = find_source(params.source)
+    _check_taken(source, params)
+    listing = source.read(location, params)
     if listing.corpus is not None:
         return listing
     _check_kind(listing, params)
@@ -60,14 +76,14 @@ def list_examples(params: WriteParams) -> Listing:
     if params.task == REGRESSION:
         return listing
     if listing.splits is not None and not params.class_names:
-        listing = _check_classes_of_splits(listing, kind in _FOLDERS)
+        listing = _check_classes_of_splits(listing, source.has_class_folders)
     present = np.unique(listing.labels)
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
         raise InputError(
             f"A classifier needs at least two classes. Received: one class ({name!r}) in {params.source!r}. "
             "Give every class its own folder or label."
-            + (f" If {name!r} holds their folders: {kind}:{location}/{name}." if kind in _FOLDERS else "")
+            + (f" If {name!r} holds their folders: {params.source}/{name}." if source.has_class_folders else "")
         )
     return listing
 
@@ -81,10 +97,23 @@ def source_version(params: WriteParams) -> str:
     Raises:
         InputError: If the source cannot be listed.
     """
-    return list_examples(params).stat_digest() if params.location else params.source
+    return list_examples(params).stat_digest() if find_location(params.source) else params.source
 
 
-_FOLDERS = ("images", "text")
+def _check_taken(source: Source, params: WriteParams) -> None:
+    """Refuse what only other kinds of source take."""
+
+    def needed(name: str) -> str:
+        kinds = " or ".join(f"{kind}:" for kind, other in SOURCES.items() if name in other.takes)
+        return f"{name}={getattr(params, name)!r} needs a {kinds} source. Received: {params.source!r}"
+
+    for name in ("group_column", "context_tokens"):
+        if getattr(params, name) and name not in source.takes:
+            raise InputError(f"{needed(name)}. Remove it.")
+    if params.task != CLASSIFICATION and "task" not in source.takes:
+        raise InputError(
+            f"{needed('task')}, which has one class per example. List the files with their labels in a CSV file."
+        )
 
 
 def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
@@ -123,16 +152,3 @@ def _check_kind(listing: Listing, params: WriteParams) -> None:
                 f"{name}={getattr(params, name)!r} with {'texts' if listing.kind == TEXT else 'images'} in "
                 f"{params.source!r}. Remove it."
             )
-
-
-_WITH_ANY_TARGET = ("csv", "npz")
-_SOURCES: dict[str, Callable[[str, WriteParams], Listing]] = {
-    "images": partial(list_folders, IMAGE),
-    "csv": list_csv,
-    "corpus": list_corpus,
-    "npz": list_npz,
-    "idx": list_idx,
-    "sklearn": list_sklearn,
-    "keras": list_keras,
-    "text": partial(list_folders, TEXT),
-}

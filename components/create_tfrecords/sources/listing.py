@@ -1,9 +1,9 @@
-"""The examples of a source, whatever its kind."""
+"""The examples of a source, whatever its kind; and what there is to know of a kind."""
 
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from components import storage
 from components.artifacts import TEST, TRAIN, VALIDATION
 from components.create_tfrecords.corpus import Corpus
+from components.create_tfrecords.params import WriteParams
 from components.errors import InputError
 from components.interface import IMAGE
 
@@ -93,3 +94,24 @@ class Listing:
 def split_named(name: str) -> str | None:
     """The split that a folder or a cell means; None where it means none."""
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A kind of source.
+
+    Attributes:
+        form: A source of this kind as a user writes it, `csv:FILE`; what stands before the colon is the kind's name.
+        read: Function that lists the examples of a place or name.
+        takes: Fields of WriteParams that not every kind takes, and this one does.
+        has_class_folders: Whether each class is a folder.
+        is_place: Whether it names a place, here or on gs://, and no data set that a library brings.
+        is_downloaded: Whether nothing is known of the data before they have been downloaded.
+    """
+
+    form: str
+    read: Callable[[str, WriteParams], Listing]
+    takes: tuple[str, ...] = ()
+    has_class_folders: bool = False
+    is_place: bool = True
+    is_downloaded: bool = False

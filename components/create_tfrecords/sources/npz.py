@@ -12,7 +12,7 @@ import numpy as np
 from components import storage
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.arrays import Arrays, list_arrays
-from components.create_tfrecords.sources.listing import SPLIT_NAMES, Listing
+from components.create_tfrecords.sources.listing import SPLIT_NAMES, Listing, Source
 from components.errors import InputError
 
 _UNREADABLE = (ValueError, OSError, EOFError, TypeError, MemoryError, RuntimeError)  # Of an array file.
@@ -52,3 +52,6 @@ def list_npz(location: str, params: WriteParams) -> Listing:
             f"received {sorted(data)}."
         )
     return list_arrays(arrays, hashlib.sha256(content).hexdigest(), params)
+
+
+SOURCE = Source("npz:FILE", list_npz, takes=("task",))

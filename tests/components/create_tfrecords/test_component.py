@@ -81,6 +81,6 @@ def test_the_readme_has_every_parameter_with_its_default():
 
 
 def test_the_readme_names_every_source():
-    from components.create_tfrecords.sources.kinds import _SOURCES
+    from components.create_tfrecords.sources.kinds import SOURCES
 
-    assert [name for name in _SOURCES if f"| `{name}:" not in README.read_text()] == []
+    assert [name for name in SOURCES if f"| `{name}:" not in README.read_text()] == []

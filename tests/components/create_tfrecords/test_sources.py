@@ -717,11 +717,11 @@ def test_sklearn_digits_are_scaled_to_bytes():
     [
         ("sklearn:iris", "Unknown source 'sklearn:iris': expected sklearn:digits"),
         ("keras:mnits", "Unknown source 'keras:mnits': expected keras: and one of mnist, fashion_mnist, cifar10"),
-        ("imagse:x", "Unknown source 'imagse:x': expected one of images:….*Did you mean 'images'?"),
-        ("CSV:x", "Unknown source 'CSV:x': expected one of images:…"),
-        ("/data/cats", "Unknown source '/data/cats': expected one of images:…, .*csv:…, .*npz:…, idx:…"),
+        ("imagse:x", "Unknown source 'imagse:x': expected one of images:DIR.*Did you mean 'images'?"),
+        ("CSV:x", "Unknown source 'CSV:x': expected one of images:DIR"),
+        ("/data/cats", "Unknown source '/data/cats': expected one of images:DIR, .*csv:FILE, .*npz:FILE, idx:DIR"),
         ("", "Unknown source '': expected one of"),
-        ("images:", "Source 'images:' names no place: expected images:PATH or images:NAME"),
+        ("images:", "Source 'images:' names no place: expected images:DIR"),
     ],
 )
 def test_unknown_sources_are_refused_and_the_nearest_is_named(source, expected):
