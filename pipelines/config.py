@@ -124,8 +124,8 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
         InputError: If there is no such file, it is not YAML, or a key or value is wrong; says the nearest right key.
     """
     raw = _read(name_or_path)
-    for override in overrides:
-        _apply(raw, override)
+    for text in overrides:
+        override(raw, text)
     return parse_config(raw, name_or_path)
 
 
@@ -136,10 +136,23 @@ def read_export(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Exp
         InputError: If a key or value is wrong, or an override is of another section.
     """
     raw: dict[str, Any] = {"export": dict(values)}
-    for override in overrides:
-        _apply(raw, override)
+    for text in overrides:
+        override(raw, text)
     _check_keys(raw, ("export",), "--set")
     return _build(ExportParams, raw["export"], {}, "export")
+
+
+def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
+    """Read section `data` of a source alone, with those of the overrides that are its own.
+
+    Raises:
+        InputError: If a key or value is wrong.
+    """
+    raw: dict[str, Any] = {"data": {"source": source}}
+    for text in overrides:
+        if text.startswith("data."):
+            override(raw, text)
+    return _build(WriteParams, raw["data"], {}, "data")
 
 
 def _read(name_or_path: str) -> dict[str, Any]:
@@ -154,10 +167,15 @@ def _read(name_or_path: str) -> dict[str, Any]:
     return read_mapping(path, "the configuration", "sections")
 
 
-def _apply(raw: dict[str, Any], override: str) -> None:
-    path, separator, text = override.partition("=")
+def override(raw: dict[str, Any], change: str) -> None:
+    """Put `section.key=value` into a mapping of sections; the value is YAML.
+
+    Raises:
+        InputError: If it is no such text, or what it names as a section is a value.
+    """
+    path, separator, text = change.partition("=")
     if not separator or not path:
-        raise InputError(f"Cannot use --set {override!r}: expected section.key=value, as in training.epochs=3.")
+        raise InputError(f"Cannot use --set {change!r}: expected section.key=value, as in training.epochs=3.")
     *sections, key = path.split(".")
     if sections and sections[0] in ("model", "machine") and isinstance(raw.get(sections[0]), str):
         raw[sections[0]] = {"name": raw[sections[0]]}
@@ -167,11 +185,11 @@ def _apply(raw: dict[str, Any], override: str) -> None:
             target[section] = {}
         target = target[section]
         if not isinstance(target, dict):
-            raise InputError(f"Cannot use --set {override!r}: {section!r} is a value, not a section.")
+            raise InputError(f"Cannot use --set {change!r}: {section!r} is a value, not a section.")
     try:
         target[key] = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"Cannot use --set {override!r}: the value is not YAML.") from error
+        raise InputError(f"Cannot use --set {change!r}: the value is not YAML.") from error
 
 
 _SECTIONS: dict[str, type] = {

@@ -32,6 +32,15 @@ def needs_check(config: Config) -> bool:
 
 
 def check_model_works(config: Config, plan: DatasetPlan) -> None:
+    """Build a configuration's model for its data; see `check_model`.
+
+    Raises:
+        InputError: If the model cannot be built, rebuilt or exported so.
+    """
+    check_model(config, sample_interface(config, plan))
+
+
+def check_model(config: Config, interface: Interface) -> None:
     """Build a configuration's model, and make of it what the export must hold, in a process of its own.
 
     Raises:
@@ -40,7 +49,7 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
     request = {
         "model": config.training.model,
         "parameters": config.training.model_parameters,
-        "interface": dataclasses.asdict(_interface(config, plan)),
+        "interface": dataclasses.asdict(interface),
         "required": config.export.required,
     }
     done = subprocess.run(
@@ -61,8 +70,12 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
         raise InputError(error)
 
 
-def _interface(config: Config, plan: DatasetPlan) -> Interface:
-    """What the model must take and give, from a few examples written as the data set will be."""
+def sample_interface(config: Config, plan: DatasetPlan) -> Interface:
+    """What the model must take and give, from a few examples written as the data set will be.
+
+    Raises:
+        InputError: If they cannot be read, or do not fit together.
+    """
     sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task, _SAMPLE_EXAMPLES)})
     lenient = dataclasses.replace(config.data, max_bad_fraction=0.99)  # So few say nothing of all.
     with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:

@@ -84,7 +84,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         InputError: If the data or the configuration cannot be used; checked before any work.
     """
     workspace = workspace.absolute()
-    asked, config = config, _with_registry(config, workspace)
+    asked, config = config, with_registry(config, workspace)
     plan = check_run(config, workspace)
     config = _without_missing_compiler(config)
     start = time.time()
@@ -115,7 +115,7 @@ def fingerprints_here(config: Config, workspace: Path) -> dict[str, str]:
         InputError: If the data or the configuration cannot be used.
     """
     workspace = workspace.absolute()
-    plan = check_run(_with_registry(config, workspace), workspace)
+    plan = check_run(with_registry(config, workspace), workspace)
     return fingerprints(config, _data_version(plan, workspace))
 
 
@@ -123,7 +123,7 @@ def _data_version(plan: DatasetPlan, workspace: Path) -> str:
     return data_version(plan.listing, workspace / ".cache" / "sources")
 
 
-def _with_registry(config: Config, workspace: Path) -> Config:
+def with_registry(config: Config, workspace: Path) -> Config:
     """The configuration with its registry, the workspace's where it names none."""
     if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
         return config

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from pipelines.cli.main import main
+from pipelines.starting import _render
 from tests.cli import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text()
@@ -30,6 +31,12 @@ def test_it_runs_on_one_branch_and_one_at_a_time(workflow, job):
     assert [f"refs/heads/{branch}" for branch in starts["push"]["branches"]] == [BRANCH]
     assert job["if"] == f"github.ref == '{BRANCH}'"
     assert workflow["concurrency"] == {"group": "retrain", "cancel-in-progress": False}
+
+
+def test_init_writes_the_same():
+    (text,) = re.findall(r"```yaml\n(# \.github/workflows/.*?)```", README, re.DOTALL)
+    paths = '[flowers.yaml, "my_models/**"]'
+    assert _render("retrain.yml.jinja", config="flowers.yaml", paths=paths) == text
 
 
 def test_it_may_do_no_more_than_it_has_to(workflow, job):

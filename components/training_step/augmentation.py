@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from components.errors import InputError
+from components.interface import CLASSIFICATION
 from components.training_step.hyperparameters import TrainParams
 
 _NUM_SHARES = 1024
@@ -30,6 +31,19 @@ def check_images(settings: TrainParams, input_shape: tuple[int | None, ...]) -> 
         raise InputError(
             f"random_crop_pixels must be smaller than the image. Received: random_crop_pixels="
             f"{settings.random_crop_pixels} for images of {input_shape[1]}×{input_shape[2]} pixels."
+        )
+
+
+def check_labels(settings: TrainParams, task: str) -> None:
+    """Check that the labels of a task can be softened, where that is asked for.
+
+    Raises:
+        InputError: If they cannot.
+    """
+    if settings.softens_labels and task != CLASSIFICATION:
+        raise InputError(
+            f"label_smoothing and mixup_alpha are for data with one class of several. Received: {task}. Remove them "
+            "from section training."
         )
 
 

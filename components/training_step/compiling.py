@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from components.errors import InputError
-from components.interface import CLASSIFICATION, PADDING, Interface
+from components.interface import PADDING, Interface
+from components.training_step.augmentation import check_labels
 from components.training_step.hyperparameters import TrainParams
 from components.training_step.wrapping import (
     average_weights,
@@ -198,11 +199,7 @@ def compile_model(
     import keras
 
     softened = settings.softens_labels
-    if softened and interface.task_name != CLASSIFICATION:
-        raise InputError(
-            f"label_smoothing and mixup_alpha are for data with one class of several. Received: {interface.task_name}. "
-            "Remove them from section training."
-        )
+    check_labels(settings, interface.task_name)
     task = interface.task
     loss = "categorical_crossentropy" if softened else _LOSSES.get(task.loss, task.loss)
     metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric]

@@ -6,10 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from components.safe_path import leave_current_folder
-from pipelines.cli import exports, platforms, registry, runs, tpus
+from pipelines.cli import exports, platforms, registry, runs, start, tpus
 from pipelines.cli.options import BAD_INPUT, DONE, FAILED, show_text
 
-_COMMANDS = (*runs.COMMANDS, *exports.COMMANDS, *registry.COMMANDS, *tpus.COMMANDS, *platforms.COMMANDS)
+_COMMANDS = (
+    *start.COMMANDS,
+    *runs.COMMANDS,
+    *exports.COMMANDS,
+    *registry.COMMANDS,
+    *tpus.COMMANDS,
+    *platforms.COMMANDS,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ import pytest
 
 from tests.cli import QUICK, tpu_pipelines
 from tests.fakes.clock import Clock
+from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
 
 
 @pytest.fixture

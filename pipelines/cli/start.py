@@ -1,0 +1,124 @@
+"""Commands to begin with: init, check."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipelines.cli.options import BAD_INPUT, DONE, add_config, add_workspace, show_text
+
+_KINDS = ("images", "csv", "texts", "arrays", "corpus")  # As in pipelines.data_overview, which --help does without.
+_MODEL = "model"
+
+
+def _add_init(commands: Any) -> None:
+    init = commands.add_parser(
+        "init",
+        help="look at your data, and write a first configuration and model for them",
+        description="Look at data, and write a configuration for them, with the reasons for what it sets, and a model "
+        "to start from. On a terminal, what is not said is asked for.",
+    )
+    init.add_argument(
+        "place",
+        nargs="?",
+        default="",
+        metavar="DIR",
+        help="a folder of images or texts, a .csv, .npz or .txt file; gs:// too. With --from model: its file",
+    )
+    init.add_argument(
+        "--from", choices=(*_KINDS, _MODEL), default="", dest="kind", help="what DIR is (default: what it looks like)"
+    )
+    init.add_argument("--data", default="", metavar="DIR", help="with --from model: the data")
+    init.add_argument("--model", default="", metavar="MODEL", help="a ready model, or your .py or .keras file")
+    init.add_argument("--name", default="", metavar="NAME", help="of the runs and of the files (default: that of DIR)")
+    init.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="for the files (default: here)")
+    init.add_argument("--workflow", action="store_true", help="also write a GitHub workflow that retrains")
+    init.add_argument("--force", action="store_true", help="overwrite files that are there")
+    init.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    init.set_defaults(command=_init)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from components.errors import InputError
+    from pipelines.config import read_data
+    from pipelines.data_overview import guess_task, look_at, source_of
+    from pipelines.starting import check_start, name_of, plan_start
+
+    asked = arguments if arguments.place or not sys.stdin.isatty() else _ask(arguments)
+    kind, place, model = asked.kind, asked.place, asked.model
+    if kind == _MODEL or place.endswith((".py", ".keras")):
+        kind, place, model = "", asked.data, place
+    if not place:
+        raise InputError(
+            "Missing: where the data are. Expected tpu-pipelines init DIR, or tpu-pipelines init MODEL --data DIR."
+        )
+    source = source_of(place, kind)
+    show_text(f"looking at {source}", sys.stderr)
+    overview = look_at(guess_task(read_data(source, asked.overrides)))
+    name = asked.name or name_of(source)
+    start = plan_start(overview, name, model, asked.output, asked.overrides, asked.workflow)
+    start.write(asked.force)
+    show_text("\n".join([*overview.lines(), "", *(f"wrote {path}" for path in start.files)]))
+    for hint in start.hints:
+        show_text(f"hint: {hint}", sys.stderr)
+    check_start(start)
+    show_text(f"\nnext: tpu-pipelines check {start.config_path}")
+    return DONE
+
+
+def _ask(arguments: argparse.Namespace, answer: Callable[[str], str] = input) -> argparse.Namespace:
+    """What the command line does not say, asked for on the terminal."""
+    from pipelines.starting import name_of
+
+    def ask(question: str, default: str) -> str:
+        return answer(f"{question} [{default}]: ").strip() or default
+
+    place = ask("Where are your data? A folder, or a .csv, .npz or .txt file", ".")
+    model = arguments.model or answer("Your model's .py or .keras file, if you have one: ").strip()
+    name = arguments.name or ask("A name for the runs", name_of(str(Path(place).resolve())))
+    workflow = arguments.workflow or ask("Write a GitHub workflow that retrains? y or n", "n").lower().startswith("y")
+    said = {"place": place, "model": model, "name": name, "workflow": workflow}
+    return argparse.Namespace(**{**vars(arguments), **said})
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser(
+        "check",
+        help="find out in seconds what would stop a run, or spoil it",
+        description="Check a configuration as far as seconds allow: the settings, the data and some examples of them, "
+        "the model, which is imported and built, the machine, and settings that contradict each other. Trains nothing.",
+    )
+    add_config(check)
+    add_workspace(check)
+    check.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    check.set_defaults(command=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from pipelines.config import load_config
+    from pipelines.config_check import check_config, is_sound
+
+    config = load_config(arguments.config, arguments.overrides)
+    findings = check_config(config, arguments.workspace)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(one) for one in findings]))
+    else:
+        show_text("\n".join(f"{one.state:<6}{one.about:<10}{one.said}" for one in findings))
+        if is_sound(findings):
+            show_text(f"\nnext: tpu-pipelines run {arguments.config}{_again(arguments.overrides)}")
+    return DONE if is_sound(findings) else BAD_INPUT
+
+
+def _again(overrides: list[str]) -> str:
+    import shlex
+
+    return "".join(f" --set {shlex.quote(one)}" for one in overrides)
+
+
+COMMANDS: tuple[Callable[[Any], None], ...] = (
+    _add_init,
+    _add_check,
+)

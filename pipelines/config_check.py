@@ -1,0 +1,144 @@
+"""All that can be known of a configuration within seconds: what would stop a run, and what would spoil it."""
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from components.artifacts import VALIDATION
+from components.create_tfrecords.planning import DatasetPlan
+from components.create_tfrecords.sources.kinds import find_source
+from components.errors import InputError
+from components.interface import CLASSIFICATION, Interface
+from components.preflight_training import sandbox
+from components.training_step.augmentation import check_images, check_labels
+from pipelines.checks import check_run
+from pipelines.config import Config
+from pipelines.data_overview import DataOverview, overview_of
+from pipelines.model_check import check_model, sample_interface
+from pipelines.run_local import with_registry
+
+OK, HINT, ERROR = "ok", "hint", "error"
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        about: What it is, as `data`.
+        state: `ok`, `hint` or `error`.
+        said: What there is to say of it.
+    """
+
+    about: str
+    state: str
+    said: str
+
+
+def is_sound(findings: Sequence[Finding]) -> bool:
+    """Whether nothing that was found would stop a run."""
+    return all(finding.state != ERROR for finding in findings)
+
+
+def check_config(config: Config, workspace: Path) -> list[Finding]:
+    """Look at the data, some examples of them, the model, the machine, and settings that contradict one another.
+
+    What does not depend on a mistake is looked at all the same, so that one call finds as many as there are.
+
+    Args:
+        config: What to check, already read.
+        workspace: Folder for runs, which may hold the champion.
+    """
+    findings = [Finding("settings", OK, f"{config.name}: {config.data.asked}, {config.training.epochs} epochs")]
+    findings += _check_machine(config)
+    plan = None
+    if find_source(config.data.source)[0].is_downloaded:
+        findings.append(Finding("data", HINT, f"{config.data.source} is downloaded first; nothing of it was looked at"))
+    else:
+        plan = _found(findings, "data", lambda: check_run(with_registry(config, workspace.absolute()), workspace))
+    if plan is None:
+        return findings + [Finding("settings", HINT, said) for said in contradictions(config)]
+    overview = overview_of(plan, config.data)
+    findings += [Finding("data", OK, line) for line in overview.lines()]
+    findings += _check_damage(config, overview)
+    findings += [Finding("settings", HINT, said) for said in contradictions(config, overview)]
+    if interface := _found(findings, "data", lambda: _read_sample(config, plan)):
+        findings.append(_check_model(config, interface))
+    return findings
+
+
+def _found(findings: list[Finding], about: str, look: Callable[[], T]) -> T | None:
+    try:
+        return look()
+    except InputError as error:
+        findings.append(Finding(about, ERROR, str(error)))
+        return None
+
+
+def _read_sample(config: Config, plan: DatasetPlan) -> Interface:
+    with contextlib.redirect_stderr(io.StringIO()):  # Which speaks of records that nobody is to have.
+        return sample_interface(config, plan)
+
+
+def _check_machine(config: Config) -> Iterator[Finding]:
+    for machine in config.machine.candidates if config.machine else ():
+        price = machine.slice.price(machine.region, machine.spot)
+        cost = f"{price.usd_per_hour:.2f} $ an hour in {price.region}" if price else "of no known price"
+        yield Finding("machine", OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
+    if config.preflight:
+        try:
+            sandbox.require_compiler()
+        except InputError as error:
+            yield Finding("machine", HINT, f"preflight would be left out. {error}")
+
+
+def _check_damage(config: Config, overview: DataOverview) -> Iterator[Finding]:
+    share = len(overview.damaged) / max(1, overview.num_looked_at)
+    if share > config.data.max_bad_fraction:
+        yield Finding(
+            "data",
+            ERROR,
+            f"{share:.1%} of the examples that were read are damaged: expected at most data.max_bad_fraction="
+            f"{config.data.max_bad_fraction:g}. Repair or remove them, or raise it.",
+        )
+
+
+def _check_model(config: Config, interface: Interface) -> Finding:
+    model = config.training.model
+    try:
+        check_images(config.training, (None, *interface.input.shape))
+        check_labels(config.training, interface.task_name)
+        check_model(config, interface)
+    except InputError as error:
+        return Finding("model", ERROR, str(error))
+    formats = f", and can be exported as {', '.join(config.export.required)}" if config.export.required else ""
+    return Finding("model", OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
+
+
+def contradictions(config: Config, overview: DataOverview | None = None) -> Iterator[str]:
+    """Settings of which one makes another useless, in words; with the data, also those that these make useless."""
+    training = config.training
+    if training.warmup_epochs >= training.epochs:
+        yield (
+            f"training.warmup_epochs={training.warmup_epochs:g} lasts all of training.epochs={training.epochs}: the "
+            "learning rate never reaches its peak"
+        )
+    if config.machine and training.accelerator in ("cpu", "gpu"):
+        yield f"training.accelerator={training.accelerator} leaves the machine {config.machine.name} unused"
+    if overview is None:
+        return
+    if training.early_stopping_epochs and VALIDATION not in overview.split_examples:
+        yield (
+            "training.early_stopping_epochs looks at the training loss, as there is no validation split: set "
+            "data.validation_fraction"
+        )
+    counts = overview.class_examples
+    if config.data.asked == CLASSIFICATION and counts:
+        name, most = max(counts.items(), key=lambda item: item[1])
+        share, asked = most / sum(counts.values()), config.gate.minimum.get("accuracy", 1.0)
+        if asked <= share:
+            yield f"gate.minimum.accuracy={asked:g} is reached by always answering {name!r}, {share:.2f} of them all"

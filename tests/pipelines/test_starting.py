@@ -1,0 +1,166 @@
+"""What `tpu-pipelines init` finds in data, and the files that it writes for them."""
+
+import argparse
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from components.create_tfrecords.params import WriteParams
+from components.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
+from pipelines.cli.start import _ask
+from pipelines.config import load_config, read_data
+from pipelines.data_overview import DataOverview, guess_task, look_at, source_of
+from pipelines.starting import name_of, plan_start
+from tests.cli import assert_user_error, tpu_pipelines_here
+
+
+@pytest.fixture
+def photos(tmp_path, encode):
+    """Photos of mixed sizes and kinds, in three classes of which one is small; a file of them is no image."""
+    for number, (name, count) in enumerate({"rose": 30, "tulip": 30, "weed": 2}.items()):
+        (tmp_path / "My photos" / name).mkdir(parents=True)
+        for i in range(count):
+            picture = encode(100 * number + i, (40 + i, 70), "L" if i % 10 == 0 else "RGB", "JPEG" if i % 2 else "PNG")
+            (tmp_path / "My photos" / name / f"{i}.jpg").write_bytes(picture)
+    (tmp_path / "My photos" / "rose" / "3.jpg").write_bytes(b"\xff\xd8\xffno image")
+    return tmp_path / "My photos"
+
+
+def test_a_look_tells_sizes_classes_splits_and_damaged_files(photos):
+    overview = look_at(WriteParams(source_of(str(photos))))
+    assert overview.class_examples == {"rose": 30, "tulip": 30, "weed": 2}
+    assert (min(overview.sizes), max(overview.sizes), overview.channels) == ((40, 70), (69, 70), (1, 3))
+    assert list(overview.damaged) == ["rose/3.jpg"]
+    assert sum(overview.split_examples.values()) == overview.num_looked_at == 62
+    said = "\n".join(overview.lines())
+    assert "from 40×70 to 69×70 pixels, grey and colour" in said
+    assert "1 of 62 that were read are damaged: rose/3.jpg: " in said
+
+
+def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos):
+    done = tpu_pipelines_here("init", "My photos", "--workflow", "--set", "training.epochs=3", cwd=photos.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("next: tpu-pipelines check My-photos.yaml\n")
+    assert "hint: the classes differ much in size" in done.stderr
+    text = (photos.parent / "My-photos.yaml").read_text()
+    assert "  image_size: [48, 48]    # All are brought to this" in text
+    assert "# 1 of 62 that were read are damaged" in text
+    assert "retrain My-photos.yaml" in (photos.parent / ".github/workflows/retrain.yml").read_text()
+    again = tpu_pipelines_here("init", "My photos", cwd=photos.parent)
+    assert_user_error_after_hint(again, "Refused to overwrite My-photos.yaml, My_photos_model.py", "--force")
+
+
+def assert_user_error_after_hint(done, *words):
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr.splitlines()[-1]
+
+
+def test_the_configuration_is_what_was_chosen(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    start = plan_start(look_at(WriteParams("images:My photos")), "mine", overrides=["gate.minimum.accuracy=0.7"])
+    start.write()
+    config = load_config("mine.yaml")
+    assert (config.data.image_size, config.data.channels, config.training.model) == ((48, 48), 3, "mine_model.py")
+    assert config.gate.minimum == {"accuracy": 0.7}
+    assert config.data.max_bad_fraction == 0.04
+    assert config.training.early_stopping_epochs > 0
+    config.training.check_batch_fits(40)
+
+
+def test_names_out_of_data_stay_in_their_comment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overview = DataOverview(
+        WriteParams("images:x"), "image", {"train": 9, "test": 9}, {"a\nmodel: evil": 9}, False, (), 0
+    )
+    (text,) = (content for path, content in plan_start(overview, "x").files.items() if path.suffix == ".yaml")
+    assert all(line.startswith("#") for line in text.splitlines() if "evil" in line)
+
+
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [
+        (("cat|dog", "cat", ""), "multi_label"),
+        (("1.5", "2.25", "3"), "regression"),
+        (tuple(map(str, range(30))), "regression"),
+        (("1", "2", "3"), "classification"),
+        (("cat", "dog", "cat"), "classification"),
+    ],
+)
+def test_the_task_is_guessed_from_the_labels(tmp_path, labels, task):
+    rows = [f"words number {i},{label}" for i, label in enumerate(labels)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *(row for row in rows if not row.endswith(","))]))
+    assert guess_task(WriteParams(f"csv:{tmp_path}/t.csv")).task == task
+
+
+def test_texts_get_a_length_that_nine_in_ten_do_not_exceed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'word ' * (10 + i % 50)}{i},{'pos' if i % 2 else 'neg'}" for i in range(100)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]))
+    done = tpu_pipelines_here("init", "reviews.csv", "--name", "said")
+    assert done.returncode == 0, done.stderr
+    assert load_config("said.yaml").data.num_tokens == 64
+
+
+def test_a_model_of_ones_own_is_taken_with_the_size_that_it_says(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    with zipfile.ZipFile("net.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"config": {"batch_shape": [None, 24, 32, 3]}}))
+    done = tpu_pipelines_here("init", "net.keras", "--from", "model", "--data", "My photos", "--name", "net")
+    assert done.returncode == 0, done.stderr
+    assert load_config("net.yaml").data.image_size == (24, 32)
+    assert load_config("net.yaml").training.model == "net.keras"
+
+
+def test_what_cannot_be_begun_with_is_said(tmp_path):
+    assert_user_error(tpu_pipelines_here("init", cwd=tmp_path), "Missing: where the data are")
+    assert_user_error(tpu_pipelines_here("init", "none", cwd=tmp_path), "there is no such file or folder")
+    (tmp_path / "empty").mkdir()
+    assert_user_error(tpu_pipelines_here("init", "empty", cwd=tmp_path), "Cannot tell what 'empty' holds", "--from")
+    assert_user_error(tpu_pipelines_here("init", "m.py", cwd=tmp_path), "Missing: where the data are", "--data")
+
+
+def test_places_and_names():
+    assert source_of("gs://b/photos", "images") == "images:gs://b/photos"
+    assert source_of("keras:mnist") == "keras:mnist"
+    assert source_of("/data/plays.txt") == "corpus:/data/plays.txt"
+    assert name_of("csv:../$(x).csv") == "x"
+    assert read_data("images:x", ["data.channels=3", "training.epochs=1"]) == WriteParams("images:x", channels=3)
+
+
+def test_what_is_not_said_is_asked_on_a_terminal():
+    answers = iter(["photos", "", "", "y"])
+    questions = []
+
+    def answer(question):
+        questions.append(question)
+        return next(answers)
+
+    given = argparse.Namespace(place="", model="", name="", workflow=False, force=False)
+    asked = _ask(given, answer)
+    assert (asked.place, asked.model, asked.name, asked.workflow) == ("photos", "", "photos", True)
+    assert "[photos]" in questions[2]
+
+
+_IMAGES, _TEXTS = ImageInput((48, 40, 3), "raw"), TextInput(32, 90, "0" * 64, "words", "start")
+_STARTS = [("image", _IMAGES, "classification"), ("image", _IMAGES, "multi_label"), ("image", _IMAGES, "regression")]
+_STARTS += [("text", _TEXTS, "classification"), ("corpus", CorpusInput(16, 9), "language_model")]
+
+
+@pytest.mark.parametrize(("kind", "given", "task"), _STARTS)
+def test_the_model_that_is_written_fits_its_data(kind, given, task, tmp_path):
+    from components.model_loading.lookup import build_model
+
+    source = "corpus:x" if kind == "corpus" else "csv:x"
+    params = WriteParams(source, task=task if kind != "corpus" else "classification")
+    start = plan_start(DataOverview(params, kind, {"train": 90}, {}, False, (), 0), "my-first", folder=tmp_path)
+    start.write()
+    path = tmp_path / "my_first_model.py"
+    numbers = {"mean": (0.0,) * 4, "std": (1.0,) * 4} if task == "regression" else {}
+    model = build_model(str(path), Interface(given, 9 if kind == "corpus" else 4, task, **numbers), {})
+    answers = model.predict(np.zeros((2, *given.shape), given.dtype), verbose=0)
+    assert np.isfinite(answers).all()
+    assert TASKS[task].activation in ("linear", "sigmoid") or np.allclose(answers.sum(-1), 1)
+    assert "my-first.yaml" in path.read_text()
