@@ -11,7 +11,20 @@ from components.table import printable
 
 # Set by the local runner, which reads a step's output through a pipe, when it has a terminal of its own.
 TERMINAL_VARIABLE = "TPU_PIPELINES_TERMINAL"
+# `quiet` or `verbose`, by the command's flags, for its own process and those of the steps.
+LOUDNESS_VARIABLE = "TPU_PIPELINES_LOUDNESS"
+QUIET, VERBOSE = "quiet", "verbose"
 _LINE_EVERY_SECONDS = 5.0
+
+
+def is_quiet() -> bool:
+    """Whether nothing is to be said but results and what went wrong."""
+    return os.environ.get(LOUDNESS_VARIABLE) == QUIET
+
+
+def is_verbose() -> bool:
+    """Whether all is to be said, also what libraries say."""
+    return os.environ.get(LOUDNESS_VARIABLE) == VERBOSE
 
 
 class Progress(Protocol):
@@ -41,6 +54,11 @@ class _Lines:
             )
 
 
+class _Nothing:
+    def update(self, count: int, note: str = "") -> None:
+        pass
+
+
 class _Bar:
     def __init__(self, step: str, total: int, unit: str, terminal: TextIO) -> None:
         from tqdm import tqdm
@@ -59,7 +77,9 @@ class _Bar:
 
 
 def say(step: str, message: str) -> None:
-    """One line on stderr, marked with the step it comes from."""
+    """One line on stderr, marked with the step it comes from; nothing where all is to be quiet."""
+    if is_quiet():
+        return
     print(printable(f"[{step}] {message}"), file=sys.stderr, flush=True)
 
 
@@ -82,6 +102,9 @@ def _terminal() -> Iterator[TextIO | None]:
 @contextlib.contextmanager
 def track(step: str, total: int, unit: str) -> Iterator[Progress]:
     """Show progress through `total` items while the block runs."""
+    if is_quiet():
+        yield _Nothing()
+        return
     with _terminal() as terminal:
         if terminal is None:
             yield _Lines(step, total, unit)

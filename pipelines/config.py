@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -198,6 +199,11 @@ _SECTIONS: dict[str, type] = {
     "gate": EvaluateParams,
     "export": ExportParams,
 }
+SETTINGS: dict[str, tuple[str, ...]] = {
+    **{section: tuple(field.name for field in dataclasses.fields(kind)) for section, kind in _SECTIONS.items()},
+    "preflight": PREFLIGHT_KEYS,
+    "deploy": DEPLOY_KEYS,
+}
 _KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources")
 
 
@@ -207,7 +213,8 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     Raises:
         InputError: If a key is unknown, a required one is missing, or a value is of the wrong type or out of range.
     """
-    _check_keys(raw, _KEYS, where)
+    _check_sections(raw, where)
+    raw = _at_home(raw)
     if missing := [key for key in ("name", "data", "model") if key not in raw]:
         raise InputError(f"Missing in {where}: {', '.join(missing)}. Expected name, data and model at least.")
     name = raw["name"]
@@ -257,6 +264,37 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     deploy = _build_deploy(raw.get("deploy"), name)
     sections["resources"] = step_resources.parse_resources(raw.get("resources"))
     return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, model_files=files, **sections)
+
+
+def _check_sections(raw: Mapping[str, Any], where: str) -> None:
+    """Refuse an unknown section; where it is a setting's own name, say the section that it belongs to."""
+    for key in raw:
+        if homes := [section for section, keys in SETTINGS.items() if key not in _KEYS and key in keys]:
+            full = " or ".join(f"{section}.{key}" for section in homes)
+            raise InputError(
+                f"Unknown key {key!r} in {where}: a setting has its section before it. Did you mean {full}?"
+            )
+    _check_keys(raw, _KEYS, where)
+
+
+def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections with the user's home for `~` in those values that are places."""
+
+    def home(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: home(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [home(item) for item in value]
+        return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
+
+    expanded = {**raw, "model": home(raw["model"])} if "model" in raw else {**raw}
+    for section, key in (("gate", "champion"), ("deploy", "registry")):
+        if isinstance(values := raw.get(section), dict) and key in values:
+            expanded[section] = {**values, key: home(values[key])}
+    if isinstance(data := raw.get("data"), dict) and isinstance(source := data.get("source"), str):
+        kind, separator, place = source.partition(":")
+        expanded["data"] = {**data, "source": kind + separator + home(place)}
+    return expanded
 
 
 def _build_preflight(
@@ -352,6 +390,14 @@ def _build(params: type[T], values: Mapping[str, Any], fixed: Mapping[str, Any],
         raise InputError(f"Section {section}: {error}") from error
 
 
+def _split(value: str | float, kind: type) -> list[Any]:
+    """The values of a list that is written as one on a command line: `64,64`, or a single one."""
+    if not isinstance(value, str):
+        return [value]
+    items = [item.strip() for item in value.split(",")] if value.strip() else []
+    return items if kind is str else [yaml.safe_load(item) for item in items]
+
+
 def _convert(value: Any, kind: Any, where: str) -> Any:
     """`value` as the type that a field asks for, refusing what only looks like it."""
     origin = typing.get_origin(kind)
@@ -363,13 +409,17 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
             return float(value)
         except ValueError:
             pass
-    elif origin is tuple and isinstance(value, list):
-        return tuple(_convert(item, typing.get_args(kind)[0], where) for item in value)
+    elif origin is tuple and isinstance(value, list | str | int | float) and not isinstance(value, bool):
+        item_kind = typing.get_args(kind)[0]
+        items = value if isinstance(value, list) else _split(value, item_kind)
+        return tuple(_convert(item, item_kind, where) for item in items)
     elif origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         return {str(key): _convert(item, typing.get_args(kind)[1], f"{where}.{key}") for key, item in value.items()}
     elif kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     elif isinstance(kind, type) and type(value) is kind:
         return value
-    expected = {tuple: "a list", Mapping: "a mapping"}.get(origin, getattr(kind, "__name__", str(kind)))
+    expected = {tuple: "a list, or values with commas between them", Mapping: "a mapping"}.get(
+        origin, getattr(kind, "__name__", str(kind))
+    )
     raise InputError(f"{where} must be {expected}. Received: {value!r}.")

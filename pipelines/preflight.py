@@ -1,7 +1,6 @@
 """Preflight of a configuration from the command line: no run, no records, no TPU."""
 
 import dataclasses
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from components.preflight_training import data, sandbox
 from components.preflight_training.examining import FEED_BATCH, examine
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.report import write_report
+from components.progress import say
 from pipelines.config import Config, preflight_params
 
 SAMPLE_EXAMPLES = 4096
@@ -85,7 +85,7 @@ def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
     def measure_sample() -> data.DataFacts:
         sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task)})
         count = len(sample.order[TRAIN])
-        print(f"[preflight_training] measuring how fast this machine reads, on {count:,} examples", file=sys.stderr)
+        say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
         with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
             records_dir = Path(folder) / "records"
             write_records(config.data, records_dir, sample)

@@ -29,7 +29,7 @@ from components.deploy_model.params import VERTEX
 from components.device import describe_host
 from components.errors import InputError
 from components.preflight_training import sandbox
-from components.progress import TERMINAL_VARIABLE
+from components.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
 from components.registry.opening import open_registry, parse_reference
 from components.registry.reference import is_on_vertex, reference
 from components.registry.versions import model_digest
@@ -95,7 +95,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
         session = _LocalRun(config, data, run_dir, cache_dir, force)
         if needs_check(config) and not session.is_trained:
-            print("[train_model] trying the model before it is trained", file=sys.stderr, flush=True)
+            say("train_model", "trying the model before it is trained")
             check_model_works(config, plan)
         if not session.is_the_same_again(made_of):
             history.set_aside(run_dir)
@@ -142,7 +142,7 @@ def _without_missing_compiler(config: Config) -> Config:
         try:
             sandbox.require_compiler()
         except InputError as error:
-            print(f"[preflight_training] left out. {error}", file=sys.stderr)
+            say("preflight_training", f"left out. {error}")
             return dataclasses.replace(config, preflight=None)
     return config
 
@@ -175,7 +175,7 @@ class _StepOutput(io.TextIOBase):
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._log.write(line + "\n")
-            if line.strip().startswith(tuple(f"[{step}]" for step in STEPS)):
+            if is_verbose() or (not is_quiet() and line.strip().startswith(tuple(f"[{step}]" for step in STEPS))):
                 print(printable(line.strip()), file=sys.stderr, flush=True)
         self._log.flush()
         return len(text)
@@ -281,7 +281,7 @@ class _LocalRun:
         known = self._expected()
         for step in known:
             if step in self._cached:
-                print(f"[{step}] unchanged, taken from the cache", file=sys.stderr)
+                say(step, "unchanged, taken from the cache")
         # Importing kfp takes 2 s, and a condition needs its orchestrator: nothing of it if there is nothing to do.
         if self._cached.issuperset(known):
             return

@@ -34,7 +34,8 @@ class WriteParams:
             where they have other names; review, sentiment and the like are recognised.
         join_copies: Keep copies of an example, also near ones, in one split, where the source has none of its own.
         seed: Salt of the split and of the order in which examples are stored.
-        image_size: (height, width) to resize to; empty means that all images must have one size already.
+        image_size: (height, width) to resize to, or one number for both; empty means that all images must have one size
+            already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
         encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
         vocabulary_size: Of texts: ids in all, padding and unknown among them; the most frequent words of the training
@@ -86,6 +87,8 @@ class WriteParams:
             raise InputError(f"encoding must be 'auto', 'raw' or 'encoded'. Received: encoding={self.encoding!r}.")
         if self.channels not in (0, 1, 3):
             raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
+        if len(self.image_size) == 1:
+            object.__setattr__(self, "image_size", self.image_size * 2)
         if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
             raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
         if self.task not in _SETTABLE_TASKS:

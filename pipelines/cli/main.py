@@ -1,22 +1,18 @@
 """`tpu-pipelines`: finds the command, and turns what went wrong into an exit code."""
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from components.safe_path import leave_current_folder
-from pipelines.cli import exports, platforms, registry, runs, start, tpus
-from pipelines.cli.options import BAD_INPUT, DONE, FAILED, show_text
+from pipelines.cli import completion, exports, platforms, registry, runs, start, tpus
+from pipelines.cli.options import BAD_INPUT, DONE, FAILED, add_loudness, tell_error
 
-_COMMANDS = (
-    *start.COMMANDS,
-    *runs.COMMANDS,
-    *exports.COMMANDS,
-    *registry.COMMANDS,
-    *tpus.COMMANDS,
-    *platforms.COMMANDS,
-)
+_GROUPS = (start, runs, exports, registry, tpus, platforms, completion)
+_COMMANDS = tuple(add for group in _GROUPS for add in group.COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,25 +23,63 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Labelled data to a Keras model trained on a Cloud TPU and served on CPU.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, configuration or data, 3 the gate said no.",
     )
+    parser.add_argument("--version", action=_Version, help="say which version this is, and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in _COMMANDS:
         add(commands)
+    for command in commands.choices.values():
+        add_loudness(command)
+    parser.set_defaults(parser=parser)
     arguments = parser.parse_args(argv)
+    with _as_loud_as(arguments):
+        return _run(arguments)
+
+
+class _Version(argparse.Action):
+    """Says the version; what knows it is imported only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import importlib.metadata
+
+        print(f"tpu-pipelines {importlib.metadata.version('tpu-pipelines')}")
+        parser.exit()
+
+
+@contextlib.contextmanager
+def _as_loud_as(arguments: argparse.Namespace) -> Iterator[None]:
+    """Have this process and those of the steps be as loud as the flags say."""
+    from components.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
+
+    saved = os.environ.get(LOUDNESS_VARIABLE)
+    if arguments.quiet or arguments.verbose:
+        os.environ[LOUDNESS_VARIABLE] = QUIET if arguments.quiet else VERBOSE
+    try:
+        yield
+    finally:
+        os.environ.pop(LOUDNESS_VARIABLE, None)
+        if saved is not None:
+            os.environ[LOUDNESS_VARIABLE] = saved
+
+
+def _run(arguments: argparse.Namespace) -> int:
     from components.errors import InputError
 
     try:
         return int(arguments.command(arguments))
     except InputError as error:
-        show_text(f"error: {error}", sys.stderr)
+        tell_error(error)
         return BAD_INPUT
     except BrokenPipeError:  # Whoever read the output has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
-        print("error: interrupted; run the same command again to continue", file=sys.stderr)
+        tell_error("interrupted; run the same command again to continue")
         return FAILED
     except _platform_error() as error:
-        show_text(f"error: {error}", sys.stderr)
+        tell_error(error)
         return FAILED
 
 

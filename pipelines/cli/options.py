@@ -2,7 +2,10 @@
 
 import argparse
 import math
+import os
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,69 @@ DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 HERE = "local"  # Where a run may be, beside the platforms.
 
 
-def show_text(text: str, stream: Any = None) -> None:
-    """Print text that may hold names out of data or what a service says."""
+_CODES = {"red": 31, "green": 32, "yellow": 33}
+# What becomes of a run, a step or a model, as the tables of the commands say it between spaces.
+STATES = {"succeeded": "green", "promoted": "green", "rejected": "yellow", "not promoted": "yellow", "failed": "red"}
+
+
+def is_coloured(stream: Any) -> bool:
+    """Whether to write in colours: on a terminal that has them, unless NO_COLOR (https://no-color.org) is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, end: str = "\n") -> None:
+    """Print text that may hold names out of data or what a service says.
+
+    Args:
+        text: What to print.
+        stream: Where to; stdout by default.
+        colours: Words, and the colour of each where it stands by itself, on a terminal.
+        end: What follows it.
+    """
     from components.table import printable
 
-    print(printable(text), file=stream or sys.stdout, flush=True)
+    stream, text = stream or sys.stdout, printable(text)
+    if colours and is_coloured(stream):
+        # The longest first: `not promoted` is not `promoted`.
+        words = "|".join(map(re.escape, sorted(colours, key=len, reverse=True)))
+        text = re.sub(rf"(?<!\S)(?:{words})(?!\S)", lambda word: _paint(word[0], colours[word[0]]), text)
+    print(text, file=stream, end=end, flush=True)
+
+
+def _paint(text: str, colour: str) -> str:
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def tell_error(error: Any) -> None:
+    """Say on stderr what failed."""
+    _tell("error:", "red", error)
+
+
+def tell_hint(text: str) -> None:
+    """Say on stderr what helps to know, unless --quiet."""
+    from components.progress import is_quiet
+
+    if not is_quiet():
+        _tell("hint:", "yellow", text)
+
+
+def _tell(label: str, colour: str, text: Any) -> None:
+    from components.table import printable
+
+    label = _paint(label, colour) if is_coloured(sys.stderr) else label
+    print(label, printable(str(text)), file=sys.stderr, flush=True)
+
+
+def user_path(text: str) -> Path:
+    """A path as a user writes it; the shell leaves the `~` of `--workspace=~/runs` alone."""
+    return Path(text).expanduser()
+
+
+def add_loudness(command: Any) -> None:
+    """Add `--quiet` and `--verbose`."""
+    group = command.add_mutually_exclusive_group()
+    group.add_argument("--quiet", action="store_true", help="say nothing but the result and what went wrong")
+    group.add_argument("--verbose", action="store_true", help="say on stderr all that steps and libraries say")
 
 
 def add_config(command: Any, default: str = "") -> None:
@@ -35,7 +96,7 @@ def add_config(command: Any, default: str = "") -> None:
 def add_workspace(command: Any) -> None:
     """Add `--workspace`."""
     command.add_argument(
-        "--workspace", type=Path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
+        "--workspace", type=user_path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
     )
 
 
@@ -46,7 +107,9 @@ def add_target(command: Any, required: bool = False, also: tuple[str, ...] = ())
     targets, default = (*TARGET_SETTINGS, *also), None if required else "vertex"
     note = "" if required else f"(default: {default})"
     command.add_argument("--target", choices=targets, required=required, default=default, help=note)
-    command.add_argument("--settings", type=Path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
+    command.add_argument(
+        "--settings", type=user_path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first"
+    )
 
 
 def _seconds(text: str) -> float:

@@ -20,6 +20,9 @@ from pipelines.cli.options import (
     add_wait,
     add_workspace,
     show_text,
+    tell_error,
+    tell_hint,
+    user_path,
 )
 from pipelines.cli.runs import tell_outcome
 
@@ -33,7 +36,7 @@ def _add_compile(commands: Any) -> None:
     )
     add_config(compile_)
     add_target(compile_, required=True)
-    compile_.add_argument("--output", type=Path, required=True, metavar="FILE", help="as pipeline.yaml")
+    compile_.add_argument("--output", type=user_path, required=True, metavar="FILE", help="as pipeline.yaml")
     compile_.set_defaults(command=_compile)
 
 
@@ -49,7 +52,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     _tell_carried(compiled.carried, config.training.model)
     for place, content in compiled.carried.items():
         path = _write_beside(compiled.path, place, content)
-        print(f"hint: the model travels beside the pipeline: gcloud storage cp {path} {place}", file=sys.stderr)
+        tell_hint(f"the model travels beside the pipeline: gcloud storage cp {path} {place}")
     print(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
     print(compiled.timeout.reason)
     return DONE
@@ -83,31 +86,28 @@ def _tell_carried(carried: Mapping[str, bytes], model: str) -> None:
     from components.model_loading.lookup import bundle_of
 
     if not carried and not is_reference(model) and bundle_of(model):
-        show_text(
-            f"hint: the code of the model {model!r} does not travel, as no bucket is set: the image must hold it. Or "
+        tell_hint(
+            f"the code of the model {model!r} does not travel, as no bucket is set: the image must hold it. Or "
             "set TPU_PIPELINES_BUCKET=gs://BUCKET",
-            sys.stderr,
         )
     for place, content in carried.items():
         for name, size in data_files(Bundle(Path(place).name, content)).items():
-            show_text(f"hint: {name}, {size:,} bytes, travels with the model's code", sys.stderr)
+            tell_hint(f"{name}, {size:,} bytes, travels with the model's code")
 
 
 def _hint_at_tag(image: str) -> None:
     from components.container import LOCAL_IMAGE, is_pinned
 
     if image == LOCAL_IMAGE:
-        print(
-            f"hint: no platform can fetch the image {image!r}: it is the one that `make image` builds here. Push it, "
+        tell_hint(
+            f"no platform can fetch the image {image!r}: it is the one that `make image` builds here. Push it, "
             "and set TPU_PIPELINES_IMAGE; `submit`, `schedule` and `retrain` ask for that",
-            file=sys.stderr,
         )
         return
     if not is_pinned(image):
-        print(
-            f"hint: the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
+        tell_hint(
+            f"the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
             "TPU_PIPELINES_IMAGE=…@sha256:…",
-            file=sys.stderr,
         )
 
 
@@ -119,7 +119,7 @@ def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     settings.require(*TARGET_SETTINGS[arguments.target])
     from components.outages import Backoff
 
-    backoff = Backoff(report=lambda text: show_text(f"hint: {text}", sys.stderr))
+    backoff = Backoff(report=tell_hint)
     return settings, importlib.import_module(f"pipelines.platforms.{arguments.target}").connect(settings), backoff
 
 
@@ -162,7 +162,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     plan, platform, submitter = _plan(arguments)
     from pipelines.submission import submit
 
-    print(f"hint: {plan.timeout}", file=sys.stderr)
+    tell_hint(plan.timeout)
     if arguments.dry_run:
         _describe_dry_run(arguments, plan)
         print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
@@ -282,8 +282,8 @@ def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
             print(f"  {step:<20}{state}")
         print(f"\n  run   {submission.url}\n  logs  {submission.logs_url}")
     if submission.state in (State.FAILED, State.CANCELLED):
-        show_text(f"error: {submission.error or submission.state}", sys.stderr)
-        print("hint: `tpu-pipelines submit … --again` starts it once more", file=sys.stderr)
+        tell_error(f"{submission.error or submission.state}")
+        tell_hint("`tpu-pipelines submit … --again` starts it once more")
         return FAILED
     return REJECTED if submission.state is State.SUCCEEDED and not submission.promoted else DONE
 
@@ -383,10 +383,9 @@ def _schedule(arguments: argparse.Namespace) -> int:
     state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
     print(f"{config.name}: {change.action}{dry}, {state}\n{change.schedule.url}")
     if change.duplicates:
-        print(
-            f"hint: other schedules have this name and run beside it: {', '.join(change.duplicates)}. `--delete` "
+        tell_hint(
+            f"other schedules have this name and run beside it: {', '.join(change.duplicates)}. `--delete` "
             "deletes all of them",
-            file=sys.stderr,
         )
     return DONE
 

@@ -4,10 +4,9 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from pipelines.cli.options import DONE, add_workspace, show_text
+from pipelines.cli.options import DONE, add_workspace, show_text, user_path
 
 
 def _add_registry(commands: Any) -> None:
@@ -22,7 +21,9 @@ def _add_registry(commands: Any) -> None:
     registry.add_argument("name", nargs="?", default="", metavar="NAME", help="the model, as the run that made it")
     registry.add_argument("version", nargs="?", default="", metavar="VERSION", help="as 0001")
     add_workspace(registry)
-    registry.add_argument("--registry", type=Path, metavar="DIR", help="a registry elsewhere than in the workspace")
+    registry.add_argument(
+        "--registry", type=user_path, metavar="DIR", help="a registry elsewhere than in the workspace"
+    )
     registry.add_argument("--reason", default="", metavar="TEXT", help="goes into the history")
     registry.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     registry.set_defaults(command=_registry)

@@ -3,12 +3,23 @@
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli.options import BAD_INPUT, DONE, FAILED, REJECTED, add_config, add_workspace, show_text
+from pipelines.cli.options import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    REJECTED,
+    STATES,
+    add_config,
+    add_workspace,
+    show_text,
+    tell_error,
+    tell_hint,
+    user_path,
+)
 
 _HEADLINES = (
     "bits_per_character",
@@ -50,13 +61,13 @@ def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> 
     if as_json:
         print(json.dumps({**summary, **facts}))
     else:
-        show_text(_describe(summary))
+        show_text(_describe(summary), colours=STATES)
     if summary["status"] == "failed":
-        show_text(f"error: {summary['error']}", sys.stderr)
+        tell_error(summary["error"])
         return BAD_INPUT if outcome.is_input_error else FAILED
     if summary["status"] == "rejected":
         run_dir = os.path.relpath(Path(summary["artifacts"]["evaluation"]).parent)
-        print(f"hint: to try the model all the same: tpu-pipelines export {run_dir}", file=sys.stderr)
+        tell_hint(f"to try the model all the same: tpu-pipelines export {run_dir}")
     return DONE if summary["status"] == "succeeded" else REJECTED
 
 
@@ -100,9 +111,9 @@ def _add_export(commands: Any) -> None:
         description="Export the model that a run has trained, also one that the gate has rejected, to try it with "
         "`predict` and `serve`. Registers and promotes nothing; the next run of that name takes the export away.",
     )
-    export.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, as runs/digits")
+    export.add_argument("run", type=user_path, metavar="RUN", help="the folder of a run, as runs/digits")
     export.add_argument("--set", action="append", default=[], metavar="EXPORT.KEY=VALUE", dest="overrides")
-    export.add_argument("--output", type=Path, metavar="DIR", help="the export (default: RUN/export)")
+    export.add_argument("--output", type=user_path, metavar="DIR", help="the export (default: RUN/export)")
     export.add_argument("--json", action="store_true", help="print export.json, and nothing else, on stdout")
     export.set_defaults(command=_export)
 
@@ -124,10 +135,14 @@ def _add_compare(commands: Any) -> None:
         "a page that shows their training curves too.",
     )
     compare.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="the folder of a run, as runs/digits; others are left out"
+        "runs",
+        nargs="+",
+        type=user_path,
+        metavar="RUN",
+        help="the folder of a run, as runs/digits; others are left out",
     )
     compare.add_argument(
-        "--output", type=Path, metavar="FILE", help="the page (default: comparison.html beside the first run)"
+        "--output", type=user_path, metavar="FILE", help="the page (default: comparison.html beside the first run)"
     )
     forms = compare.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
@@ -143,7 +158,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     comparison.check_page(path)
     found = comparison.compare(runs)
     if others:
-        show_text(f"hint: left out, as no run that has ended: {', '.join(map(str, others))}", sys.stderr)
+        tell_hint(f"left out, as no run that has ended: {', '.join(map(str, others))}")
     comparison.write_page(found, path)
     if arguments.json:
         print(json.dumps(found.as_dict()))

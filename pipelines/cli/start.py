@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli.options import BAD_INPUT, DONE, add_config, add_workspace, show_text
+from pipelines.cli.options import BAD_INPUT, DONE, add_config, add_workspace, show_text, tell_hint, user_path
 
 _KINDS = ("images", "csv", "texts", "arrays", "corpus")  # As in pipelines.data_overview, which --help does without.
 _MODEL = "model"
@@ -34,7 +34,7 @@ def _add_init(commands: Any) -> None:
     init.add_argument("--data", default="", metavar="DIR", help="with --from model: the data")
     init.add_argument("--model", default="", metavar="MODEL", help="a ready model, or your .py or .keras file")
     init.add_argument("--name", default="", metavar="NAME", help="of the runs and of the files (default: that of DIR)")
-    init.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="for the files (default: here)")
+    init.add_argument("--output", type=user_path, default=Path(), metavar="DIR", help="for the files (default: here)")
     init.add_argument("--workflow", action="store_true", help="also write a GitHub workflow that retrains")
     init.add_argument("--force", action="store_true", help="overwrite files that are there")
     init.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
@@ -63,7 +63,7 @@ def _init(arguments: argparse.Namespace) -> int:
     start.write(asked.force)
     show_text("\n".join([*overview.lines(), "", *(f"wrote {path}" for path in start.files)]))
     for hint in start.hints:
-        show_text(f"hint: {hint}", sys.stderr)
+        tell_hint(hint)
     check_start(start)
     show_text(f"\nnext: tpu-pipelines check {start.config_path}")
     return DONE
@@ -106,7 +106,10 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([dataclasses.asdict(one) for one in findings]))
     else:
-        show_text("\n".join(f"{one.state:<6}{one.about:<10}{one.said}" for one in findings))
+        colours = {"ok": "green", "hint": "yellow", "error": "red"}
+        for one in findings:
+            show_text(f"{one.state:<6}", end="", colours=colours)
+            show_text(f"{one.about:<10}{one.said}")
         if is_sound(findings):
             show_text(f"\nnext: tpu-pipelines run {arguments.config}{_again(arguments.overrides)}")
     return DONE if is_sound(findings) else BAD_INPUT

@@ -44,7 +44,10 @@ def test_as_dict_is_a_config_again():
         ({"training": [1]}, r"Cannot use training: expected a mapping, received \[1\]"),
         ({"data": {}}, r"Missing in section data: source"),
         ({"data": {"source": "sklearn:digits", "stratify": "yes"}}, r"data.stratify must be bool. Received: 'yes'"),
-        ({"data": {"source": "sklearn:digits", "image_size": 32}}, r"data.image_size must be a list. Received: 32"),
+        (
+            {"data": {"source": "sklearn:digits", "image_size": True}},
+            r"data.image_size must be a list, or .* Received: True",
+        ),
         ({"machine": "v5e-12"}, r"Cannot use machine: .*Received: 'v5e-12'. Nearest: v5e-8, v5e-16"),
         ({"machine": {"name": "v5e-8", "regoin": "us-west1"}}, r"'regoin' in machine.* Did you mean 'region'\?"),
         ({"preflight": {"max_step": 3}}, r"Unknown key 'max_step' in section preflight.* Did you mean 'max_step_ms'\?"),

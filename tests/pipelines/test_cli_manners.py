@@ -1,0 +1,151 @@
+"""How the command speaks: how loud, in which colours, and how it helps who types it."""
+
+import io
+import subprocess
+import sys
+from contextlib import redirect_stderr
+
+import pytest
+
+from components import progress
+from pipelines.cli import options
+from pipelines.cli.options import STATES, show_text, tell_error, tell_hint
+from pipelines.config import load_config
+from tests.cli import assert_user_error, tpu_pipelines_here
+
+
+class Terminal(io.StringIO):
+    """A terminal with colours."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return Terminal()
+
+
+def test_a_terminal_gets_colours(terminal):
+    with redirect_stderr(terminal):
+        tell_error("no such file \x1b[2J")
+        tell_hint("look again")
+    assert terminal.getvalue() == "\x1b[31merror:\x1b[0m no such file \\x1b[2J\n\x1b[33mhint:\x1b[0m look again\n"
+
+
+def test_words_are_coloured_where_they_stand_alone(terminal):
+    show_text("run-failed: failed, gate: not promoted", terminal, STATES)
+    assert terminal.getvalue() == "run-failed: failed, gate: \x1b[33mnot promoted\x1b[0m\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_are_left_out_where_they_are_not_wanted(terminal, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with redirect_stderr(terminal):
+        tell_error("x")
+    show_text("it failed", terminal, STATES)
+    assert terminal.getvalue() == "error: x\nit failed\n"
+
+
+def test_a_pipe_gets_no_colours():
+    with redirect_stderr(pipe := io.StringIO()):
+        tell_error("x")
+    assert pipe.getvalue() == "error: x\n"
+
+
+def test_quiet_leaves_hints_and_progress_out_but_no_error(terminal, monkeypatch):
+    monkeypatch.setenv(progress.LOUDNESS_VARIABLE, progress.QUIET)
+    with redirect_stderr(terminal):
+        tell_hint("never mind")
+        progress.say("train_model", "epoch 1")
+        with progress.track("train_model", 10, "steps") as bar:
+            bar.update(5, "loss 1")
+        tell_error("x")
+    assert terminal.getvalue() == "\x1b[31merror:\x1b[0m x\n"
+
+
+def test_flags_say_how_loud_a_command_and_its_steps_are(monkeypatch):
+    heard = []
+    monkeypatch.setattr("pipelines.machines.as_table", lambda *_: heard.append(progress.is_quiet()) or "table")
+    assert tpu_pipelines_here("machines", "--quiet").returncode == 0
+    assert tpu_pipelines_here("machines").returncode == 0
+    assert heard == [True, False]
+    both = tpu_pipelines_here("machines", "--quiet", "--verbose")
+    assert (both.returncode, "not allowed with argument" in both.stderr) == (2, True)
+
+
+def test_what_the_steps_print_is_passed_on_as_loud_as_asked(monkeypatch):
+    from pipelines.run_local import _StepOutput
+
+    said = {}
+    for loudness in ("", progress.QUIET, progress.VERBOSE):
+        monkeypatch.setenv(progress.LOUDNESS_VARIABLE, loudness)
+        with redirect_stderr(io.StringIO()) as heard:
+            _StepOutput(log := io.StringIO()).write("kfp says so\n[train_model] epoch 1\n")
+        assert log.getvalue().count("\n") == 2
+        said[loudness] = heard.getvalue()
+    assert said == {"": "[train_model] epoch 1\n", "quiet": "", "verbose": "kfp says so\n[train_model] epoch 1\n"}
+
+
+def test_the_version_is_that_of_the_package():
+    done = tpu_pipelines_here("--version")
+    assert (done.returncode, done.stdout) == (0, "tpu-pipelines 0.1.0\n")
+
+
+_COMPLETED = """
+eval "$({python} -m pipelines.cli completion bash)"
+complete_words() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_tpu_pipelines; echo "${{COMPREPLY[@]}}"; }}
+complete_words tpu-pipelines pref
+complete_words tpu-pipelines run dig
+complete_words tpu-pipelines run min
+complete_words tpu-pipelines compile digits --target v
+"""
+
+
+def test_bash_completes_commands_examples_files_and_choices(tmp_path):
+    (tmp_path / "mine.yaml").touch()
+    script = _COMPLETED.format(python=sys.executable)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines() == ["preflight", "digits", "mine.yaml", "vertex"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_other_shells_have_a_script_too(shell):
+    done = tpu_pipelines_here("completion", shell)
+    assert done.returncode == 0
+    assert "preflight" in done.stdout
+
+
+@pytest.mark.parametrize(("text", "size"), [("64,48", (64, 48)), ("64", (64, 64)), ("[64, 48]", (64, 48)), ("", ())])
+def test_a_list_is_taken_as_people_type_it(text, size):
+    assert load_config("digits", [f"data.image_size={text or '[]'}"]).data.image_size == size
+
+
+def test_names_with_commas_between_them_are_names():
+    assert load_config("imdb_lstm", ["data.class_names=no, yes"]).data.class_names == ("no", "yes")
+    done = tpu_pipelines_here("check", "digits", "--set", "data.image_size=64x64")
+    assert_user_error(done, "data.image_size must be int. Received: '64x64'")
+
+
+def test_the_tilde_is_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text("def build_model(image_shape, num_classes): ...\n")
+    config = load_config(
+        "digits",
+        ["data.source=images:~/photos", "model=~/mine.py", "gate.champion=~/old", "deploy.registry=~/registry"],
+    )
+    assert config.data.source == f"images:{tmp_path}/photos"
+    assert config.training.model == f"{tmp_path}/mine.py"
+    assert config.gate.champion == f"{tmp_path}/old"
+    assert config.deploy.registry == f"{tmp_path}/registry"
+    assert options.user_path("~/runs") == tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [("epochs=3", "Did you mean training.epochs?"), ("seed=1", "Did you mean data.seed or training.seed?")],
+)
+def test_a_setting_without_its_section_is_told_it(override, words):
+    assert_user_error(tpu_pipelines_here("check", "digits", "--set", override), words)
