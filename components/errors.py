@@ -21,3 +21,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def describe(error: BaseException) -> str:
+    r"""Return an error's kind and the first line of its message.
+
+    Example:
+        >>> describe(ValueError("bad shape\nand many details"))
+        'ValueError: bad shape'
+    """
+    line, *_ = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {line}"

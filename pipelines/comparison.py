@@ -9,6 +9,7 @@ from typing import Any
 from components import storage
 from components.artifacts import HISTORY_FILE, MODEL_FILE
 from components.errors import InputError
+from components.export_model.formats.table import FORMATS
 from components.interface import TASKS, judged_figure
 from components.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from components.table import lay_out
@@ -20,7 +21,6 @@ _COUNTS = ("num_examples", "top_k", "num_absent_classes")
 _NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 _JUDGED = tuple(task.judged for task in TASKS.values())
-_FORMATS = ("saved_model", "float", "int8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
         return [export.get(form, {}).get(fact) for export in exports]
 
     rows: list[Row] = []
-    for form in _FORMATS:
+    for form in FORMATS:
         sizes = [size and size / 2**20 for size in read(form, "bytes")]
         rows += [
             _row(f"{form}, MiB", sizes, "{:.2f}".format, LOWER),
@@ -282,9 +282,9 @@ def as_markdown(comparison: Comparison) -> str:
         "trained in, s": ["trained in, s"],
         "examples/s": ["examples/s"],
         **{
-            f"{', '.join(_FORMATS)}: {fact}": [f"{form}, {fact}" for form in _FORMATS]
+            f"{', '.join(FORMATS)}: {fact}": [f"{form}, {fact}" for form in FORMATS]
             for fact in ("MiB", *_JUDGED, "ms for one")
-            if any(f"{form}, {fact}" in rows for form in _FORMATS)
+            if any(f"{form}, {fact}" in rows for form in FORMATS)
         },
     }
     hosts = rows.get("host", ())

@@ -6,8 +6,7 @@ from typing import Any
 
 from components.artifacts import SPLITS, TEST
 from components.errors import InputError, did_you_mean
-
-SAVED_MODEL, FLOAT, INT8 = FORMATS = ("saved_model", "float", "int8")
+from components.export_model.formats.table import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)

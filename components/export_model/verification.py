@@ -1,6 +1,6 @@
 """Judges an export from outside: run as a script in a process of its own, it knows only the exported files.
 
-Usage: python -I verification.py EXPORT_DIR WORK_DIR FORMAT… WORK_DIR holds inputs, labels, the trained model's
+Usage: python -I verification.py EXPORT_DIR WORK_DIR NAME=FILE… WORK_DIR holds inputs, labels, the trained model's
     answers, and the task.
 Prints one JSON line: facts by format; of one that does not load or answer, `error` alone. It must not import
 anything of this project, and sees to it that it cannot.
@@ -13,7 +13,7 @@ import queue
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,6 @@ _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
 
 _ONE_SIDED_95 = 1.645  # Standard errors, of a normal distribution.
 _SAME_NUMBER = 0.05  # In standard deviations of a regression's target.
-
-FILES = {"saved_model": "saved_model", "float": "model.tflite", "int8": "model_int8.tflite"}
 
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -279,8 +277,8 @@ def _measure(
     }
 
 
-def main(export_dir: Path, work: Path, formats: Sequence[str]) -> None:
-    """Measure some formats, each by itself, and print the facts."""
+def main(export_dir: Path, work: Path, formats: Mapping[str, str]) -> None:
+    """Measure some formats, files by name, each by itself, and print the facts."""
     for name in ("components", "pipelines"):
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
     inputs = np.load(work / INPUTS_FILE, mmap_mode="r")
@@ -289,8 +287,8 @@ def main(export_dir: Path, work: Path, formats: Sequence[str]) -> None:
     is_language_model = task["task"] == "language_model"
     units = task.get("scale", 1.0), task.get("offset", 0.0)
 
-    def saved_model() -> tuple[Predict, Any]:
-        predict, loaded = _saved_model(export_dir / FILES["saved_model"], task["answer"])
+    def saved_model(path: Path) -> tuple[Predict, Any]:
+        predict, loaded = _saved_model(path, task["answer"])
         if (work / TEXTS_FILE).is_file():
             return predict, np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
         some = np.asarray(inputs[:_ENCODED_CHECKED])
@@ -300,23 +298,22 @@ def main(export_dir: Path, work: Path, formats: Sequence[str]) -> None:
             _check_encoded(loaded, some, predict, task["answer"])
         return predict, inputs
 
-    def lite(name: str) -> tuple[Predict, Any]:
-        path = export_dir / FILES[name]
+    def lite(path: Path) -> tuple[Predict, Any]:
         return step_predictor(path, expected.shape[-1]) if is_language_model else lite_predictor(path, *units), inputs
 
-    def facts(name: str) -> dict[str, Any]:
+    def facts(file: str) -> dict[str, Any]:
+        path = export_dir / file
         try:
-            predict, given = saved_model() if name == "saved_model" else lite(name)
-            size = _size(export_dir / FILES[name])
-            return {"file": FILES[name], "bytes": size, **_measure(predict, given, labels, expected, task)}
+            predict, given = lite(path) if path.suffix == ".tflite" else saved_model(path)
+            return {"file": file, "bytes": _size(path), **_measure(predict, given, labels, expected, task)}
         except DisagreementError as error:
             return {"error": str(error)}
         except Exception as error:  # What a file that does not load raises depends on the library.
             line, *_ = str(error).strip().splitlines() or [""]
             return {"error": f"It does not answer in a fresh process: {type(error).__name__}: {line}"}
 
-    print(json.dumps({name: facts(name) for name in formats}))
+    print(json.dumps({name: facts(file) for name, file in formats.items()}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), dict(word.split("=") for word in sys.argv[3:]))

@@ -18,7 +18,7 @@ _REACHED = {
     "preflight_training": {"compiler.py", "interface.py", "page.css", "preflight.html.jinja", "machine_catalogue.json"},
     "train_model": {"interface.py", "training_step/wrapping.py", "models/__init__.py", "callbacks.py"},
     "evaluate_model": {"page.css", "report.html.jinja", "multi_label.html.jinja", "language_report.html.jinja"},
-    "export_model": {"verification.py", "model_loading/trained.py", "__init__.py"},
+    "export_model": {"verification.py", "formats/litert.py", "model_loading/trained.py", "__init__.py"},
     "deploy_model": {"health_check.py", "serving/exported.py", "serving/params.py", "registry/vertex.py"},
 }
 _NOT_REACHED = {

@@ -13,7 +13,7 @@ from PIL import Image
 from components import records
 from components.artifacts import Manifest, ModelInfo
 from components.errors import InputError
-from components.export_model import ExportParams, export_model, exporting, verification
+from components.export_model import ExportParams, comparing, export_model, exporting, verification
 from components.export_model.params import Compared
 from components.interface import ImageInput, Interface
 from components.model_loading.trained import load_trained_model, predict
@@ -231,9 +231,9 @@ def test_a_figure_that_cannot_be_measured_is_not_judged():
     same = {"r2": math.nan, "agreement": 1.0, "max_difference": 0.0, "drop_interval": None}
     formats = {name: dict(same) for name in ("saved_model", "float", "int8")}
     compared = Compared(1, "r2", math.nan)
-    assert exporting._too_far(ExportParams(), compared, formats) == {}
+    assert comparing.find_too_far(ExportParams(), compared, formats) == {}
     formats["float"]["max_difference"] = 1.0
-    assert "it differs from the trained model" in exporting._too_far(ExportParams(), compared, formats)["float"]
+    assert "it differs from the trained model" in comparing.find_too_far(ExportParams(), compared, formats)["float"]
 
 
 def _left_out(num_examples, num_lost, **params):
@@ -247,7 +247,7 @@ def _left_out(num_examples, num_lost, **params):
         "drop_interval": verification._drop_interval("classification", labels, expected, answers),
     }
     compared = Compared(num_examples, "accuracy", 1.0)
-    return exporting._too_far(ExportParams(**params), compared, {"int8": facts}).get("int8")
+    return comparing.find_too_far(ExportParams(**params), compared, {"int8": facts}).get("int8")
 
 
 def test_one_image_of_a_small_test_split_is_chance():

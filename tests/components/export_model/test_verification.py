@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from components.export_model import verification
+from components.export_model.formats.table import FORMATS
 from components.interface import MultiLabel, Regression
 
 _SOURCE = Path(verification.__file__)
@@ -34,7 +35,8 @@ def test_verification_cannot_import_this_project_even_if_it_wanted_to(tmp_path):
         "import runpy, sys\n"
         f"space = runpy.run_path({str(_SOURCE)!r})\n"
         "try:\n"
-        f"    space['main'](space['Path']({str(tmp_path)!r}), space['Path']({str(tmp_path)!r}), ['float'])\n"
+        f"    folder = space['Path']({str(tmp_path)!r})\n"
+        "    space['main'](folder, folder, {'float': 'model.tflite'})\n"
         "except FileNotFoundError:\n"  # There is nothing to verify; the block stands by then.
         "    pass\n"
         "for name in ('components', 'pipelines', 'components.models'):\n"
@@ -67,7 +69,7 @@ def test_verification_tells_wrong_expectations(exported_digits, tmp_path):
         str(_SOURCE),
         exported_digits.path,
         str(_work(tmp_path, expected)),
-        *verification.FILES,
+        *(f"{name}={form.file}" for name, form in FORMATS.items()),
     ]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
     for facts in json.loads(done.stdout.splitlines()[-1]).values():
@@ -83,7 +85,8 @@ def test_a_damaged_format_is_named_and_the_others_are_measured(exported_digits, 
     file = tmp_path / "export" / "model.tflite"
     file.write_bytes(file.read_bytes()[:1000])
     work = _work(tmp_path, np.full((20, 10), 0.1, np.float32))
-    words = [sys.executable, "-I", str(_SOURCE), str(tmp_path / "export"), str(work), "float", "int8"]
+    words = [sys.executable, "-I", str(_SOURCE), str(tmp_path / "export"), str(work)]
+    words += ["float=model.tflite", "int8=model_int8.tflite"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["float"]["error"].startswith("It does not answer in a fresh process: ")
