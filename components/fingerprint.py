@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _OUR_PACKAGES = ("components", "pipelines")
-# They carry data and show progress, and compute nothing.
-_WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tqdm"})
+# They carry data, try again and show progress, and compute nothing.
+_WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tenacity", "tqdm"})
 _TEMPLATES = (".jinja", ".html")
 _FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
 _JOINING = ("join", "joinpath", "Path", "PurePath")

@@ -4,7 +4,7 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from components.errors import InputError
 
@@ -50,22 +50,51 @@ class Backoff:
     report: Callable[[str], None] = lambda _: None
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """What the call gives, once it does not raise an `OutageError`.
+        """Return what the call gives, once it does not raise an `OutageError`.
 
         Raises:
             PlatformError: If it still does after `patience_seconds`.
         """
-        start, longest = self.clock(), self.first_seconds
-        while True:
-            try:
-                return call()
-            except OutageError as error:
-                if self.clock() - start >= self.patience_seconds:
-                    raise PlatformError(
-                        f"Gave up after {self.clock() - start:,.0f} s: {error} What was sent stays as it is; run the "
-                        "same command again to go on."
-                    ) from error
-                seconds = longest * (0.5 + 0.5 * self.jitter())
-                self.report(f"{error} Trying again in {seconds:.0f} s.")
-            self.sleep(seconds)
-            longest = min(2 * longest, self.max_seconds)
+        import tenacity
+
+        start, longer = self.clock(), tenacity.wait_exponential(self.first_seconds, self.max_seconds)
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(OutageError),
+            wait=lambda state: longer(state) * (0.5 + 0.5 * self.jitter()),
+            stop=lambda _: self.clock() - start >= self.patience_seconds,
+            sleep=self.sleep,
+            before_sleep=self._tell,
+            reraise=True,
+        )
+        try:
+            return attempts(call)
+        except OutageError as error:
+            raise PlatformError(
+                f"Gave up after {self.clock() - start:,.0f} s: {error} What was sent stays as it is; run the same "
+                "command again to go on."
+            ) from error
+
+    def _tell(self, state: Any) -> None:
+        self.report(f"{state.outcome.exception()} Trying again in {state.upcoming_sleep:.0f} s.")
+
+    def until(self, is_done: Callable[[], bool], poll_seconds: float, limit_seconds: float) -> bool:
+        """Ask whether something is done until it is, through outages; returns whether it was in time.
+
+        Args:
+            is_done: The question.
+            poll_seconds: Time between two questions.
+            limit_seconds: Time after which nobody asks any more.
+
+        Raises:
+            PlatformError: If an outage lasts longer than `patience_seconds`.
+        """
+        import tenacity
+
+        start = self.clock()
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda done: not done),
+            wait=tenacity.wait_fixed(poll_seconds),
+            stop=lambda _: self.clock() - start >= limit_seconds,
+            sleep=self.sleep,
+            retry_error_callback=lambda _: False,
+        )(lambda: self(is_done))

@@ -95,11 +95,8 @@ class VertexRegistry:
             InputError: If the service refuses.
         """
         operation = self.service.call(kind, method, request)
-        start = self.backoff.clock()
-        while not self.backoff(lambda: self.service.is_done(operation, method)):
-            if self.backoff.clock() - start >= _OPERATION_SECONDS:
-                raise OutageError(f"Vertex AI has not ended to {method.replace('_', ' ')} in {_OPERATION_SECONDS} s.")
-            self.backoff.sleep(_POLL_SECONDS)
+        if not self.backoff.until(lambda: self.service.is_done(operation, method), _POLL_SECONDS, _OPERATION_SECONDS):
+            raise OutageError(f"Vertex AI has not ended to {method.replace('_', ' ')} in {_OPERATION_SECONDS} s.")
 
     def find(self, version: str) -> VertexVersion | None:
         """The version of a number, which must be there, or where an alias stands, if anywhere.
