@@ -331,7 +331,13 @@ def require_writable(directory: Path) -> None:
     Raises:
         InputError: If it, or what stands in its way, is no folder, or may not be written.
     """
-    existing = _existing_parent(directory.absolute())
+    try:
+        existing = _existing_parent(directory.absolute())
+    except PermissionError as error:  # As a bucket that another user of this machine has mounted.
+        raise InputError(
+            f"Cannot write to {directory}: {error.filename} may not be written, nor looked into. Run as the user who "
+            "may, or choose another folder."
+        ) from error
     if not existing.is_dir():
         raise InputError(f"Cannot write to {directory}: {existing} is a file, not a folder. Choose another folder.")
     if not os.access(existing, os.W_OK | os.X_OK) or existing.is_relative_to("/proc"):

@@ -12,6 +12,8 @@ from components.outages import ExistsError, MissingError, OutageError, PlatformE
 # Where a step finds Vertex AI, if it is not at the region's own address.
 ADDRESS_VARIABLE = "TPU_PIPELINES_VERTEX_ENDPOINT"
 _TIMEOUT_SECONDS = 60
+# What the service says of a resource that it is changing; not documented, so that other words make it a refusal.
+_CHANGING = "other operations running on the resource"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -122,6 +124,8 @@ class VertexService:
                 "and iam.serviceAccountUser on the service account."
             ) from error
         except exceptions.GoogleAPICallError as error:
+            if _CHANGING in str(error.message):
+                raise OutageError(f"Vertex AI cannot {doing} now: {error.message}") from error
             raise InputError(f"{refused}: {error.message}") from error
 
 

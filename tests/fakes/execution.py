@@ -19,6 +19,7 @@ from google.protobuf import json_format
 from google.rpc import code_pb2
 
 from components.step_inputs import whole_numbers
+from tests.fakes import gcsfuse
 from tests.fakes.execution_cache import ExecutionCache, Scope
 from tests.fakes.google_api import ServiceError
 
@@ -142,11 +143,9 @@ def _fail(vertex: Any, job: v1.PipelineJob, task: str, code: int, message: str) 
 
 
 def _refuse(vertex: Any, job: v1.PipelineJob, task: str, error: ServiceError) -> None:
-    """Let a task fail whose custom job was refused at creation: there is none, and only the job says why.
-
-    In the words of the service: github.com/GoogleCloudPlatform/vertex-ai-samples/issues/3479. Whether its task repeats
-    the reason is not documented, so here it does not.
-    """
+    """Let a task fail whose custom job was refused at creation."""
+    # Rule: a custom job that was refused is not there, and only the pipeline job says why, in these words; whether its
+    # task does too is documented nowhere, so here it does not (GoogleCloudPlatform/vertex-ai-samples/issues/3479)
     _fail(vertex, job, task, 9, "")
     status = code_pb2.Code.Name(error.code)
     job.error.message += (
@@ -298,7 +297,8 @@ class RunOnCpu:
     but for the accelerator, which is told to be the CPU.
 
     Attributes:
-        root: Folder in which jobs leave their artifacts and logs, one folder each.
+        root: Folder in which jobs leave artifacts and logs, one folder each. To their steps it is `/gcs`, under the
+            rules of Cloud Storage FUSE.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -320,6 +320,7 @@ class RunOnCpu:
             ),
             "placeholders": pipeline_placeholders(job, str(folder)),
             "root": str(folder),
+            "mount": str(self.root),
         }
         path = folder / "request.json"
         path.write_text(json.dumps(request))
@@ -383,10 +384,11 @@ class RunOnCpu:
         executor_input = json.loads(words[place])
         executor_input["inputs"]["parameterValues"]["accelerator"] = "cpu"
         words[place] = json.dumps(executor_input)
-        # As a container sees it that has the bucket mounted; no other test's /gcs.
-        base = job.job_spec.base_output_directory.output_uri_prefix.replace("gs://", f"{self.root}/gcs/")
+        base = job.job_spec.base_output_directory.output_uri_prefix
         environment = {
+            **gcsfuse.environment(self.root),
             **{one.name: one.value for one in container.env},
+            # Rule: a job's places for checkpoints and logs are on gs:// (custom_job.proto: base_output_directory)
             "AIP_MODEL_DIR": f"{base}/model/",
             "AIP_CHECKPOINT_DIR": f"{base}/checkpoints/",
             "AIP_TENSORBOARD_LOG_DIR": f"{base}/logs/",

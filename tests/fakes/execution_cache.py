@@ -64,11 +64,11 @@ class ExecutionCache:
     _ids: Any = dataclasses.field(default_factory=functools.partial(itertools.count, 1))
 
     def key(self, spec: Mapping[str, Any], task: Mapping[str, Any], inputs: Scope, job: Mapping[str, str]) -> str:
-        """The key of a task, or "" if it is not to be cached.
-
-        Vertex: https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching; KFP: GenerateCacheKey in
-        backend/src/v2/cacheutils/cache.go and getFingerPrint in backend/src/v2/driver/cache.go. One rule a line:
-        """
+        """The key of a task, or "" if it is not to be cached; one part of it a line."""
+        # Rule: Vertex's key is a task's inputs, outputs, image, command and environment
+        # (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching)
+        # Rule: Kubeflow's key is the same without the environment (kubeflow/pipelines
+        # backend/src/v2/cacheutils/cache.go: GenerateCacheKey; backend/src/v2/driver/cache.go: getFingerPrint)
         if not task.get("cachingOptions", {}).get("enableCache"):  # Vertex: off by task; KFP: driver/cache.go.
             return ""
         component = spec["components"][task["componentRef"]["name"]]
@@ -96,8 +96,9 @@ class ExecutionCache:
         """What a task of this key gave, if one has succeeded."""
         return self.entries.get(key) if key else None
 
+    # Rule: only what succeeds is kept (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: Execute)
     def succeed(self, name: str, key: str, spec: Mapping[str, Any], task: Mapping[str, Any], inputs: Scope) -> Any:
-        """Let a task give its outputs; only now, at its success, is anything kept (KFP: launcher_v2.go)."""
+        """Let a task give its outputs; only now, at its success, is anything kept."""
         definitions = spec["components"][task["componentRef"]["name"]].get("outputDefinitions", {})
         given: dict[str, Any] = dict.fromkeys(definitions.get("parameters", {}), "")
         given |= {output: f"artifact {next(self._ids)}" for output in definitions.get("artifacts", {})}

@@ -94,6 +94,7 @@ class FakeKubeflow(GoogleApiServer):
 
     Attributes:
         scarce: TPUs, as `tpu-v5-lite-podslice`, for which pods wait for ever.
+        canceling_seconds: How long a run goes on being terminated.
         terminated_state: How runs end that were terminated; `CANCELED` is in the API, `FAILED` is what is seen.
     """
 
@@ -115,6 +116,9 @@ class FakeKubeflow(GoogleApiServer):
         self.recurring_runs: dict[str, sdk.V2beta1RecurringRun] = {}
         self.scarce: set[str] = set()
         self.terminated_state = "FAILED"
+        # On the system's time a test waits for it; on a clock's it must be slept away.
+        self.canceling_seconds = 30.0 if clock else 0.0
+        self._ending: list[tuple[datetime.datetime, sdk.V2beta1Run]] = []
         self._numbers = itertools.count(1)
 
     def __exit__(self, *error: object) -> None:
@@ -145,6 +149,8 @@ class FakeKubeflow(GoogleApiServer):
 
     def answer(self, verb: str, target: str, body: bytes, token: str) -> tuple[int, dict[str, Any], str]:
         """As the base class, with errors as the gateway of this server writes them."""
+        with self.lock:
+            self._catch_up()
         status, content, drop = super().answer(verb, target, body, token)
         if status >= 400 and content:
             error = content["error"]
@@ -174,8 +180,10 @@ class FakeKubeflow(GoogleApiServer):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid sort_by: {field!r}.")
         # Ids break ties, as in the service: they are random.
         found.sort(key=lambda item: (getattr(item, field), getattr(item, id_field)), reverse=direction == "desc")
+        # Rule: a page has 20 items unless asked for more, and never above 200 (kubeflow/pipelines
+        # backend/src/apiserver/list/list.go: validatePageSize)
         start = int(request.get("page_token") or 0)
-        end = start + int(request.get("page_size") or 20)
+        end = start + min(int(request.get("page_size") or 20), 200)
         return found[start:end], str(end) if end < len(found) else ""
 
     def _namespace(self, given: str | None) -> str:
@@ -271,12 +279,22 @@ class FakeKubeflow(GoogleApiServer):
         run = _get(self.runs, request["run_id"])
         if run.state not in ("PENDING", "RUNNING", "PAUSED"):
             raise ServiceError("INVALID_ARGUMENT", f"Failed to terminate a run {run.run_id}. Row not found.")
-        run.state = "CANCELING"  # The service leaves this out of the history.
-        self.execution.stop(run.run_id)
-        for node in run.run_details.task_details:
-            if node.end_time == _NEVER:
-                self.end_node(node, "FAILED")
-        self._end(run, self.terminated_state)
+        # Rule: a run goes on being cancelled until its workflow has ended, and its history does not say so
+        # (kubeflow/pipelines backend/src/apiserver/storage/run_store.go: TerminateRun)
+        run.state = "CANCELING"
+        self._ending.append((self.clock() + datetime.timedelta(seconds=self.canceling_seconds), run))
+
+    def _catch_up(self) -> None:
+        """End those runs that were terminated long enough ago."""
+        ready = [run for time, run in self._ending if time <= self.clock()]
+        self._ending = [one for one in self._ending if one[0] > self.clock()]
+        for run in ready:
+            self.execution.stop(run.run_id)
+            for node in run.run_details.task_details:
+                if node.end_time == _NEVER:
+                    self.end_node(node, "FAILED")
+            if run.state not in RUN_DONE:
+                self._end(run, self.terminated_state)
 
     def run_service_retry_run(self, request: _Request) -> None:
         run = _get(self.runs, request["run_id"])
@@ -355,13 +373,13 @@ class FakeKubeflow(GoogleApiServer):
         return [node for node in nodes if node.parent_task_id == name and node.display_name.startswith("executor(")]
 
     def preempt(self, run_id: str, name: str = "train-model") -> None:
-        """Take the node of a step's pod away.
-
-        Argo: a pod that is shut down with its node has failed (github.com/argoproj/argo-workflows/issues/9880), and a
-        step without a retryStrategy with it; it is started again up to `limit` times, and not once `maxDuration` has
-        passed since its first attempt began (workflow/controller/operator.go). KFP makes these of the task's retry
-        policy (backend/src/v2/compiler/argocompiler/container.go).
-        """
+        """Take the node of a step's pod away."""
+        # Rule: a pod that is shut down with its node has failed, and a step that is not to be retried with it
+        # (argoproj/argo-workflows/issues/9880)
+        # Rule: a step is started again up to limit times, and not once maxDuration has passed since its first attempt
+        # began (argoproj/argo-workflows workflow/controller/operator.go)
+        # Rule: limit and maxDuration are those of the task's retry policy (kubeflow/pipelines
+        # backend/src/v2/compiler/argocompiler/container.go)
         with self.lock:
             run = self.runs[run_id]
             step, pod = self.start_step(run, name)
@@ -423,7 +441,11 @@ class FakeKubeflow(GoogleApiServer):
         """Let a recurring run's time come; the run that it starts, if it is enabled."""
         with self.lock:
             recurring_run = self.recurring_runs[recurring_run_id]
-            if recurring_run.mode != "ENABLE":
+            # Rule: a recurring run has no more runs at a time than max_concurrency (kubeflow/pipelines
+            # backend/src/crd/controller/scheduledworkflow/util/scheduled_workflow.go: GetNextScheduledEpoch)
+            active = [run for run in self.runs.values() if run.recurring_run_id == recurring_run_id]
+            active = [run for run in active if run.state not in RUN_DONE]
+            if recurring_run.mode != "ENABLE" or len(active) >= int(recurring_run.max_concurrency):
                 return None
             run = sdk.V2beta1Run(
                 display_name=f"{recurring_run.display_name}-{next(self._numbers)}",
@@ -522,7 +544,8 @@ class Simulate:
                 continue
             key = self.cache.key(spec, tasks[name], inputs, {"pipeline_job_name": run.run_id}) if self.cache else ""
             if self.cache and (hit := self.cache.find(key)):
-                # The driver finds it, and Argo skips the pod (backend/src/v2/compiler/argocompiler/container.go).
+                # Rule: a step that the cache answers has no pod (kubeflow/pipelines
+                # backend/src/v2/compiler/argocompiler/container.go)
                 scope.outputs[name] = hit
                 kubeflow.end_node(kubeflow.node(run, name, "RUNNING"), "SUCCEEDED")
                 continue
@@ -563,7 +586,8 @@ class RunOnCpu(execution.RunOnCpu):
                 task["inputs"]["parameters"]["accelerator"] = {"runtimeValue": {"constant": "cpu"}}
         parameters = (run.runtime_config and run.runtime_config.parameters) or {}
         path = folder / "request.json"
-        path.write_text(json.dumps({"spec": spec, "parameters": parameters, "root": str(folder)}))
+        request = {"spec": spec, "parameters": parameters, "root": str(folder), "has_object_store": True}
+        path.write_text(json.dumps(request))
         self._start(
             run_id,
             [sys.executable, "-m", "tests.fakes.pipeline_process", "run", str(path)],

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -17,6 +18,7 @@ def run(path: Path) -> int:
     warnings.simplefilter("ignore")
     from kfp import components, local
 
+    from tests.fakes import gcsfuse
     from tests.fakes.execution import is_custom_job
 
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, force=True)
@@ -34,6 +36,12 @@ def run(path: Path) -> int:
             inputs = component["inputDefinitions"]["parameters"]
             for field in [field for field in inputs if "{{$" in json.dumps(inputs[field].get("defaultValue"))]:
                 del inputs[field]
+    if request.get("mount"):  # Not for this process, which is the service's.
+        os.environ.update(gcsfuse.environment(Path(request["mount"])))
+    if request.get("has_object_store"):
+        for executor in spec["deploymentSpec"]["executors"].values():
+            container = executor["container"]
+            container["command"] = ["python3", "-m", "tests.fakes.kfp_launcher", *container["command"]]
     declared = spec["root"].get("inputDefinitions", {}).get("parameters", {})
     values = {
         name: int(value) if declared[name]["parameterType"] == "NUMBER_INTEGER" else value

@@ -1,5 +1,6 @@
 """Claims about the fake Vertex AI that the tests of what uses it stand on."""
 
+import datetime
 import http.server
 import json
 import threading
@@ -12,11 +13,15 @@ from google.protobuf import json_format
 
 from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate
-from tests.fakes.vertex import FakeVertex
+from tests.fakes.vertex import DEFAULT_ACCOUNT, FakeVertex
 
 PARENT = "projects/my-project/locations/us-west1"
-MACHINE = {"machine_spec": {"machine_type": "n1-standard-2"}}
+MACHINE = {"machine_spec": {"machine_type": "n1-standard-2"}, "min_replica_count": 1}
 CONTAINER = {"image_uri": "europe-docker.pkg.dev/my-project/images/serving@sha256:0"}
+
+
+KEY = "projects/my-project/locations/us-west1/keyRings/ring/cryptoKeys/key"
+PIPELINE_JOB = {"pipeline_spec": {"root": {"dag": {"tasks": {}}}}, "runtime_config": {"gcs_output_directory": "gs://b"}}
 
 
 @pytest.fixture
@@ -25,9 +30,23 @@ def fake():
         yield fake
 
 
+class Endless(Simulate):
+    """Runs pipelines that do not end."""
+
+    def start_pipeline_job(self, vertex, name):
+        vertex.pipeline_jobs[name].state = v1.PipelineState.PIPELINE_STATE_RUNNING
+
+
 def client(fake, service):
     kind = getattr(v1, f"{service}ServiceClient")
     return kind(client_options={"api_endpoint": fake.url}, transport="rest", credentials=AnonymousCredentials())
+
+
+def custom_job(machine_type="ct5lp-hightpu-4t", topology="2x2", pool=None, spec=None, **more):
+    """A custom job that the service takes, with what is given in the place of its own."""
+    machine = {"machine_type": machine_type, "tpu_topology": topology}
+    fields = {"replica_count": 1, "machine_spec": machine, "container_spec": CONTAINER, **(pool or {}), **more}
+    return {"display_name": "train", "job_spec": {"worker_pool_specs": [fields], **(spec or {})}}
 
 
 def upload(fake, artifact_uri, **request):
@@ -64,16 +83,144 @@ def test_a_network_is_named_by_its_projects_number(fake):
 
 @pytest.mark.parametrize("machine_type", ["ct6e-standard-4t", "tpu7x-standard-4t"])
 def test_where_only_hyperdisk_exists_no_persistent_disk_is_had(fake, machine_type):
-    pool = {"replica_count": 1, "machine_spec": {"machine_type": machine_type}}
+    topology = "2x2x1" if machine_type.startswith("tpu7x") else "2x2"
 
     def create(**disk):
-        job = {"display_name": "train", "job_spec": {"worker_pool_specs": [{**pool, "disk_spec": disk}]}}
-        return client(fake, "Job").create_custom_job(parent=PARENT, custom_job=job)
+        job = custom_job(machine_type, topology, disk_spec=disk)
+        return client(fake, "Job").create_custom_job(parent=PARENT.replace("us-west1", "us-central1"), custom_job=job)
 
     with pytest.raises(exceptions.BadRequest, match=rf"pd-ssd is not supported by {machine_type}"):
         create(boot_disk_type="pd-ssd", boot_disk_size_gb=100)
     assert create(boot_disk_type="hyperdisk-balanced").name
     assert create().name
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (custom_job("n1-standard-4"), r"Machine type 'n1-standard-4' is not supported"),
+        (custom_job(topology=""), r"Invalid TPU topology '' for machine type ct5lp-hightpu-4t"),
+        (custom_job("ct5lp-hightpu-1t"), r"Invalid TPU topology '2x2'"),
+        (custom_job("cloud-tpu", ""), r"cloud-tpu takes TPU_V2 or TPU_V3 and a count"),
+        (custom_job("ct6e-standard-4t"), r"ct6e-standard-4t is not supported for training in us-west1"),
+        (custom_job(disk_spec={"boot_disk_type": "pd-extreme"}), r"Disk type pd-extreme is not supported\."),
+        (
+            custom_job(disk_spec={"boot_disk_type": "hyperdisk-balanced"}),
+            r"hyperdisk-balanced is not supported by ct5lp",
+        ),
+        (custom_job(replica_count=2), r"one worker pool of one replica"),
+        (custom_job(container_spec={}), r"image_uri must name an image in Artifact Registry.* Received: ''"),
+        (custom_job(container_spec={"image_uri": "steps:latest"}), r"Received: 'steps:latest'"),
+        (custom_job(spec={"scheduling": {"strategy": "FLEX_START"}}), r"FLEX_START is not supported for TPUs"),
+        (custom_job(topology="4x4", spec={"scheduling": {"strategy": "SPOT"}}), r"not supported for TPU Pods"),
+        (custom_job(spec={"network": "projects/p/global/networks/n"}), r"must be a number"),
+        (custom_job(spec={"base_output_directory": {"output_uri_prefix": "/tmp"}}), r"must be a gs:// path"),
+        (
+            custom_job(spec={"tensorboard": "projects/p/locations/us-west1/tensorboards/1"}),
+            r"must have a service_account",
+        ),
+        ({**custom_job(), "display_name": ""}, r"display_name is required"),
+        ({**custom_job(), "labels": {str(number): "" for number in range(65)}}, r"At most 64 labels"),
+        ({**custom_job(), "encryption_spec": {"kms_key_name": KEY.replace("west1", "east1")}}, r"one of us-west1"),
+    ],
+)
+def test_a_custom_job_that_cannot_be_one_is_refused_at_creation(fake, job, message):
+    with pytest.raises(exceptions.BadRequest, match=message):
+        client(fake, "Job").create_custom_job(parent=PARENT, custom_job=job)
+    assert not fake.custom_jobs
+
+
+def test_a_quota_is_refused_by_its_name(fake):
+    fake.without_quota = {"ct5lp-hightpu-4t"}
+    with pytest.raises(exceptions.TooManyRequests, match=r"exceed quota limits: .*/custom_model_training_tpu_v5e"):
+        client(fake, "Job").create_custom_job(parent=PARENT, custom_job=custom_job())
+
+
+def test_the_service_fills_in_what_a_job_does_not_say(fake):
+    training = client(fake, "Job").create_custom_job(parent=PARENT, custom_job=custom_job())
+    assert training.job_spec.scheduling.timeout == datetime.timedelta(days=7)
+    assert training.job_spec.worker_pool_specs[0].disk_spec.boot_disk_size_gb == 100
+    job = client(fake, "Pipeline").create_pipeline_job(parent=PARENT, pipeline_job=PIPELINE_JOB)
+    assert job.service_account == DEFAULT_ACCOUNT
+    assert "vertex-ai-pipelines-run-billing-id" in job.labels
+
+
+def test_who_may_not_act_as_an_account_starts_nothing_as_it(fake):
+    fake.not_acted_as = {DEFAULT_ACCOUNT, "trainer@p.iam.gserviceaccount.com"}
+    refused = r"You do not have permission to act as service_account: "
+    with pytest.raises(exceptions.BadRequest, match=refused + DEFAULT_ACCOUNT):
+        client(fake, "Pipeline").create_pipeline_job(parent=PARENT, pipeline_job=PIPELINE_JOB)
+    job = custom_job(spec={"service_account": "trainer@p.iam.gserviceaccount.com"})
+    with pytest.raises(exceptions.BadRequest, match=f"{refused}trainer@"):
+        client(fake, "Job").create_custom_job(parent=PARENT, custom_job=job)
+
+
+def test_what_the_services_account_may_not_read_is_not_used(fake):
+    fake.unreadable = {"gs://b/1", CONTAINER["image_uri"]}
+    with pytest.raises(exceptions.BadRequest, match=r"gcp-sa-aiplatform.* does not have .*storage.objects.get"):
+        upload(fake, "gs://b/1/export")
+    created = client(fake, "Job").create_custom_job(parent=PARENT, custom_job=custom_job())
+    assert "does not have permission to pull" in fake.custom_jobs[created.name].error.message
+    fake.unreadable = {"gs://b"}
+    with pytest.raises(exceptions.BadRequest, match=DEFAULT_ACCOUNT):
+        client(fake, "Pipeline").create_pipeline_job(parent=PARENT, pipeline_job=PIPELINE_JOB)
+
+
+def test_a_key_that_the_service_may_not_use_is_refused(fake):
+    fake.unusable_keys = {KEY}
+    endpoint = {"display_name": "e", "encryption_spec": {"kms_key_name": KEY}}
+    with pytest.raises(exceptions.Forbidden, match=r"may not use the key"):
+        client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint=endpoint)
+
+
+def test_a_job_is_queued_runs_and_goes_on_being_cancelled():
+    clock = Clock()
+    with FakeVertex(Endless(), clock=clock.now) as fake:
+        fake.queued_seconds = 60
+        jobs = client(fake, "Pipeline")
+        name = jobs.create_pipeline_job(parent=PARENT, pipeline_job=PIPELINE_JOB).name
+        states = [jobs.get_pipeline_job(name=name).state.name]
+        clock.sleep(60)
+        states.append(jobs.get_pipeline_job(name=name).state.name)
+        jobs.cancel_pipeline_job(name=name)
+        states.append(jobs.get_pipeline_job(name=name).state.name)
+        clock.sleep(fake.cancelling_seconds)
+        ended = jobs.get_pipeline_job(name=name)
+    assert [*states, ended.state.name] == [
+        f"PIPELINE_STATE_{state}" for state in ("QUEUED", "RUNNING", "CANCELLING", "CANCELLED")
+    ]
+    assert ended.error.code == 1
+
+
+def test_a_job_that_succeeds_while_it_is_cancelled_has_succeeded():
+    clock = Clock()
+    with FakeVertex(Simulate(hold=True), clock=clock.now) as fake:
+        jobs = client(fake, "Job")
+        name = jobs.create_custom_job(parent=PARENT, custom_job=custom_job()).name
+        jobs.cancel_custom_job(name=name)
+        fake.end_custom_job(name, v1.JobState.JOB_STATE_SUCCEEDED)
+        clock.sleep(fake.cancelling_seconds)
+        assert jobs.get_custom_job(name=name).state is v1.JobState.JOB_STATE_SUCCEEDED
+
+
+def test_an_endpoint_that_is_being_changed_takes_no_other_change():
+    clock = Clock()
+    with FakeVertex(Simulate(), serve=lambda model: lambda *_: [], clock=clock.now) as fake:
+        endpoints, model = client(fake, "Endpoint"), upload(fake, "gs://b/1", model_id="digits").model
+        endpoint = endpoints.create_endpoint(parent=PARENT, endpoint={"display_name": "e"}).result().name
+        fake.operation_seconds = 300
+        deployed = {"model": model, "dedicated_resources": MACHINE}
+        endpoints.deploy_model(endpoint=endpoint, deployed_model=deployed)
+        change = {"endpoint": {"name": endpoint, "labels": {"a": "b"}}, "update_mask": "labels"}
+        for refused in (
+            lambda: endpoints.deploy_model(endpoint=endpoint, deployed_model=deployed),
+            lambda: endpoints.update_endpoint(change),
+            lambda: endpoints.delete_endpoint(name=endpoint),
+        ):
+            with pytest.raises(exceptions.BadRequest, match=r"There are other operations running on the resource"):
+                refused()
+        clock.sleep(300)
+        assert endpoints.update_endpoint(change).labels == {"a": "b"}
 
 
 def test_an_endpoint_splits_its_traffic_as_it_is_told(fake):

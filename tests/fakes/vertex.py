@@ -36,6 +36,8 @@ from google.cloud import aiplatform_v1 as v1
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2, field_mask_pb2, json_format
 
+from components.container import LOCAL_IMAGE
+from tests.fakes import vertex_rules as rules
 from tests.fakes.execution import Execution, RunOnCpu
 from tests.fakes.google_api import GoogleApiServer, ServiceError, select
 
@@ -48,6 +50,8 @@ _SERVICES = (
     "endpoint_service",
     "prediction_service",
 )
+DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
+SERVICE_AGENT = f"service-{PROJECT_NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 PIPELINE_DONE = (
     v1.PipelineState.PIPELINE_STATE_SUCCEEDED,
     v1.PipelineState.PIPELINE_STATE_FAILED,
@@ -55,11 +59,9 @@ PIPELINE_DONE = (
 )
 JOB_DONE = (v1.JobState.JOB_STATE_SUCCEEDED, v1.JobState.JOB_STATE_FAILED, v1.JobState.JOB_STATE_CANCELLED)
 _PIPELINE_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
-_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 _MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 _ENDPOINT_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?|[1-9][0-9]{0,8}")
 _DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
-_LABEL = re.compile(r"[a-z0-9_-]{0,63}")
 Predict = Callable[[list[Any], Any], list[Any]]
 
 
@@ -81,6 +83,12 @@ class FakeVertex(GoogleApiServer):
         served: How many requests each deployment of an endpoint has answered.
         without_quota: Machine types of which the project may use none: their custom jobs are refused at creation.
         traffic_seconds: How long a traffic split goes on as it was after it was changed, for who asks for predictions.
+        not_acted_as: Service accounts that who asks may not act as; `DEFAULT_ACCOUNT` is whose none is named.
+        unreadable: Places on gs:// and images that the service's own account may not read.
+        local_images: Images that are taken for a registry's: the one of whatever is compiled without a setting.
+        unusable_keys: Encryption keys that the service's own account may not use.
+        queued_seconds: How long a pipeline job waits before anything happens.
+        cancelling_seconds: How long a job goes on being cancelled.
         operation_polls: How often a long-running operation says that it is not done yet.
         operation_seconds: How long one takes; nothing of it is to be seen before, but that its name is taken.
     """
@@ -106,10 +114,18 @@ class FakeVertex(GoogleApiServer):
         self.scarce: set[str] = set()
         self.without_quota: set[str] = set()
         self.traffic_seconds = 0.0
+        self.not_acted_as: set[str] = set()
+        self.unreadable: set[str] = set()
+        self.local_images = {LOCAL_IMAGE}
+        self.unusable_keys: set[str] = set()
+        self.queued_seconds = 0.0
+        # On the system's time a test waits for it; on a clock's it must be slept away.
+        self.cancelling_seconds = 30.0 if clock else 0.2
         self.operation_polls = 0
         self.operation_seconds = 0.0
         self._pending: dict[str, int] = {}
-        self._under_way: list[tuple[datetime.datetime, str, Callable[[], Any]]] = []
+        self._under_way: list[tuple[datetime.datetime, Callable[[], Any]]] = []
+        self._changing: dict[str, str] = {}
         self._reserved: set[str] = set()
         self._predictors: dict[tuple[str, str], Predict] = {}
         self.served: dict[str, dict[str, int]] = {}
@@ -150,7 +166,7 @@ class FakeVertex(GoogleApiServer):
     def answer(self, verb: str, target: str, body: bytes, token: str) -> tuple[int, dict[str, Any], str]:
         """As the base class; long-running operations, which no service's annotations list, come first."""
         with self.lock:
-            self._end_operations()
+            self._catch_up()
         target = re.sub(r"^/(v1|ui)/projects/[^/]+", f"/v1/projects/{PROJECT_NUMBER}", target)
         path = target.partition("?")[0].removeprefix("/v1/")
         if verb == "GET" and "/operations/" in path:
@@ -171,22 +187,65 @@ class FakeVertex(GoogleApiServer):
         operation = operations_pb2.Operation(name=name)
         operation.metadata.Pack(_pb(metadata)) if metadata is not None else None
         self.operations[name], self._pending[name] = operation, self.operation_polls
-        self._under_way.append((self.clock() + datetime.timedelta(seconds=self.operation_seconds), name, work))
-        self._end_operations()
-        return self._operation(name)
+        if "/endpoints/" in parent:
+            self._changing[canonical(parent)] = name
 
-    def _end_operations(self) -> None:
-        """Do the work of those operations whose time has come."""
-        now = self.clock()
-        ready = [one for one in self._under_way if one[0] <= now]
-        self._under_way = [one for one in self._under_way if one[0] > now]
-        for _, name, work in ready:
-            operation = self.operations[name]
+        def end() -> None:
             try:
                 operation.response.Pack(_pb(work()))
             except ServiceError as error:
                 operation.error.code, operation.error.message = error.code, str(error)
             operation.done = True
+
+        self._later(self.operation_seconds, end)
+        return self._operation(name)
+
+    def _later(self, seconds: float, work: Callable[[], Any]) -> None:
+        """Have something done once so much time has passed; at once, if none is to."""
+        self._under_way.append((self.clock() + datetime.timedelta(seconds=seconds), work))
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Do that for which the time has come."""
+        now = self.clock()
+        ready = [work for time, work in self._under_way if time <= now]
+        self._under_way = [one for one in self._under_way if one[0] > now]
+        for work in ready:
+            work()
+
+    def _check_unchanging(self, endpoint: str) -> None:
+        # Rule: while an operation changes an endpoint, no other may (documented nowhere; FAILED_PRECONDITION in these
+        # words is what users of the service report)
+        name = self._changing.get(endpoint, "")
+        if name and not self.operations[name].done:
+            raise ServiceError(
+                "FAILED_PRECONDITION",
+                f'There are other operations running on the resource "{endpoint}". Operation(s): {name}.',
+            )
+
+    def _check_account(self, account: str) -> None:
+        # Rule: who starts a workload must be allowed to act as its service account, INVALID_ARGUMENT in these words
+        # (pipeline_job.proto: service_account; googleapis/python-aiplatform/issues/1073)
+        account = account or DEFAULT_ACCOUNT
+        if account in self.not_acted_as:
+            rules.refuse(f"You do not have permission to act as service_account: {account}. (or it may not exist).")
+
+    def _check_readable(self, place: str, reader: str, what: str) -> None:
+        # Rule: what a resource is made of must be readable by the service's own account, FAILED_PRECONDITION in these
+        # words (GoogleCloudPlatform/vertex-ai-samples/issues/3710; statmike/vertex-ai-mlops/issues/60)
+        if rules.below(self.unreadable, place):
+            raise ServiceError(
+                "FAILED_PRECONDITION",
+                f"Service account `{reader}` does not have `[storage.objects.get]` IAM permission(s) to the {what} "
+                f'"{place}". Please either copy the files to the Google Cloud Storage bucket owned by your project, or '
+                "grant the required IAM permission(s) to the service account.",
+            )
+
+    def _check_key(self, key: str) -> None:
+        # Rule: a key must be usable by the service's own account (…/general/cmek; the refusal's words are documented
+        # nowhere)
+        if key in self.unusable_keys:
+            raise ServiceError("PERMISSION_DENIED", f"The service account {SERVICE_AGENT} may not use the key {key}.")
 
     def _reserve(self, name: str) -> None:
         """Take a name for what an operation is about to create."""
@@ -207,23 +266,46 @@ class FakeVertex(GoogleApiServer):
     def create_pipeline_job(self, request: v1.CreatePipelineJobRequest) -> v1.PipelineJob:
         job = _copy(request.pipeline_job)
         job_id = request.pipeline_job_id or f"job-{next(self._numbers)}"
+        # Rule: a job's id has less than 128 lower-case letters, digits and - (pipeline_service.proto: pipeline_job_id)
         if not _PIPELINE_JOB_ID.fullmatch(job_id):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid pipeline job id: {job_id!r}.")
         name = self._new_name(request.parent, "pipelineJobs", job_id)
+        # Rule: an id is given once; 409 ALREADY_EXISTS for a second job of it (pipeline_service.proto: pipeline_job_id)
         if name in self.pipeline_jobs:
             raise ServiceError("ALREADY_EXISTS", f"Pipeline job {name} already exists.")
         if not job.pipeline_spec or "root" not in job.pipeline_spec:
             raise ServiceError("INVALID_ARGUMENT", "pipeline_job.pipeline_spec is required.")
+        # Rule: a job's output directory is on Cloud Storage (pipeline_job.proto: gcs_output_directory)
         if not job.runtime_config.gcs_output_directory.startswith("gs://"):
             raise ServiceError("INVALID_ARGUMENT", "runtime_config.gcs_output_directory must be a gs:// path.")
-        _check_labels(job.labels)
-        _check_network(job.network)
-        job.name, job.state = name, v1.PipelineState.PIPELINE_STATE_PENDING
+        plain = json_format.MessageToDict(v1.PipelineJob.pb(job))
+        rules.check_parameters(plain["pipelineSpec"], plain["runtimeConfig"].get("parameterValues", {}))
+        rules.check_labels(job.labels)
+        rules.check_network(job.network)
+        location = request.parent.split("/")[3]
+        rules.check_attachment(job.psc_interface_config.network_attachment, location)
+        rules.check_key(job.encryption_spec.kms_key_name, location)
+        self._check_key(job.encryption_spec.kms_key_name)
+        self._check_account(job.service_account)
+        account = job.service_account or DEFAULT_ACCOUNT
+        self._check_readable(job.runtime_config.gcs_output_directory, account, "bucket")
+        # Rule: the service names the account that a job runs as, and adds a label (pipeline_job.proto: service_account,
+        # labels)
+        job.service_account = account
+        job.labels["vertex-ai-pipelines-run-billing-id"] = str(next(self._numbers))
+        # Rule: a job is queued before it is prepared (pipeline_state.proto)
+        job.name, job.state = name, v1.PipelineState.PIPELINE_STATE_QUEUED
         job.create_time = job.update_time = self.clock()
         self.pipeline_jobs[name] = job
         created = _copy(job)
-        self.execution.start_pipeline_job(self, name)
+        self._later(self.queued_seconds, lambda: self._start_pipeline_job(name))
         return created
+
+    def _start_pipeline_job(self, name: str) -> None:
+        job = self.pipeline_jobs.get(name)
+        if job is not None and job.state == v1.PipelineState.PIPELINE_STATE_QUEUED:
+            job.state = v1.PipelineState.PIPELINE_STATE_PENDING
+            self.execution.start_pipeline_job(self, name)
 
     def get_pipeline_job(self, request: v1.GetPipelineJobRequest) -> v1.PipelineJob:
         return _find(self.pipeline_jobs, request.name)
@@ -231,7 +313,8 @@ class FakeVertex(GoogleApiServer):
     def list_pipeline_jobs(self, request: v1.ListPipelineJobsRequest) -> v1.ListPipelineJobsResponse:
         jobs, token = select(self.pipeline_jobs.values(), request)
         jobs = [_copy(job) for job in jobs]
-        for job in jobs:  # pipeline_job.proto, job_detail: "Not available in the list view."
+        # Rule: a job's details are "not available in the list view" (pipeline_job.proto: job_detail)
+        for job in jobs:
             job.job_detail = None
         return v1.ListPipelineJobsResponse(pipeline_jobs=jobs, next_page_token=token)
 
@@ -239,15 +322,28 @@ class FakeVertex(GoogleApiServer):
         job = _find(self.pipeline_jobs, request.name)
         if job.state in PIPELINE_DONE:
             raise ServiceError("FAILED_PRECONDITION", f"Pipeline job {job.name} is in the state {job.state.name}.")
+        # Rule: cancelling is asynchronous: a job goes on being cancelled, and may yet succeed
+        # (pipeline_service.proto: CancelPipelineJob; pipeline_state.proto)
+        job.state = v1.PipelineState.PIPELINE_STATE_CANCELLING
+        for task in job.job_detail.task_details:
+            if not task.end_time:
+                task.state = v1.PipelineTaskDetail.State.CANCEL_PENDING
+        self._later(self.cancelling_seconds, lambda: self._end_cancelled(job))
+        return empty_pb2.Empty()
+
+    def _end_cancelled(self, job: v1.PipelineJob) -> None:
+        if job.state in PIPELINE_DONE:
+            return
         for task in job.job_detail.task_details:
             custom_job = self.custom_jobs.get(task.executor_detail.custom_job_detail.job)
             if custom_job and custom_job.state not in JOB_DONE:
-                self.cancel_custom_job(v1.CancelCustomJobRequest(name=custom_job.name))
+                self._end_cancelled_training(custom_job.name)
             if not task.end_time:
                 task.state, task.end_time = v1.PipelineTaskDetail.State.CANCELLED, self.clock()
-        self.end_pipeline_job(job.name, v1.PipelineState.PIPELINE_STATE_CANCELLED)
+        # Rule: what was cancelled has an error of code 1 (pipeline_service.proto: CancelPipelineJob; job_service.proto:
+        # CancelCustomJob)
+        self.end_pipeline_job(job.name, v1.PipelineState.PIPELINE_STATE_CANCELLED, 1, "The job was cancelled.")
         self.execution.stop(job.name)
-        return empty_pb2.Empty()
 
     def delete_pipeline_job(self, request: v1.DeletePipelineJobRequest) -> operations_pb2.Operation:
         job = _find(self.pipeline_jobs, request.name)
@@ -269,22 +365,30 @@ class FakeVertex(GoogleApiServer):
 
     def create_custom_job(self, request: v1.CreateCustomJobRequest) -> v1.CustomJob:
         job = _copy(request.custom_job)
-        pools = job.job_spec.worker_pool_specs
-        if len(pools) != 1 or pools[0].replica_count != 1:
-            raise ServiceError("INVALID_ARGUMENT", "A TPU job has one worker pool of one replica.")
-        _check_labels(job.labels)
-        _check_network(job.job_spec.network)
-        _check_disk(pools[0])
-        machine_type, location = pools[0].machine_spec.machine_type, request.parent.split("/")[3]
-        names = {machine_type, f"{location}/{machine_type}"}
-        if names & self.without_quota:  # In these words: github.com/google-deepmind/xmanager/issues/29.
-            metric = f"aiplatform.googleapis.com/custom_model_training_{machine_type.replace('-', '_')}"
+        location = request.parent.split("/")[3]
+        rules.check_custom_job(job, location, self.local_images)
+        self._check_account(job.job_spec.service_account or DEFAULT_ACCOUNT)
+        self._check_key(job.encryption_spec.kms_key_name)
+        pool = job.job_spec.worker_pool_specs[0]
+        names = {pool.machine_spec.machine_type, f"{location}/{pool.machine_spec.machine_type}"}
+        # Rule: who has no quota is refused at creation, 429 in these words (google-deepmind/xmanager/issues/29)
+        if names & self.without_quota:
+            metric = rules.quota_metric(pool.machine_spec)
             raise ServiceError("RESOURCE_EXHAUSTED", f"The following quota metrics exceed quota limits: {metric}")
+        # Rule: a custom job is stopped after 7 days unless it says when (custom_job.proto: Scheduling.timeout)
+        job.job_spec.scheduling.timeout = job.job_spec.scheduling.timeout or datetime.timedelta(days=7)
+        # Rule: a machine has 100 GB of disk unless it says how much (machine_resources.proto: boot_disk_size_gb)
+        pool.disk_spec.boot_disk_size_gb = pool.disk_spec.boot_disk_size_gb or 100
         job.name = self._new_name(request.parent, "customJobs")
         job.state, job.create_time = v1.JobState.JOB_STATE_PENDING, self.clock()
         self.custom_jobs[job.name] = job
         created = _copy(job)
-        if names & self.stock_out:
+        if rules.below(self.unreadable, pool.container_spec.image_uri):
+            # Rule: an image is pulled by the service's own account, not the job's (…/general/custom-service-account;
+            # GoogleCloudPlatform/vertex-ai-samples/issues/2176; the words are documented nowhere)
+            message = f"{SERVICE_AGENT} does not have permission to pull {pool.container_spec.image_uri}."
+            self.end_custom_job(job.name, v1.JobState.JOB_STATE_FAILED, 7, message)
+        elif names & self.stock_out:
             self.end_custom_job(
                 job.name,
                 v1.JobState.JOB_STATE_FAILED,
@@ -306,9 +410,14 @@ class FakeVertex(GoogleApiServer):
 
     def cancel_custom_job(self, request: v1.CancelCustomJobRequest) -> empty_pb2.Empty:
         job = _find(self.custom_jobs, request.name)
-        self.end_custom_job(job.name, v1.JobState.JOB_STATE_CANCELLED)
-        self.execution.stop(job.name)
+        if job.state not in JOB_DONE:
+            job.state = v1.JobState.JOB_STATE_CANCELLING
+            self._later(self.cancelling_seconds, lambda: self._end_cancelled_training(job.name))
         return empty_pb2.Empty()
+
+    def _end_cancelled_training(self, name: str) -> None:
+        self.end_custom_job(name, v1.JobState.JOB_STATE_CANCELLED, 1, "The job was cancelled.")
+        self.execution.stop(name)
 
     def end_custom_job(self, name: str, state: v1.JobState, code: int = 0, message: str = "") -> None:
         """Let a custom job end, unless it has."""
@@ -322,7 +431,7 @@ class FakeVertex(GoogleApiServer):
 
     def create_schedule(self, request: v1.CreateScheduleRequest) -> v1.Schedule:
         schedule = _copy(request.schedule)
-        _check_schedule(schedule)
+        rules.check_schedule(schedule)
         schedule.name = self._new_name(request.parent, "schedules")
         schedule.state = v1.Schedule.State.ACTIVE
         schedule.create_time = schedule.update_time = schedule.start_time = self.clock()
@@ -339,7 +448,7 @@ class FakeVertex(GoogleApiServer):
     def update_schedule(self, request: v1.UpdateScheduleRequest) -> v1.Schedule:
         schedule = _copy(_find(self.schedules, request.schedule.name))
         _merge(schedule, request.schedule, request.update_mask)
-        _check_schedule(schedule)
+        rules.check_schedule(schedule)
         schedule.update_time = self.clock()
         self.schedules[schedule.name] = schedule
         return schedule
@@ -360,13 +469,11 @@ class FakeVertex(GoogleApiServer):
         return self._operate(request.name, empty_pb2.Empty)
 
     def fire(self, name: str) -> v1.PipelineJob | None:
-        """Let a schedule's time come; the job that it creates, if it is active and may have one more.
-
-        schedule.proto: `max_concurrent_run_count` limits the requests that start runs, and each of these is answered at
-        once; `max_concurrent_active_run_count` limits the runs that have not ended. Beyond it a run is skipped, unless
-        `allow_queueing` is set.
-        """
+        """Let a schedule's time come; the job that it creates, if it is active and may have one more."""
+        # Rule: max_concurrent_run_count limits requests that start runs, which are answered at once, and
+        # max_concurrent_active_run_count runs that have not ended: beyond it a run is skipped (schedule.proto)
         with self.lock:
+            self._catch_up()
             schedule = self.schedules[name]
             most = schedule.max_concurrent_active_run_count
             active = [job for job in self.pipeline_jobs.values() if job.schedule_name == name]
@@ -382,10 +489,15 @@ class FakeVertex(GoogleApiServer):
 
     def upload_model(self, request: v1.UploadModelRequest) -> operations_pb2.Operation:
         model = _copy(request.model)
-        if not model.container_spec.image_uri:
-            raise ServiceError("INVALID_ARGUMENT", "model.container_spec.image_uri is required.")
-        _check_labels(model.labels)
-        _check_aliases(model.version_aliases)
+        rules.check_labels(model.labels)
+        rules.check_aliases(model.version_aliases)
+        rules.check_image(model.container_spec.image_uri, "model.container_spec.image_uri")
+        rules.check_key(model.encryption_spec.kms_key_name, request.parent.split("/")[3])
+        self._check_key(model.encryption_spec.kms_key_name)
+        # Rule: a model's image is "ingested upon UploadModel" by the service's own account (model.proto:
+        # ModelContainerSpec.image_uri)
+        self._check_readable(model.container_spec.image_uri, SERVICE_AGENT, "image")
+        self._check_readable(model.artifact_uri, SERVICE_AGENT, "directory")
         if not model.artifact_uri.startswith("gs://"):
             raise ServiceError("INVALID_ARGUMENT", "model.artifact_uri must be a gs:// path.")
         if request.model_id and not _MODEL_ID.fullmatch(request.model_id):
@@ -406,6 +518,8 @@ class FakeVertex(GoogleApiServer):
             model.version_id = str(self._version_numbers[model.name])
             model.create_time = model.update_time = model.version_create_time = model.version_update_time = self.clock()
             model.supported_deployment_resources_types = [v1.Model.DeploymentResourcesType.DEDICATED_RESOURCES]
+            # Rule: the first version of a model has the alias default, and one version always has (model.proto:
+            # version_aliases)
             aliases = [*model.version_aliases, *(() if versions else ("default",))]
             model.version_aliases = []
             versions.append(model)
@@ -429,7 +543,7 @@ class FakeVertex(GoogleApiServer):
         if not re.search(r"@\d+$", request.name):
             raise ServiceError("INVALID_ARGUMENT", f"The name must include a version id: {request.name!r}.")
         model = self.find_model(request.name)
-        _check_aliases([alias.removeprefix("-") for alias in request.version_aliases])
+        rules.check_aliases([alias.removeprefix("-") for alias in request.version_aliases])
         if "-default" in request.version_aliases:
             raise ServiceError("INVALID_ARGUMENT", "The alias 'default' can be moved, not removed.")
         _move_aliases(self.models[model.name], model, request.version_aliases)
@@ -488,7 +602,8 @@ class FakeVertex(GoogleApiServer):
 
     def create_endpoint(self, request: v1.CreateEndpointRequest) -> operations_pb2.Operation:
         endpoint = _copy(request.endpoint)
-        _check_labels(endpoint.labels)
+        rules.check_endpoint(endpoint, request.parent.split("/")[3])
+        self._check_key(endpoint.encryption_spec.kms_key_name)
         endpoint.name = self._new_name(request.parent, "endpoints", request.endpoint_id)
         if endpoint.name in self.endpoints:
             raise ServiceError("ALREADY_EXISTS", f"Endpoint {endpoint.name} already exists.")
@@ -520,15 +635,18 @@ class FakeVertex(GoogleApiServer):
 
     def update_endpoint(self, request: v1.UpdateEndpointRequest) -> v1.Endpoint:
         endpoint = _copy(_find(self.endpoints, request.endpoint.name))
+        self._check_unchanging(endpoint.name)
+        # Rule: an etag makes an update one of what was read; 409 where it is another by now (endpoint.proto: etag)
         if request.endpoint.etag not in ("", endpoint.etag):
             raise ServiceError("ABORTED", f"Endpoint {endpoint.name} has changed: its etag is {endpoint.etag}.")
         _merge(endpoint, request.endpoint, request.update_mask)
-        _check_traffic(endpoint)
+        rules.check_traffic(endpoint)
         self._keep(endpoint)
         return endpoint
 
     def delete_endpoint(self, request: v1.DeleteEndpointRequest) -> operations_pb2.Operation:
         endpoint = _find(self.endpoints, request.name)
+        self._check_unchanging(endpoint.name)
         if endpoint.deployed_models:
             raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} has deployed models.")
         del self.endpoints[endpoint.name], self._routed[endpoint.name]
@@ -537,12 +655,21 @@ class FakeVertex(GoogleApiServer):
 
     def deploy_model(self, request: v1.DeployModelRequest) -> operations_pb2.Operation:
         name = _find(self.endpoints, request.endpoint).name
+        self._check_unchanging(name)
         model = self.find_model(request.deployed_model.model)
         deployed = _copy(request.deployed_model)
         if deployed.id and not _DEPLOYED_ID.fullmatch(deployed.id):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid deployed model id: {deployed.id!r}.")
-        if not deployed.dedicated_resources.machine_spec.machine_type:
-            raise ServiceError("INVALID_ARGUMENT", "dedicated_resources.machine_spec.machine_type is required.")
+        rules.check_replicas(deployed.dedicated_resources)
+        # Rule: who deploys must be allowed to act as the account of the container, if it names one (endpoint.proto:
+        # DeployedModel.service_account)
+        if deployed.service_account:
+            self._check_account(deployed.service_account)
+        # Rule: a deployment's name and most replicas are the model's and the least where not given (endpoint.proto:
+        # DeployedModel.display_name; machine_resources.proto: max_replica_count)
+        deployed.display_name = deployed.display_name or model.display_name
+        resources = deployed.dedicated_resources
+        resources.max_replica_count = resources.max_replica_count or resources.min_replica_count
         deployed.id = deployed.id or str(next(self._numbers))
         deployed.model, deployed.model_version_id = f"{model.name}@{model.version_id}", model.version_id
         deployed.create_time = self.clock()
@@ -552,10 +679,12 @@ class FakeVertex(GoogleApiServer):
             if any(other.id == deployed.id for other in endpoint.deployed_models):
                 raise ServiceError("ALREADY_EXISTS", f"Deployed model {deployed.id} already exists.")
             endpoint.deployed_models.append(deployed)
-            if request.traffic_split:  # "0" is the model that this request deploys; without a split, none changes.
+            # Rule: "0" is the model that a request deploys, and without a split no traffic changes
+            # (endpoint_service.proto: DeployModelRequest.traffic_split)
+            if request.traffic_split:
                 split = {deployed.id if key == "0" else key: value for key, value in request.traffic_split.items()}
                 endpoint.traffic_split = split
-            _check_traffic(endpoint)
+            rules.check_traffic(endpoint)
             return endpoint
 
         def deploy() -> v1.DeployModelResponse:
@@ -589,13 +718,16 @@ class FakeVertex(GoogleApiServer):
 
     def undeploy_model(self, request: v1.UndeployModelRequest) -> operations_pb2.Operation:
         endpoint = _copy(_find(self.endpoints, request.endpoint))
+        self._check_unchanging(endpoint.name)
         kept = [deployed for deployed in endpoint.deployed_models if deployed.id != request.deployed_model_id]
         if len(kept) == len(endpoint.deployed_models):
             raise ServiceError("NOT_FOUND", f"Deployed model {request.deployed_model_id} not found.")
+        # Rule: a model that has traffic is not undeployed, unless the request gives that to others
+        # (endpoint_service.proto: UndeployModelRequest.traffic_split)
         endpoint.deployed_models = kept
         split = dict(request.traffic_split or endpoint.traffic_split)
         endpoint.traffic_split = {key: value for key, value in split.items() if value} if kept else {}
-        _check_traffic(endpoint)
+        rules.check_traffic(endpoint)
         self._keep(endpoint)
         del self._predictors[endpoint.name, request.deployed_model_id]
         return self._operate(endpoint.name, v1.UndeployModelResponse, v1.UndeployModelOperationMetadata())
@@ -606,7 +738,9 @@ class FakeVertex(GoogleApiServer):
         splits = [split for effective, split in self._routed[endpoint.name] if effective <= self.clock()]
         there = {deployed.id for deployed in endpoint.deployed_models}
         shares = {key: share for key, share in (splits[-1] if splits else {}).items() if share and key in there}
-        if not shares:  # In these words: github.com/GoogleCloudPlatform/explainable_ai_sdk/issues/3.
+        # Rule: an endpoint without traffic answers nobody, FAILED_PRECONDITION in these words
+        # (GoogleCloudPlatform/explainable_ai_sdk/issues/3)
+        if not shares:
             raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} doesn't have traffic_split.")
         served = self.served.setdefault(endpoint.name, {})
         chosen = min(shares, key=lambda key: (served.get(key, 0) + 1) / shares[key])
@@ -656,35 +790,6 @@ def _merge(item: Any, change: Any, mask: field_mask_pb2.FieldMask) -> None:
         setattr(item, path, getattr(change, path))
 
 
-def _check_network(network: str) -> None:
-    """pipeline_job.proto and custom_job.proto, network: "Where {project} is a project number, as in `12345`"."""
-    if network and not re.fullmatch(r"projects/\d+/global/networks/[^/]+", network):
-        raise ServiceError("INVALID_ARGUMENT", f"The network's project must be a number. Received: {network!r}.")
-
-
-def _check_disk(pool: v1.WorkerPoolSpec) -> None:
-    """https://cloud.google.com/tpu/docs/setup-persistent-disk: v6e has Hyperdisk alone, those before Persistent Disk.
-
-    It does not name 7x: taken to be as v6e. What Vertex makes of a type that the machine does not have is documented
-    nowhere: taken to be a refusal.
-    """
-    machine_type, disk = pool.machine_spec.machine_type, pool.disk_spec.boot_disk_type
-    if disk.startswith("pd-") and machine_type.startswith(("ct6e-", "tpu7x-")):
-        raise ServiceError("INVALID_ARGUMENT", f"Disk type {disk} is not supported by {machine_type}.")
-
-
-def _check_labels(labels: Mapping[str, str]) -> None:
-    for text in (*labels.keys(), *labels.values()):
-        if not _LABEL.fullmatch(text):
-            raise ServiceError("INVALID_ARGUMENT", f"Invalid label: {text!r}.")
-
-
-def _check_aliases(aliases: Any) -> None:
-    for alias in aliases:
-        if not _ALIAS.fullmatch(alias):
-            raise ServiceError("INVALID_ARGUMENT", f"Invalid version alias: {alias!r}.")
-
-
 def _move_aliases(versions: list[v1.Model], model: v1.Model, aliases: Any) -> None:
     """Give the model these aliases, and take them from the other versions; `-alias` takes it from the model."""
     for alias in aliases:
@@ -694,19 +799,3 @@ def _move_aliases(versions: list[v1.Model], model: v1.Model, aliases: Any) -> No
                 other.version_aliases.remove(plain)
         if plain == alias:
             model.version_aliases.append(alias)
-
-
-def _check_traffic(endpoint: v1.Endpoint) -> None:
-    split, known = dict(endpoint.traffic_split), {deployed.id for deployed in endpoint.deployed_models}
-    if not set(split) <= known or (known and split and sum(split.values()) != 100):
-        raise ServiceError("INVALID_ARGUMENT", f"Traffic must be 100 in all, on deployed models. Received: {split}.")
-
-
-def _check_schedule(schedule: v1.Schedule) -> None:
-    cron = schedule.cron.rpartition("TZ=")[2].split(" ", "TZ=" in schedule.cron)[-1]
-    if len(cron.split()) != 5 or not re.fullmatch(r"[\d*/,\- A-Za-z]+", cron):
-        raise ServiceError("INVALID_ARGUMENT", f"Invalid cron: {schedule.cron!r}.")
-    if not schedule.display_name or schedule.max_concurrent_run_count < 1:
-        raise ServiceError("INVALID_ARGUMENT", "display_name and a positive max_concurrent_run_count are required.")
-    if not schedule.create_pipeline_job_request.parent:
-        raise ServiceError("INVALID_ARGUMENT", "create_pipeline_job_request.parent is required.")

@@ -1,6 +1,7 @@
 """Claims about what a platform's execution cache answers, against its rules; see `tests.fakes.execution_cache`."""
 
 import contextlib
+import time
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
@@ -130,6 +131,7 @@ def test_a_training_that_failed_or_was_cancelled_is_no_answer(photos):
         job, _ = fire()
         vertex.cancel(job.name.rpartition("/")[2])
         assert len(fake.custom_jobs) == 2
+        time.sleep(fake.cancelling_seconds)
         job, custom_job = fire()
         assert len(fake.custom_jobs) == 3
         fake.end_custom_job(custom_job, v1.JobState.JOB_STATE_SUCCEEDED)

@@ -94,7 +94,7 @@ def test_a_schedule_starts_runs_that_are_found_by_name(job, fake, vertex, backof
     assert created.url.endswith(f"/schedules/{created.schedule_id}?project=my-project")
 
 
-def test_a_run_that_waits_for_its_machine_is_the_only_one(job, fake, vertex, backoff):
+def test_a_run_that_waits_for_its_machine_is_the_only_one(job, fake, vertex, backoff, clock):
     upsert(vertex, job, NIGHTLY, backoff)
     name = next(iter(fake.schedules))
     fake.scarce = {"ct5lp-hightpu-4t"}
@@ -102,6 +102,8 @@ def test_a_run_that_waits_for_its_machine_is_the_only_one(job, fake, vertex, bac
     assert fake.fire(name) is None
     assert len(fake.pipeline_jobs) == len(fake.custom_jobs) == 1
     vertex.cancel(waiting.name.rpartition("/")[2])
+    assert fake.fire(name) is None, "it is being cancelled"
+    clock.sleep(fake.cancelling_seconds)
     assert fake.fire(name) is not None
 
 

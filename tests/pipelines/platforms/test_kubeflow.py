@@ -485,6 +485,9 @@ def test_a_run_is_cancelled_and_one_that_has_ended_is_left(plan, fake, clock, te
     kubeflow = connect(fake, clock)
     job_id = submit(plan, kubeflow).job_id
     kubeflow.cancel(job_id)
+    assert kubeflow.get(job_id).state is State.RUNNING, "it is being cancelled"
+    kubeflow.cancel(job_id)
+    clock.sleep(fake.canceling_seconds)
     assert kubeflow.get(job_id).state.is_final
     kubeflow.cancel(job_id)
     assert len(fake.called("run_service_terminate_run")) == 1

@@ -206,7 +206,7 @@ def test_without_any_quota_the_run_fails_in_the_services_words(plan, fake, verte
     fake.without_quota = {V5E, V6E}
     end = run(plan, vertex, clock)
     assert (end.state, end.lacks_machine, machines(fake)) == (State.FAILED, True, [])
-    assert "quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_ct5lp" in end.error
+    assert "quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_tpu_v5e" in end.error
 
 
 def test_a_training_is_stopped_by_what_preflight_estimates(plan, fake, clock):
@@ -444,6 +444,9 @@ def test_a_run_is_cancelled_and_one_that_has_ended_is_left(plan, fake, clock):
     vertex = connect(fake, clock)
     job_id = submit(plan, vertex).job_id
     vertex.cancel(job_id)
+    assert vertex.get(job_id).state is State.RUNNING, "it is being cancelled"
+    vertex.cancel(job_id)
+    clock.sleep(fake.cancelling_seconds)
     assert vertex.get(job_id).state is State.CANCELLED
     assert machines(fake) == [(V5E, "us-central1", "CANCELLED")]
     vertex.cancel(job_id)
@@ -517,11 +520,12 @@ def test_the_exit_code_says_how_a_run_ended(fake, environment, capfd, execution,
     assert len(fake.pipeline_jobs) == 2
 
 
-def test_a_run_is_cancelled_by_name(fake, environment, capfd):
+def test_a_run_is_cancelled_by_name(fake, environment, capfd, clock):
     fake.execution = Simulate(hold=True)
     assert main(["submit", "digits", "--set", "machine=v5e-4"]) == 0
     assert main(["cancel", "digits"]) == 0
     assert capfd.readouterr().out.endswith(": being cancelled\n")
+    clock.sleep(fake.cancelling_seconds)
     assert main(["status", "digits"]) == 1
     assert machines(fake) == [(V5E, "us-central1", "CANCELLED")]
 

@@ -1,0 +1,259 @@
+"""What Vertex AI refuses when something is created: each check takes the request and raises a `ServiceError`.
+
+Every rule names its source; `tests/fakes/RULES` lists them. What is documented nowhere is said to be so, and is taken
+for a refusal: a client that passes here then asks for nothing doubtful.
+"""
+
+import re
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+from google.cloud import aiplatform_v1 as v1
+
+from tests.fakes.google_api import ServiceError
+
+DOCS = "https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning"
+_LABEL = re.compile(r"[a-z0-9_-]{0,63}")
+_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
+_KEY = re.compile(r"projects/[^/]+/locations/([^/]+)/keyRings/[^/]+/cryptoKeys/[^/]+")
+_ATTACHMENT = re.compile(r"projects/[^/]+/regions/([^/]+)/networkAttachments/[^/]+")
+_REGISTRY = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io)/[^/]+/\S+")
+# Topologies of one host and of several, by machine type; and where each generation trains.
+_V5E_AND_V6E = {"1t": ("1x1",), "4t": ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"), "8t": ("2x4",)}
+_TOPOLOGIES = {
+    **{f"ct5lp-hightpu-{size}": topologies for size, topologies in _V5E_AND_V6E.items()},
+    **{f"ct6e-standard-{size}": topologies for size, topologies in _V5E_AND_V6E.items()},
+    "tpu7x-standard-4t": (
+        *("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
+        "8x8x16",
+    ),
+}
+_CORES = {"TPU_V2": (8, 32, 128, 256, 512), "TPU_V3": (8, 32, 64, 128, 256, 512, 1024, 2048)}
+_REGIONS = {
+    "v2": ("asia-east1", "europe-west4", "us-central1"),
+    "v3": ("europe-west4", "us-central1"),
+    "v5e": ("us-central1", "us-east1", "us-west1", "us-west4"),
+    "v6e": (
+        *("asia-northeast1", "europe-west4", "southamerica-west1", "us-central1", "us-east1", "us-east5"),
+        "us-south1",
+    ),
+    "7x": ("us-central1",),
+}
+_GENERATIONS = {"TPU_V2": "v2", "TPU_V3": "v3", "ct5lp": "v5e", "ct6e": "v6e", "tpu7x": "7x"}
+
+
+def refuse(message: str) -> None:
+    """Refuse a request for what it says."""
+    raise ServiceError("INVALID_ARGUMENT", message)
+
+
+def generation_of(machine: v1.MachineSpec) -> str:
+    """The TPU generation of a machine, as `v5e`."""
+    kind = machine.machine_type.partition("-")[0]
+    return _GENERATIONS.get(machine.accelerator_type.name if kind == "cloud" else kind, "")
+
+
+def quota_metric(machine: v1.MachineSpec) -> str:
+    """The name of the quota that a training machine counts against."""
+    # Rule: a training's quota is aiplatform.googleapis.com/custom_model_training_tpu_v5e and such
+    # (GoogleCloudPlatform/vertex-ai-samples: tpuv5e_llama2 notebook; google-deepmind/xmanager/issues/29)
+    return f"aiplatform.googleapis.com/custom_model_training_tpu_{generation_of(machine)}"
+
+
+def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[str] = ()) -> None:
+    """Refuse a custom job that cannot be one, or not there; `local_images` need be in no registry."""
+    # Rule: a custom job has a display name of at most 128 characters (custom_job.proto: display_name)
+    if not 1 <= len(job.display_name) <= 128:
+        refuse("custom_job.display_name is required, of at most 128 characters.")
+    spec, pools = job.job_spec, job.job_spec.worker_pool_specs
+    # Rule: a TPU job has one worker pool of one replica, also where its slice has several hosts
+    # (…/training/training-with-tpu-vm)
+    if len(pools) != 1 or pools[0].replica_count != 1:
+        refuse("A TPU job has one worker pool of one replica.")
+    check_labels(job.labels)
+    check_network(spec.network)
+    check_attachment(spec.psc_interface_config.network_attachment, location)
+    check_key(job.encryption_spec.kms_key_name, location)
+    _check_machine(pools[0].machine_spec, location)
+    _check_disk(pools[0])
+    _check_scheduling(spec.scheduling, pools[0].machine_spec)
+    _check_container(pools[0].container_spec, local_images)
+    # Rule: the results of a custom job lie on Cloud Storage (custom_job.proto: base_output_directory)
+    if (base := spec.base_output_directory.output_uri_prefix) and not base.startswith("gs://"):
+        refuse(f"base_output_directory must be a gs:// path. Received: {base!r}.")
+    # Rule: who streams to a TensorBoard runs as a service account of the user's own
+    # (…/experiments/tensorboard-setup)
+    if spec.tensorboard and not spec.service_account:
+        refuse("A custom job with a tensorboard must have a service_account.")
+    check_tensorboard(spec.tensorboard, location)
+
+
+def _check_machine(machine: v1.MachineSpec, location: str) -> None:
+    accelerator = machine.accelerator_type.name if machine.accelerator_type else ""
+    if machine.machine_type == "cloud-tpu":
+        # Rule: v2 and v3 are cloud-tpu with an accelerator and a count of cores (…/training/configure-compute)
+        if machine.accelerator_count not in _CORES.get(accelerator, ()) or machine.tpu_topology:
+            refuse(f"cloud-tpu takes TPU_V2 or TPU_V3 and a count of it. Received: {accelerator!r}.")
+    elif machine.machine_type not in _TOPOLOGIES:
+        # Rule: a machine type is one of those that train (…/training/configure-compute)
+        refuse(f"Machine type {machine.machine_type!r} is not supported.")
+    # Rule: from v5e on a machine has a topology and no accelerator (…/training/configure-compute)
+    elif accelerator or machine.tpu_topology not in _TOPOLOGIES[machine.machine_type]:
+        refuse(f"Invalid TPU topology {machine.tpu_topology!r} for machine type {machine.machine_type}.")
+    # Rule: every generation trains in some regions only, and v5e in fewer than it serves in (…/general/locations)
+    if location not in _REGIONS[generation_of(machine)]:
+        refuse(f"Machine type {machine.machine_type} is not supported for training in {location}.")
+
+
+def _check_disk(pool: v1.WorkerPoolSpec) -> None:
+    machine_type, disk = pool.machine_spec.machine_type, pool.disk_spec.boot_disk_type
+    # Rule: a boot disk is pd-ssd, pd-standard or hyperdisk-balanced (machine_resources.proto: boot_disk_type)
+    if disk not in ("", "pd-ssd", "pd-standard", "hyperdisk-balanced"):
+        refuse(f"Disk type {disk} is not supported.")
+    # Rule: v6e has Hyperdisk alone, those before Persistent Disk alone; 7x is taken to be as v6e, and what Vertex makes
+    # of a type that the machine lacks is documented nowhere (https://cloud.google.com/tpu/docs/setup-persistent-disk)
+    if disk.startswith("pd-" if machine_type.startswith(("ct6e-", "tpu7x-")) else "hyperdisk"):
+        refuse(f"Disk type {disk} is not supported by {machine_type}.")
+
+
+def _check_scheduling(scheduling: v1.Scheduling, machine: v1.MachineSpec) -> None:
+    strategy = scheduling.strategy.name
+    # Rule: flex-start takes GPUs alone (…/training/schedule-jobs-dws)
+    if strategy == "FLEX_START":
+        refuse("The scheduling strategy FLEX_START is not supported for TPUs.")
+    # Rule: spot is not supported by TPU pods (…/training/use-spot-vms)
+    is_pod = machine.accelerator_count > 8 or (
+        machine.machine_type.endswith("-4t") and machine.tpu_topology not in ("2x2", "2x2x1")
+    )
+    if strategy == "SPOT" and is_pod:
+        refuse("Spot VMs are not supported for TPU Pods.")
+
+
+def _check_container(container: v1.ContainerSpec, local_images: Container[str]) -> None:
+    # Rule: a container's image is required, and lies in a registry (custom_job.proto: image_uri)
+    if container.image_uri not in local_images:
+        check_image(container.image_uri, "container_spec.image_uri")
+    # Rule: a container has 100 environment variables at most (custom_job.proto: env)
+    if len(container.env) > 100:
+        refuse("A container has at most 100 environment variables.")
+
+
+def check_image(image: str, field: str) -> None:
+    """Refuse an image that is in no registry of Google Cloud."""
+    # Rule: a model's image lies in Artifact or Container Registry (model.proto: ModelContainerSpec.image_uri)
+    if not _REGISTRY.fullmatch(image):
+        refuse(f"{field} must name an image in Artifact Registry or Container Registry. Received: {image!r}.")
+
+
+def check_network(network: str) -> None:
+    """Refuse a network that is not named by its project's number."""
+    # Rule: a network's project is a number, "as in 12345" (pipeline_job.proto and custom_job.proto: network)
+    if network and not re.fullmatch(r"projects/\d+/global/networks/[^/]+", network):
+        refuse(f"The network's project must be a number. Received: {network!r}.")
+
+
+def check_attachment(attachment: str, location: str) -> None:
+    """Refuse a network attachment of another region."""
+    # Rule: a network attachment lies "within the region and user project", as its short form is taken to say
+    # (service_networking.proto: network_attachment)
+    if "/" not in attachment:
+        return
+    found = _ATTACHMENT.fullmatch(attachment)
+    if not found or found[1] != location:
+        refuse(f"The network attachment must be one of {location}. Received: {attachment!r}.")
+
+
+def check_key(key: str, location: str) -> None:
+    """Refuse a key that is none, or of another region."""
+    # Rule: a key lies "in the same region as where the compute resource is created" (encryption_spec.proto:
+    # kms_key_name)
+    found = _KEY.fullmatch(key)
+    if key and (not found or found[1] != location):
+        refuse(f"The encryption key must be one of {location}. Received: {key!r}.")
+
+
+def check_tensorboard(name: str, location: str) -> None:
+    """Refuse a TensorBoard that is none, or of another region."""
+    # Rule: a TensorBoard is named projects/…/locations/…/tensorboards/…, of the job's region (custom_job.proto:
+    # tensorboard)
+    if name and not re.fullmatch(rf"projects/[^/]+/locations/{location}/tensorboards/[^/]+", name):
+        refuse(f"tensorboard must name one of {location}. Received: {name!r}.")
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Refuse labels that no resource may have."""
+    # Rule: a label has at most 64 lower-case letters, digits, _ and -; 63 are taken here, as elsewhere in Google Cloud
+    # (pipeline_job.proto: labels)
+    for text in (*labels.keys(), *labels.values()):
+        if not _LABEL.fullmatch(text):
+            refuse(f"Invalid label: {text!r}.")
+    # Rule: a resource has 64 labels at most (https://cloud.google.com/resource-manager/docs/labels-overview)
+    if len(labels) > 64:
+        refuse(f"At most 64 labels. Received: {len(labels)}.")
+
+
+def check_aliases(aliases: Iterable[str]) -> None:
+    """Refuse what may be no alias of a version."""
+    # Rule: a version's alias is [a-z][a-zA-Z0-9-]{0,126}[a-z0-9] (model.proto: version_aliases)
+    for alias in aliases:
+        if not _ALIAS.fullmatch(alias):
+            refuse(f"Invalid version alias: {alias!r}.")
+
+
+def check_parameters(spec: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuse parameters that a pipeline does not have, and the lack of those that have no default."""
+    # Rule: a run names parameters that its pipeline declares, and all those without a default; the SDK refuses others
+    # before they are sent (python-aiplatform google/cloud/aiplatform/utils/pipeline_utils.py)
+    declared = spec.get("root", {}).get("inputDefinitions", {}).get("parameters", {})
+    missing = [name for name, one in declared.items() if "defaultValue" not in one and not one.get("isOptional")]
+    if wrong := sorted(set(values) - set(declared)) or sorted(set(missing) - set(values)):
+        refuse(f"The pipeline's parameters are {sorted(declared)}. Wrong or missing: {wrong}.")
+
+
+def check_schedule(schedule: v1.Schedule) -> None:
+    """Refuse a schedule that says no time, no name or no limit."""
+    # Rule: a cron expression has five fields, and maybe a time zone in front (schedule.proto: cron)
+    cron = schedule.cron.rpartition("TZ=")[2].split(" ", "TZ=" in schedule.cron)[-1]
+    if len(cron.split()) != 5 or not re.fullmatch(r"[\d*/,\- A-Za-z]+", cron):
+        refuse(f"Invalid cron: {schedule.cron!r}.")
+    # Rule: a schedule's name and max_concurrent_run_count are required (schedule.proto)
+    if not schedule.display_name or schedule.max_concurrent_run_count < 1:
+        refuse("display_name and a positive max_concurrent_run_count are required.")
+    # Rule: a schedule's request says where, and gives no id: each run has its own (schedule.proto: request)
+    request = schedule.create_pipeline_job_request
+    if not request.parent or request.pipeline_job_id:
+        refuse("create_pipeline_job_request.parent is required, and pipeline_job_id is not supported.")
+
+
+def check_traffic(endpoint: v1.Endpoint) -> None:
+    """Refuse a traffic split that is none."""
+    # Rule: an endpoint's traffic is 100 in all, of models that are deployed, or empty (endpoint.proto: traffic_split)
+    split, known = dict(endpoint.traffic_split), {deployed.id for deployed in endpoint.deployed_models}
+    if not set(split) <= known or (known and split and sum(split.values()) != 100):
+        refuse(f"Traffic must be 100 in all, on deployed models. Received: {split}.")
+
+
+def check_replicas(resources: v1.DedicatedResources) -> None:
+    """Refuse a deployment that names no machine, or no replica."""
+    # Rule: a deployment has a machine and at least one replica (machine_resources.proto: DedicatedResources)
+    if not resources.machine_spec.machine_type or resources.min_replica_count < 1:
+        refuse("dedicated_resources needs machine_spec.machine_type and a min_replica_count of at least 1.")
+
+
+def check_endpoint(endpoint: v1.Endpoint, location: str) -> None:
+    """Refuse an endpoint that cannot be one, or not there."""
+    # Rule: an endpoint's display name is required, of at most 128 characters (endpoint.proto: display_name)
+    if not 1 <= len(endpoint.display_name) <= 128:
+        refuse("endpoint.display_name is required, of at most 128 characters.")
+    check_labels(endpoint.labels)
+    check_key(endpoint.encryption_spec.kms_key_name, location)
+    check_network(endpoint.network)
+    # Rule: an endpoint is peered with a network or reached by Private Service Connect, not both (endpoint.proto:
+    # private_service_connect_config)
+    if endpoint.network and endpoint.private_service_connect_config.enable_private_service_connect:
+        refuse("network and private_service_connect_config are mutually exclusive.")
+
+
+def below(places: set[str], name: str) -> bool:
+    """Whether a gs:// path or an image is one of these, or lies below one."""
+    return any(name == one or name.startswith((f"{one.rstrip('/')}/", f"{one}@", f"{one}:")) for one in places)
