@@ -20,7 +20,7 @@ DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 P = TypeVar("P")
 
 
-def _attribute_docs(params: type) -> dict[str, str]:
+def attribute_docs(params: type) -> dict[str, str]:
     """The lines of the `Attributes:` section of a docstring, by name."""
     section = (params.__doc__ or "").partition("Attributes:")[2]
     entries = re.findall(r"^        (\w+): (.*(?:\n {10,}.*)*)", section, re.MULTILINE)
@@ -42,7 +42,7 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
 
     A field that is a dataclass itself gives the flags of its own fields, but for those that are there already.
     """
-    docs, hints = _attribute_docs(params), typing.get_type_hints(params)
+    docs, hints = attribute_docs(params), typing.get_type_hints(params)
     for field in sorted(dataclasses.fields(params), key=lambda field: dataclasses.is_dataclass(hints[field.name])):
         flag, kind = "--" + field.name.replace("_", "-"), hints[field.name]
         if dataclasses.is_dataclass(kind):

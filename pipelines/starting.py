@@ -17,6 +17,7 @@ from components.errors import InputError
 from components.interface import CORPUS, IMAGE, TASKS, TEXT
 from components.table import printable
 from pipelines.config import load_config, override
+from pipelines.config_schema import SCHEMA_FILE, as_text
 from pipelines.data_overview import DataOverview
 
 WORKFLOW_FILE = Path(".github/workflows/retrain.yml")
@@ -54,7 +55,9 @@ class Start:
         Raises:
             InputError: If one is there already and `overwrite` is not set, or they cannot be written.
         """
-        if not overwrite and (there := [str(path) for path in self.files if path.exists()]):
+        # The schema is the same for all configurations of a folder, and nobody's own.
+        there = [str(path) for path in self.files if path.name != SCHEMA_FILE and path.exists()]
+        if there and not overwrite:
             raise InputError(
                 f"Refused to overwrite {', '.join(there)}. Use another --name or --output, or overwrite with --force."
             )
@@ -105,6 +108,7 @@ def plan_start(
     for one in overrides:
         override(raw, one)
     files = {config_path: _as_yaml(raw, reasons, overview, config_path)} | files
+    files[folder / SCHEMA_FILE] = as_text()
     if workflow:
         watched = json.dumps([str(config_path), model] if model.endswith(".py") else [str(config_path)])
         files[WORKFLOW_FILE] = _render("retrain.yml.jinja", config=shlex.quote(str(config_path)), paths=watched)
@@ -250,7 +254,8 @@ gate:    # By default a model is promoted that beats the best constant answer, a
 
 def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, path: Path) -> str:
     # Names out of data stay on their line, and in its comment.
-    lines = [f"# {' '.join(printable(line).split())}" for line in overview.lines()]
+    lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"]
+    lines += [f"# {' '.join(printable(line).split())}" for line in overview.lines()]
     lines += [f"# Check:  tpu-pipelines check {path}", f"# Run:    tpu-pipelines run {path}"]
     for section, values in raw.items():
         if isinstance(values, dict):

@@ -8,7 +8,7 @@ from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_L
 from components.text import END, START
 
 _COLUMNS = ("path", "text", "label", "split", "id")
-_SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
+SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +91,10 @@ class WriteParams:
             object.__setattr__(self, "image_size", self.image_size * 2)
         if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
             raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
-        if self.task not in _SETTABLE_TASKS:
+        if self.task not in SETTABLE_TASKS:
             raise InputError(
-                f"task must be one of {', '.join(_SETTABLE_TASKS)}. Received: task={self.task!r}."
-                + did_you_mean(self.task, _SETTABLE_TASKS)
+                f"task must be one of {', '.join(SETTABLE_TASKS)}. Received: task={self.task!r}."
+                + did_you_mean(self.task, SETTABLE_TASKS)
             )
         for name, fits in (("target_columns", self.task == REGRESSION), ("class_names", self.task != REGRESSION)):
             names = getattr(self, name)

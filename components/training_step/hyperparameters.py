@@ -12,7 +12,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
 SCALINGS = ("auto", "linear", "sqrt", "none")
 FLIPS = ("none", "horizontal", "vertical", "horizontal_and_vertical")
-_CHOICES = {
+CHOICES = {
     "optimizer": OPTIMIZERS,
     "learning_rate_schedule": SCHEDULES,
     "learning_rate_scaling": SCALINGS,
@@ -94,7 +94,7 @@ class TrainParams:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name, known in _CHOICES.items():
+        for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
         for name in ("epochs", "batch_size_per_replica", "shuffle_buffer"):

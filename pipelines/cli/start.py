@@ -1,4 +1,4 @@
-"""Commands to begin with: init, check."""
+"""Commands to begin with: init, check, schema."""
 
 import argparse
 import dataclasses
@@ -121,7 +121,26 @@ def _again(overrides: list[str]) -> str:
     return "".join(f" --set {shlex.quote(one)}" for one in overrides)
 
 
+def _add_schema(commands: Any) -> None:
+    schema = commands.add_parser(
+        "schema",
+        help="print what a configuration may hold, for editors or as a table",
+        description="Print the JSON Schema of a configuration. An editor that speaks YAML completes and explains the "
+        "settings of a file that begins with: # yaml-language-server: $schema=FILE",
+    )
+    schema.add_argument("--markdown", action="store_true", help="print a table of all settings instead")
+    schema.set_defaults(command=_schema)
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from pipelines.config_schema import as_markdown, as_text
+
+    print(as_markdown() if arguments.markdown else as_text(), end="")
+    return DONE
+
+
 COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_init,
     _add_check,
+    _add_schema,
 )

@@ -102,7 +102,7 @@ def test_help_lists_every_field_with_its_meaning(step, monkeypatch, capsys):
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     for params in (_params(step), *([TrainParams] if step == "preflight_training" else [])):
-        meanings = command_line._attribute_docs(params)
+        meanings = command_line.attribute_docs(params)
         for field in dataclasses.fields(params):
             assert meanings[field.name]
             assert field.name == "training" or f"--{field.name.replace('_', '-')}" in text

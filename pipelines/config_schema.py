@@ -1,0 +1,206 @@
+"""Every setting of a configuration, its type, default and meaning: JSON Schema for editors, a table for people."""
+
+import dataclasses
+import functools
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from components.artifacts import SPLITS
+from components.command_line import attribute_docs
+from components.create_tfrecords.params import SETTABLE_TASKS, WriteParams
+from components.deploy_model.params import DeployParams
+from components.device import ACCELERATORS, BACKENDS
+from components.evaluate_model.params import EvaluateParams
+from components.export_model.formats.table import FORMATS
+from components.export_model.params import ExportParams
+from components.machine_spec import MachineSpec, load_catalogue
+from components.models import REGISTRY
+from components.preflight_training.params import PreflightParams
+from components.text import END, START
+from components.training_step import hyperparameters
+from pipelines import STEPS
+from pipelines.config import SETTINGS, Config
+from pipelines.settings import Settings, variable
+from pipelines.step_resources import StepResources
+
+SCHEMA_FILE = "tpu-pipelines.schema.json"
+_PARAMS: Mapping[str, Any] = {
+    "data": WriteParams,
+    "training": hyperparameters.TrainParams,
+    "preflight": PreflightParams,
+    "gate": EvaluateParams,
+    "export": ExportParams,
+    "deploy": DeployParams,
+}
+CHOICES: Mapping[str, tuple[Any, ...]] = {
+    **{f"training.{name}": known for name, known in hyperparameters.CHOICES.items()},
+    "data.task": SETTABLE_TASKS,
+    "data.channels": (0, 1, 3),
+    "data.encoding": ("auto", "raw", "encoded"),
+    "data.truncate": (START, END),
+    "gate.split": SPLITS,
+    "gate.backend": BACKENDS,
+    "gate.accelerator": ACCELERATORS,
+    "export.split": SPLITS,
+    "export.required": tuple(FORMATS),
+}
+_OPTIONAL = ("preflight", "deploy")  # Of which `false` leaves the step out.
+_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_MODEL_DOCS = {
+    "name": "A ready model, a .py or .keras file, or `module:function`; may stand for the whole section.",
+    "parameters": "What `build_model` is given beside what follows from the data.",
+}
+_NAME_DOC = "Short name, as `tpu-pipelines machines` lists them; may stand for the whole section."
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        name: With its section, as `training.epochs`.
+        kind: Its type, as Python writes it.
+        default: Where nothing is said; None where something must be.
+        meaning: What it is.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    meaning: str
+
+    def as_schema(self) -> dict[str, Any]:
+        """The setting as JSON Schema."""
+        found = {"description": self.meaning, **_type_of(self.kind, CHOICES.get(self.name, ()))}
+        return found if self.default is None else {**found, "default": _plain(self.default)}
+
+
+def settings() -> Iterator[Setting]:
+    """Every setting, in the order of the sections."""
+    yield Setting("name", str, None, _docs(Config)["name"])
+    for section in ("data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources"):
+        yield from _SPECIAL[section]() if section in _SPECIAL else _of(section, _PARAMS[section], SETTINGS[section])
+
+
+def _of(section: str, params: Any, names: tuple[str, ...]) -> Iterator[Setting]:
+    hints, docs = typing.get_type_hints(params), _docs(params)
+    fields = {field.name: field for field in dataclasses.fields(params)}
+    for name in names:
+        if name not in ("model", "model_parameters"):  # Which are a section of their own.
+            yield Setting(f"{section}.{name}", hints[name], _default(fields[name]), docs[name])
+
+
+@functools.cache
+def _docs(params: type) -> dict[str, str]:
+    return {name: text.replace("%%", "%") for name, text in attribute_docs(params).items()}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _model() -> Iterator[Setting]:
+    yield Setting("model.name", str, None, _MODEL_DOCS["name"])
+    yield Setting("model.parameters", Mapping[str, Any], {}, _MODEL_DOCS["parameters"])
+    yield Setting("model.files", tuple[str, ...], (), _docs(Config)["model_files"])
+
+
+def _machine() -> Iterator[Setting]:
+    yield Setting("machine.name", str, None, _NAME_DOC)
+    names = tuple(field.name for field in dataclasses.fields(MachineSpec))
+    for one in _of("machine", MachineSpec, names):
+        yield dataclasses.replace(one, kind=tuple[Any, ...]) if one.name == "machine.fallbacks" else one
+
+
+def _resources() -> Iterator[Setting]:
+    names = tuple(field.name for field in dataclasses.fields(StepResources))
+    yield from _of("resources.STEP", StepResources, names)
+
+
+_SPECIAL = {"model": _model, "machine": _machine, "resources": _resources}
+
+
+def _type_of(kind: Any, choices: tuple[Any, ...] = ()) -> dict[str, Any]:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        item = _type_of(inner[0], choices)
+        # Or values with commas between them.
+        one = f"({'|'.join(choices)})"
+        joined = {"type": "string", **({"pattern": f"^{one}(, *{one})*$"} if choices else {})}
+        return {"anyOf": [{"type": "array", "items": item}, *([item] if item else []), joined]}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": _type_of(inner[1]) or True}
+    if choices:
+        return {"enum": list(choices)}
+    return {"type": _NAMES[kind]} if kind in _NAMES else {}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+
+
+def as_json_schema() -> dict[str, Any]:
+    """The configuration as JSON Schema (https://json-schema.org/draft-07)."""
+    found = {one.name: one for one in settings()}
+    sections = {name: _section(name, found) for name in (*_PARAMS, "model", "machine")}
+    sections["model"] = {"anyOf": [{"type": "string", "examples": list(REGISTRY)}, sections["model"]]}
+    sections["machine"] = {"anyOf": [{"enum": [one.name for one in load_catalogue().slices]}, sections["machine"]]}
+    for name in _OPTIONAL:
+        sections[name] = {"anyOf": [sections[name], {"type": "boolean"}]}
+    step = _section("resources.STEP", found)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "A configuration of tpu-pipelines",
+        "type": "object",
+        "properties": {
+            "name": found["name"].as_schema(),
+            **{name: _or_nothing(section) for name, section in sections.items()},
+            "resources": {"type": "object", "properties": dict.fromkeys(STEPS, step), "additionalProperties": False},
+        },
+        "required": ["name", "data", "model"],
+        "additionalProperties": False,
+    }
+
+
+def _or_nothing(section: dict[str, Any]) -> dict[str, Any]:
+    """A section, which may be a heading with nothing below it."""
+    return {"anyOf": [section, {"type": "null"}]}
+
+
+def _section(section: str, found: Mapping[str, Setting]) -> dict[str, Any]:
+    inside = {name.removeprefix(f"{section}."): one for name, one in found.items() if name.startswith(f"{section}.")}
+    needed = [name for name, one in inside.items() if one.default is None and section in ("data", "model")]
+    return {
+        "type": "object",
+        "properties": {name: one.as_schema() for name, one in inside.items()},
+        "additionalProperties": False,
+        **({"required": needed} if needed else {}),
+    }
+
+
+def as_text() -> str:
+    """The schema as it is written into a file."""
+    return json.dumps(as_json_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def as_markdown() -> str:
+    """A table of all settings, and one of the variables that say where pipelines run."""
+    rows = [(one.name, _shown(one), one.meaning) for one in settings()]
+    docs = _docs(Settings)
+    variables = [(variable(field.name), "", docs[field.name]) for field in dataclasses.fields(Settings)]
+    return "\n\n".join((_table("setting", rows), _table("variable", variables))) + "\n"
+
+
+def _shown(one: Setting) -> str:
+    return "" if one.default is None else f"`{json.dumps(_plain(one.default), ensure_ascii=False)}`"
+
+
+def _table(first: str, rows: list[tuple[str, str, str]]) -> str:
+    lines = [f"| {first} | default | what it is |", "|---|---|---|"]
+    return "\n".join(
+        [*lines, *(f"| `{name}` | {default} | {text.replace('|', chr(92) + '|')} |" for name, default, text in rows)]
+    )

@@ -1,0 +1,21 @@
+"""What is made from the code and kept in the repository: `python -m tests.generated` writes it anew."""
+
+import re
+from pathlib import Path
+
+from pipelines.config_schema import as_markdown, as_text
+from tests.cli import REPOSITORY
+
+SCHEMA = REPOSITORY / "pipelines" / "configs" / "schema.json"
+README = REPOSITORY / "README.md"
+_TABLE = re.compile(r"(?<=<!-- settings -->\n\n).*?(?=\n<!-- /settings -->)", re.DOTALL)
+
+
+def generated() -> dict[Path, str]:
+    """The files as they should be."""
+    return {SCHEMA: as_text(), README: _TABLE.sub(lambda _: as_markdown(), README.read_text())}
+
+
+if __name__ == "__main__":
+    for path, content in generated().items():
+        path.write_text(content)
