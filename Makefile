@@ -3,10 +3,12 @@ VENV := .venv
 PYTHON ?= python3.11
 CONFIG ?= digits
 MINUTES ?= 15
+KILLS ?= 1000
+SLICE ?= 1/1
 IMAGE ?= tpu-pipelines/python:latest
 SERVING_IMAGE ?= tpu-pipelines/serving:latest
 
-.PHONY: install run test test-all check bench soak lock image
+.PHONY: install run test test-all check bench soak kills lock image
 
 install: $(VENV)/.installed
 
@@ -36,6 +38,9 @@ bench: install  ## Speed, each figure beside its baseline in the same run.
 
 soak: install  ## The server under honest and hostile load, on this machine alone; MINUTES=5 for less than 15.
 	$(VENV)/bin/python -m tests.benchmarks.soak --minutes $(MINUTES)
+
+kills: install  ## Every step killed at any moment and run again, one night; SLICE=3/10 for a part, KILLS=300 for fewer.
+	$(VENV)/bin/python -m tests.kills --kills $(KILLS) --slice $(SLICE)
 
 lock:  ## Needs uv; the lock holds hashes and names no index.
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
