@@ -62,8 +62,11 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             f"and {manifest.task} of {len(manifest.class_names)}."
         )
     devices.prepare("tensorflow", "cpu", 1, "float32")
+    import keras
+
     from components.model_loading.trained import load_trained_model
 
+    keras.utils.set_random_seed(0)  # Dropout's state is a variable of the SavedModel: the same bytes every time.
     with storage.staged_directory(output) as staged:
         copy_vocabulary(model_dir, staged, info.input)
 

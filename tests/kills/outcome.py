@@ -15,10 +15,12 @@ _TIMED = {"seconds", "examples_per_second", "latency_ms", "created", "time", "en
 # By file, what depends on how fast this machine was, or on files that do.
 _MEASURED = {
     "preflight.json": {"compile_seconds", "epoch", "cost", "feed_per_second", "summary", "advice", "timeout_seconds"},
+    "export.json": {"bytes"},  # The SavedModel's fingerprint has a number drawn anew, of as many digits as it takes.
     "version.json": {"files", "digest"},  # Other files' times are in them; whether they agree is checked apart.
 }
-# Named, not compared: curves with the times of their points, and pages of figures that stand in the JSON beside them.
-_NAMED_ALONE = (".html", ".v2", ".log")
+# Named, not compared: pages of figures that stand in the JSON beside them, curves with the times of their points, and
+# what TensorFlow says of a SavedModel.
+_NAMED_ALONE = (".html", ".v2", "fingerprint.pb")
 
 
 def outcome(folder: Path, top: Path | None = None) -> Outcome:
@@ -41,7 +43,7 @@ def _without_time(name: str) -> str:
 
 
 def _digest(path: Path, top: Path) -> str:
-    if path.suffix in _NAMED_ALONE:
+    if path.name.endswith(_NAMED_ALONE):
         return "there"
     if path.suffix in (".json", ".jsonl"):
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
