@@ -8,7 +8,7 @@ SLICE ?= 1/1
 IMAGE ?= tpu-pipelines/python:latest
 SERVING_IMAGE ?= tpu-pipelines/serving:latest
 
-.PHONY: install run test test-all check bench soak kills lock image
+.PHONY: install run test test-all check bench soak kills audit licences lock image
 
 install: $(VENV)/.installed
 
@@ -41,6 +41,12 @@ soak: install  ## The server under honest and hostile load, on this machine alon
 
 kills: install  ## Every step killed at any moment and run again, one night; SLICE=3/10 for a part, KILLS=300 for fewer.
 	$(VENV)/bin/python -m tests.kills --kills $(KILLS) --slice $(SLICE)
+
+audit:  ## Known vulnerabilities of everything locked; asks PyPI, so it needs uv and the network. No answer is a failure.
+	uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes -r requirements.lock -r docker/serving.lock
+
+licences: install  ## The licence of everything locked.
+	$(VENV)/bin/python -m tests.licences
 
 lock:  ## Needs uv; the lock holds hashes and names no index.
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \

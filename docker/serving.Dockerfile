@@ -1,5 +1,8 @@
 # The image that serves an export on CPU: no TensorFlow, no Keras, none of the steps. Build from the repository root: make image
-ARG BASE=python:3.11-slim-bookworm
+# Python 3.11.16 of 2026-08-25, all platforms. The digest is the one that the maintainers of Docker's official images list:
+# https://github.com/docker-library/repo-info/blob/33a22f41ac7bf613bc03380b0317536a9a7fb5e8/repos/python/remote/3.11-slim-bookworm.md
+# A newer one: docker buildx imagetools inspect python:3.11-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 FROM ${BASE}
 
 WORKDIR /opt/serving

@@ -113,6 +113,7 @@ def _become(command: Command, log: Path, dies_at: int | None, changes_file: Path
         with open(log, "w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.environ.update(command.environment)
         tempfile.tempdir = None  # As the environment says now.
         count = _count_changes(command.folder, dies_at)
