@@ -90,7 +90,7 @@ def open_image(content: bytes, rule: ImageRule, watch: Callable[[], None] | None
     height, width, kind = _jpeg_header(content, rule.max_pixels)
     if kind in ("", _UNUSUAL) or content.count(_START_OF_SCAN) > _MAX_SCANS:
         image = _open_with_pillow(content, rule, watch)
-        return OpenImage(image.height * image.width, len(content), lambda: _resized(_load(image, rule), rule))
+        return OpenImage(image.height * image.width, len(content), lambda: _pixels(_fit(_load(image, rule), rule)))
 
     def decode() -> np.ndarray:
         grey = rule.channels == 1 or (rule.channels == 0 and kind == "Gray")
@@ -98,13 +98,9 @@ def open_image(content: bytes, rule: ImageRule, watch: Callable[[], None] | None
             pixels = simplejpeg.decode_jpeg(content, colorspace="GRAY" if grey else "RGB")
         except ValueError as error:
             raise UnreadableImageError(f"damaged JPEG: {error}") from error
-        return _resized(pixels, rule)
+        return pixels if rule.image_size is None else resize_pixels(pixels, rule.image_size)
 
     return OpenImage(height * width, len(content), decode)
-
-
-def _resized(pixels: np.ndarray, rule: ImageRule) -> np.ndarray:
-    return pixels if rule.image_size is None else resize_pixels(pixels, rule.image_size)
 
 
 def convert_pixels(pixels: np.ndarray, channels: int) -> np.ndarray:
@@ -117,11 +113,23 @@ def convert_pixels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
     """uint8[*image_size, channels]: the same picture at another size (bilinear, antialiased)."""
-    height, width = image_size
-    if pixels.shape[:2] == (height, width):
+    if pixels.shape[:2] == image_size:
         return pixels
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(height, width, -1)
+    return _pixels(_fit(image, ImageRule(image_size, 0)))
+
+
+def _fit(image: Any, rule: ImageRule) -> Any:
+    """An image at the rule's size. Pillow lets other threads run meanwhile, but not while it copies into an array."""
+    if rule.image_size is None or image.size == rule.image_size[::-1]:
+        return image
+    return image.resize(rule.image_size[::-1], Image.Resampling.BILINEAR)
+
+
+def _pixels(image: Any) -> np.ndarray:
+    """uint8[height, width, channels]."""
+    pixels = np.asarray(image)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
 def _jpeg_header(content: bytes, max_pixels: int = _MAX_PIXELS) -> tuple[int, int, str]:
@@ -165,7 +173,8 @@ def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None]
     return image
 
 
-def _load(image: Any, rule: ImageRule) -> np.ndarray:
+def _load(image: Any, rule: ImageRule) -> Any:
+    """An opened image, read and in the rule's mode."""
     with _naming_damage():
         image.load()
         if image.mode.startswith("I;16"):  # convert() would clip at 255.
@@ -173,8 +182,7 @@ def _load(image: Any, rule: ImageRule) -> np.ndarray:
         if image.mode in ("I", "F"):
             raise UnreadableImageError(f"32 bits per pixel (mode {image.mode}): expected 8 or 16")
         mode = _MODES[rule.channels or (1 if image.mode in _GREY_MODES else 3)]
-        pixels = np.asarray(image.convert(mode))
-    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+        return image if image.mode == mode else image.convert(mode)
 
 
 @contextlib.contextmanager
