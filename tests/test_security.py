@@ -1,0 +1,139 @@
+"""The README's page on security: for each of its promises the tests that hold it."""
+
+import ast
+import re
+
+import pytest
+
+from tests.cli import REPOSITORY
+
+EXPLAINS = ""  # Says who is trusted, or what is not promised.
+
+# By a sentence's first words.
+HELD_BY = {
+    "What can happen follows": EXPLAINS,
+    "Each promise on this page": "tests/test_security.py::test_every_sentence_promises_what_tests_hold_or_explains",
+    "Sources are not trusted": EXPLAINS,
+    "A damaged file, or one": """
+        tests/components/create_tfrecords/test_writer.py::test_unreadable_images_over_budget_are_refused_by_name
+        tests/components/test_images.py::test_decode_pixels_refuses_a_png_bomb_before_unpacking_it
+        tests/components/test_images.py::test_decode_pixels_refuses_a_jpeg_bomb_before_unpacking_it""",
+    "Formats that start": """
+        tests/components/test_images.py::test_decode_pixels_refuses_formats_that_start_other_programs""",
+    "An object's name": "tests/components/test_storage.py::test_localize_refuses_object_names_that_climb_out",
+    "Names of classes": """
+        tests/components/test_table.py::test_control_characters_are_escaped_and_nothing_else
+        tests/components/evaluate_model/test_report.py::test_report_shows_hostile_names_as_text_and_never_as_markup
+        tests/components/evaluate_model/test_report.py::test_report_forbids_itself_scripts_and_the_network
+        tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup""",
+    "Whoever may write the source": """
+        tests/components/create_tfrecords/test_writer.py::test_the_fingerprint_changes_with_one_pixel_one_label_or_the_order
+        tests/components/deploy_model/test_deploying.py::test_an_evaluation_of_another_model_is_refused""",
+    "Your model's file is code": EXPLAINS,
+    "Nothing else is imported": """
+        tests/components/test_safe_path.py::test_a_command_imports_nothing_from_the_current_folder
+        tests/components/test_safe_path.py::test_children_import_nothing_from_the_current_folder
+        tests/components/test_safe_path.py::test_no_step_and_no_worker_imports_from_the_current_folder
+        tests/components/test_safe_path.py::test_a_users_model_is_found_in_the_current_folder_while_it_is_imported_and_no_longer
+        """,
+    "It travels to a platform": """
+        tests/components/model_loading/test_bundle.py::test_another_file_under_a_digest_is_refused
+        tests/components/model_loading/test_bundle.py::test_credentials_do_not_travel""",
+    "A model from elsewhere": """
+        tests/components/model_loading/test_lookup.py::test_keras_file_with_code_of_its_own_is_refused
+        tests/components/model_loading/test_trained.py::test_architecture_with_code_of_its_own_is_refused""",
+    "The workspace is trusted": """
+        tests/components/model_loading/test_bundle.py::test_a_model_with_layers_of_its_own_is_rebuilt_from_the_code_beside_it
+        """,
+    "What its cache names": """
+        tests/pipelines/test_step_cache.py::test_a_folder_elsewhere_is_neither_read_nor_deleted
+        tests/pipelines/test_step_cache.py::test_a_link_out_of_the_cache_is_not_followed
+        tests/pipelines/test_step_cache.py::test_entries_that_are_linked_from_elsewhere_are_neither_changed_nor_deleted
+        tests/pipelines/test_step_cache.py::test_a_copied_workspace_reads_its_own
+        tests/pipelines/test_run_local.py::test_a_copied_workspace_works_and_touches_nothing_outside_itself""",
+    "Links in the place": """
+        tests/components/test_storage.py::test_a_lock_that_is_a_link_is_refused
+        tests/components/test_storage.py::test_a_new_file_is_not_what_a_link_points_at""",
+    "Compilations are remembered": """
+        tests/components/preflight_training/test_remembering.py::test_what_is_kept_is_recalled_from_a_private_folder
+        tests/components/preflight_training/test_remembering.py::test_a_file_that_was_changed_or_is_another_key_s_is_none
+        tests/components/preflight_training/test_remembering.py::test_what_others_may_have_written_is_none
+        tests/components/preflight_training/test_remembering.py::test_another_users_folder_is_neither_read_nor_written""",
+    "The registry, in a folder": EXPLAINS,
+    "Versions are read-only": """
+        tests/components/registry/test_folder.py::test_writing_to_a_run_changes_no_version
+        tests/components/registry/test_folder.py::test_every_file_of_a_version_is_checked
+        tests/components/registry/test_folder.py::test_no_alias_moves_to_a_version_with_damaged_files
+        tests/components/registry/test_folder.py::test_a_part_of_a_version_on_a_bucket_is_checked
+        tests/components/evaluate_model/test_champion.py::test_a_damaged_champion_is_named_and_never_beaten""",
+    "So damage is found": """
+        tests/pipelines/test_versions.py::test_list_names_every_damaged_version_with_its_files
+        tests/components/registry/test_folder.py::test_a_versions_digest_covers_all_of_its_files""",
+    "No model is promoted": """
+        tests/components/deploy_model/test_deploying.py::test_a_model_that_the_gate_refused_is_not_even_registered
+        tests/components/registry/test_folder.py::test_an_alias_that_moved_since_the_comparison_stays
+        tests/components/registry/test_folder.py::test_of_two_different_ones_at_once_only_one_becomes_champion""",
+    "The platform: whoever": EXPLAINS,
+    "Secrets are named": """
+        tests/pipelines/test_compile.py::test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first""",
+    "Credentials in an address": """
+        tests/pipelines/platforms/test_kubeflow.py::test_no_message_and_no_address_shows_the_credentials_of_a_server""",
+    "CI: whoever can push": """
+        tests/test_workflow.py::test_it_runs_on_one_branch_and_one_at_a_time
+        tests/test_workflow.py::test_the_identity_provider_takes_this_workflow_on_this_branch_alone""",
+    "It runs from that checkout": """
+        tests/test_workflow.py::test_it_installs_the_checkout_by_the_lock_before_it_can_get_a_token
+        tests/test_workflow.py::test_what_it_uses_cannot_be_changed_behind_it""",
+    "Whoever can reach": EXPLAINS,
+    "It listens on this machine": "tests/test_security.py::test_the_server_listens_on_this_machine_alone",
+    "Silence, slowness": """
+        tests/components/serving/test_connections.py::test_a_head_that_does_not_arrive_is_not_waited_for
+        tests/components/serving/test_connections.py::test_a_head_may_not_come_byte_by_byte_for_longer
+        tests/components/serving/test_connections.py::test_a_newcomer_gets_the_place_of_who_says_nothing_for_longest
+        tests/components/serving/test_application.py::test_bodies_that_do_not_end_shut_nobody_out
+        tests/components/serving/test_instances.py::test_images_with_too_many_pixels_in_all_are_refused_before_they_are_decoded
+        tests/components/serving/test_instances.py::test_images_that_take_too_long_are_given_up
+        tests/components/serving/test_fairness.py::test_small_work_waits_for_no_more_than_what_is_being_done
+        tests/components/serving/test_server.py::test_small_requests_do_not_wait_for_large_ones""",
+    "A request that two": """
+        tests/components/serving/test_connections.py::test_what_could_be_understood_in_two_ways_is_refused""",
+    "Its log holds": "tests/components/serving/test_application.py::test_log_has_a_line_per_request_and_no_content",
+    "What is installed": """
+        tests/test_repository.py::test_the_lock_names_no_index_and_pins_every_package_with_hashes
+        tests/test_supply.py::test_the_images_are_built_on_one_of_a_known_digest""",
+    "`make audit` looks up": """
+        tests/test_supply.py::test_vulnerabilities_are_asked_of_everything_that_is_locked
+        tests/test_supply.py::test_every_locked_package_may_be_in_an_image_that_others_get""",
+    "Killed at any moment": """
+        tests/kills/test_kills.py::test_killed_at_any_moment_every_step_and_the_run_give_the_same_again
+        tests/components/registry/test_folder.py::test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on
+        tests/components/train_model/test_resume.py::test_killed_training_continues_to_the_same_weights""",
+    "A weakness is best told": EXPLAINS,
+}
+
+
+def sentences():
+    """Of the README's page, without its marks."""
+    page = re.search(r"^## Security\n(.*?)^## ", (REPOSITORY / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
+    return [text for text in re.split(r"(?<=\.)\s+", page.replace("**", "").strip()) if text]
+
+
+def test_every_sentence_promises_what_tests_hold_or_explains():
+    starts = [[start for start in HELD_BY if text.startswith(start)] for text in sentences()]
+    assert [text for text, found in zip(sentences(), starts, strict=True) if len(found) != 1] == []
+    assert [start for found in starts for start in found] == list(HELD_BY)
+
+
+@pytest.mark.parametrize("test", sorted({test for tests in HELD_BY.values() for test in tests.split()}))
+def test_a_test_that_is_named_is_there(test):
+    path, _, name = test.partition("::")
+    defined = [
+        node.name for node in ast.walk(ast.parse((REPOSITORY / path).read_text())) if isinstance(node, ast.FunctionDef)
+    ]
+    assert name in defined
+
+
+def test_the_server_listens_on_this_machine_alone():
+    from components.serving.params import ServeParams
+
+    assert ServeParams().host == "127.0.0.1"
