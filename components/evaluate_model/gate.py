@@ -50,7 +50,7 @@ def decide(
             note = (notes or {}).get(metric)
             checks.append((passed, f"{text} ({note})" if note else text))
     if champion is None:
-        checks.append((True, "there is no champion to beat"))
+        checks.append((True, "there is no other champion to beat"))  # None but, where it is judged again, itself.
     else:
         for metric, allowed in params.max_regression.items():
             checks.append(_compare(metric, challenger.get(metric), champion.get(metric), allowed))

@@ -24,6 +24,14 @@ from tests.cli import DATA
 
 NUM_IMAGES = 20_000
 TRAIN_IMAGES = 12_800
+# Sizes like those of a network of 8 million weights: trained twice (best and last), and in three formats.
+VERSION_OF_100_MB = {
+    "model/best.weights.h5": 32_000_000,
+    "model/last.weights.h5": 32_000_000,
+    "export/saved_model/variables": 18_000_000,
+    "export/model.tflite": 16_000_000,
+    "export/model_int8.tflite": 2_000_000,
+}
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 Measure = Callable[[], float]
 
@@ -196,6 +204,67 @@ def bench_serve(work: Path) -> None:
     report("  99th percentile of an answer's time", *times, "ms", "—")
 
 
+def bench_checks(work: Path) -> None:
+    """What it costs to believe nothing unchecked: of a version of 100 MB, and of a run whose steps are all cached."""
+    from unittest import mock
+
+    from components import storage
+    from components.registry.versions import VERSION_FILE, Version, describe_file, digest_listing
+    from tests.cli import QUICK, tpu_pipelines_here
+
+    version_dir = work / "registry" / "large" / "versions" / "0001"
+    draw = np.random.default_rng(0)
+    for name, num_bytes in VERSION_OF_100_MB.items():
+        path = version_dir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(draw.bytes(num_bytes))
+    files = {name: describe_file(version_dir / name) for name in VERSION_OF_100_MB}
+    described = {
+        "created": "",
+        "parent": "",
+        "metrics": {},
+        "reasons": [],
+        "lineage": {},
+        "model_digest": "",
+        "files": files,
+    }
+    storage.write_json(version_dir / VERSION_FILE, {"digest": digest_listing(files), "content_digest": "", **described})
+    version = Version.load(version_dir)
+    number = 0
+
+    def timed_ms(function: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        function()
+        return (time.perf_counter() - start) * 1e3
+
+    def copied(copy: Callable[[Path, Path], None]) -> float:
+        nonlocal number
+        number += 1
+        return timed_ms(lambda: copy(version_dir, work / f"copy-{number}"))
+
+    times = in_turn(
+        7,
+        lambda: timed_ms(version.check_files),
+        lambda: timed_ms(lambda: [path.read_bytes() for path in version_dir.rglob("*") if path.is_file()]),
+    )
+    report("check a version of 100 MB, against reading its files", *times, "ms", "—")
+    times = in_turn(5, lambda: copied(storage.copy_tree), lambda: copied(storage.link_tree))
+    report("register 100 MB by copies, against hard links", *times, "ms", "—")
+    words = ["run", "digits", *QUICK, "--workspace", str(work / "cached"), "--set", "preflight=false"]
+    run_json("-m", "pipelines.cli", *words, "--json")
+
+    def cached() -> float:
+        return timed_ms(lambda: tpu_pipelines_here(*words))
+
+    def unchecked() -> float:
+        with mock.patch.object(Version, "damage", return_value=()):
+            return cached()
+
+    cached()
+    times = in_turn(9, cached, unchecked)
+    report("cached run of digits, against one that checks no version", *times, "ms", "—")
+
+
 def bench_help() -> None:
     """The time of --help, against starting Python."""
 
@@ -285,7 +354,7 @@ def _explain_tutorial(work: Path) -> None:
 def main() -> None:
     """Run all benchmarks, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = ("help", "write", "read", "train", "overhead", "serve", "preflight")
+    names = ("help", "write", "read", "train", "overhead", "serve", "checks", "preflight")
     parser.add_argument("names", nargs="*", choices=[[], *names], help=f"default: all of {', '.join(names)}")
     wanted = parser.parse_args().names or names
     print(f"{os.cpu_count()} cores\n{'':<58}{'ours':>12}{'baseline':>12}")
@@ -304,6 +373,8 @@ def main() -> None:
             bench_overhead(work)
         if "serve" in wanted:
             bench_serve(work)
+        if "checks" in wanted:
+            bench_checks(work)
         if "preflight" in wanted:
             bench_preflight(work)
 

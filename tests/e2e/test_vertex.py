@@ -79,7 +79,7 @@ def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud,
 
     code, first, err = submit(capfd, *weak)
     assert code == 0, err
-    assert evaluation(cloud, first["job_id"])["gate"]["reasons"][0] == "passed: there is no champion to beat"
+    assert evaluation(cloud, first["job_id"])["gate"]["reasons"][0] == "passed: there is no other champion to beat"
     assert (versions(cloud), shares(cloud)) == ({"1": ["champion", "default"]}, {"1": 100})
 
     code, _, err = submit(capfd, *weak, "training.learning_rate=1e-9")

@@ -118,7 +118,7 @@ def test_retraining_is_judged_against_the_registrys_champion(finished_run, tmp_p
         return all(step["cached"] or step["state"] == "skipped" for step in summary["steps"].values())
 
     _, first = after(1)
-    assert first["gate"]["reasons"][0] == "passed: there is no champion to beat"
+    assert first["gate"]["reasons"][0] == "passed: there is no other champion to beat"
     assert after(1)[1]["gate"] == first["gate"], "not compared with itself"
     done, better = after(4)
     assert done.returncode == 0

@@ -76,7 +76,7 @@ def test_the_first_model_is_registered_checked_and_made_champion(params, folders
     champion = registry.find("champion")
     assert str(champion.directory) == result.version_dir
     assert champion.metrics["accuracy"] > 0.85
-    assert champion.reasons[0] == "passed: there is no champion to beat"
+    assert champion.reasons[0] == "passed: there is no other champion to beat"
     fingerprint = Manifest.load(folders["records_dir"]).fingerprint
     dataset = {"source": "sklearn:digits", "fingerprint": fingerprint}
     assert champion.lineage == {"dataset": dataset, "split": "test", "run": "digits"}

@@ -59,7 +59,7 @@ def test_a_model_that_is_the_champion_is_not_compared_with_itself(registry, digi
         champion=f"{registry.directory}@champion", backend="tensorflow", accelerator="cpu", num_replicas=1
     )
     result = evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
-    assert result.reasons[0] == "passed: there is no champion to beat"
+    assert result.reasons[0] == "passed: there is no other champion to beat"
     scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert scored["registered_champion"] == {"version": "", "digest": ""}
     assert scored["model"]["digest"] == model_digest(trained_digits)

@@ -13,7 +13,7 @@ _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
 def test_first_run_has_no_champion_to_beat():
     decision = decide(EvaluateParams(), _BAD, None)
     assert decision.promote
-    assert decision.reasons == ("passed: there is no champion to beat",)
+    assert decision.reasons == ("passed: there is no other champion to beat",)
 
 
 def test_challenger_that_beats_the_champion_is_promoted():

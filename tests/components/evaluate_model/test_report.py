@@ -43,7 +43,7 @@ def _content(**changes):
         metrics=_metrics(),
         champion=None,
         promote=True,
-        reasons=["passed: there is no champion to beat"],
+        reasons=["passed: there is no other champion to beat"],
         history=epochs,
         wrong=[_prediction("wrong.png")],
         num_wrong=7,

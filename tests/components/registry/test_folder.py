@@ -20,7 +20,7 @@ from tests.registered import write_model
 
 _FACTS = {
     "metrics": {"accuracy": 0.9},
-    "reasons": ["passed: there is no champion to beat"],
+    "reasons": ["passed: there is no other champion to beat"],
     "lineage": {"run": "digits"},
 }
 
