@@ -158,8 +158,6 @@ class ModelRegistry:
         storage.require_writable(self.directory)
         self._versions_dir.mkdir(parents=True, exist_ok=True)
         with self._lock():
-            for half in self._versions_dir.glob(".*.tmp"):  # Of a process that was killed: we hold the lock.
-                shutil.rmtree(half)
             for version in self.versions():
                 if version.content_digest == digest:
                     return version
@@ -282,6 +280,11 @@ class ModelRegistry:
     def _lock(self) -> Iterator[None]:
         self.require()
         with storage.locked(self.directory / ".lock"):
+            # What processes that were killed left: whoever is alive and writes holds the lock.
+            for half in self._versions_dir.glob(".*.tmp"):
+                shutil.rmtree(half)
+            for half in self.directory.glob(".*.tmp"):
+                half.unlink()
             yield
 
 

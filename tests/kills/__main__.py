@@ -62,7 +62,7 @@ def kill_of(number: int) -> Kill:
     rounds, turn = divmod(number, len(TURNS))
     step = TURNS[turn]
     of_step = rounds * TURNS.count(step) + TURNS[:turn].count(step)
-    return Kill(number, step, (of_step // 2 + 1) * _GOLDEN % 1, of_step % 2 == 1, step == RUN and of_step % 4 < 2)
+    return Kill(number, step, (of_step // 2 + 1) * _GOLDEN % 1, of_step % 2 == 1, step == RUN and of_step % 4 == 0)
 
 
 def slice_of(kills: int, part: str) -> range:

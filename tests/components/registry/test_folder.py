@@ -393,6 +393,7 @@ def test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on(r
         promote(registry, made.number, "0001")
         assert [version.number for version in registry.versions()] == ["0001", "0002"]
         assert [move.version for move in registry.moves()] == ["0001", "0002"]
+        assert {path.name for path in registry.directory.iterdir()} == {"versions", "aliases.json", ".lock"}
         assert {path.name for path in (registry.directory / "versions").iterdir()} == {"0001", "0002"}
     assert len(states) > 10
     assert {json.dumps(state) for state in states} == {
