@@ -774,7 +774,7 @@ def test_what_is_the_same_from_everywhere_has_the_same_digest_in_every_folder(so
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, r"leave something to train on. Received: 0.5 \+ 0.5"),
         ({"encoding": "jpeg"}, "encoding must be 'auto', 'raw' or 'encoded'. Received: encoding='jpeg'"),
         ({"channels": 4}, "channels must be 0 .*, 1 or 3. Received: channels=4"),
-        ({"image_size": (32,)}, r"image_size must be \[height, width\]. Received: image_size=\[32\]"),
+        ({"image_size": (32, 8, 3)}, r"image_size must be \[height, width\]. Received: image_size=\[32, 8, 3\]"),
         ({"image_size": (32, 0)}, r"Received: image_size=\[32, 0\]"),
         ({"target_shard_mib": 0}, "Received: target_shard_mib=0"),
         ({"num_workers": -1}, "Received: num_workers=-1"),
