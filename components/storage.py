@@ -14,8 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
@@ -24,7 +23,7 @@ from components.outages import PlatformError
 
 _REMOTE_PREFIX = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
-_DOWNLOAD_THREADS = 16
+_TRANSFER_THREADS = 16
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
@@ -245,15 +244,12 @@ def localize(uri: str, into: Path) -> Path:
     if not blobs:
         raise InputError(f"Cannot read {uri!r}: there is no such file or folder. Check the path.")
 
-    def download(blob: Any) -> None:
-        relative = blob.name[len(prefix) :].lstrip("/")
-        path = Path(join(str(target), relative)) if relative else target / PurePosixPath(blob.name).name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _staged_file(path) as staged:
-            blob.download_to_filename(str(staged))
-
-    with _cloud_errors(uri), ThreadPoolExecutor(_DOWNLOAD_THREADS) as pool:
-        list(pool.map(download, blobs))
+    names = [blob.name[len(prefix) :].lstrip("/") or PurePosixPath(blob.name).name for blob in blobs]
+    with staged_directory(target) as staged, _cloud_errors(uri):
+        paths = [join(str(staged), name) for name in names]
+        for folder in {os.path.dirname(path) for path in paths}:
+            os.makedirs(folder, exist_ok=True)
+        _transfer("download_many", list(zip(blobs, paths, strict=True)))
     single = len(blobs) == 1 and blobs[0].name == prefix
     return target / PurePosixPath(prefix).name if single else target
 
@@ -270,13 +266,20 @@ def upload(path: Path, uri: str) -> None:
             f"Cannot upload {path}: expected a file or a folder with files, received neither. Check the path."
         )
 
-    def put(file: Path) -> None:
-        name = prefix if file == path else f"{prefix.rstrip('/')}/{file.relative_to(path).as_posix()}".lstrip("/")
-        bucket.blob(name).upload_from_filename(str(file))
+    def name(file: Path) -> str:
+        return prefix if file == path else f"{prefix.rstrip('/')}/{file.relative_to(path).as_posix()}".lstrip("/")
 
-    with _cloud_errors(uri), ThreadPoolExecutor(_DOWNLOAD_THREADS) as pool:
+    with _cloud_errors(uri):
         bucket, prefix = _bucket_and_name(uri)
-        list(pool.map(put, files))
+        _transfer("upload_many", [(str(file), bucket.blob(name(file))) for file in files])
+
+
+def _transfer(method: str, pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Move many files at once, in threads: worker processes would each sign in and connect again."""
+    from google.cloud.storage import transfer_manager
+
+    move = getattr(transfer_manager, method)
+    move(pairs, worker_type=transfer_manager.THREAD, max_workers=_TRANSFER_THREADS, raise_exception=True)
 
 
 @contextlib.contextmanager
