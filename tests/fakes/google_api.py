@@ -10,12 +10,13 @@ import dataclasses
 import importlib
 import itertools
 import json
+import random
 import re
 import threading
 import time
 import traceback
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -53,7 +54,7 @@ class Fault:
     """What the next `times` requests of a method (of every method, if none is named) meet, after `skip` others.
 
     `status` answers with that error. `drop` closes the connection: `before` the request is acted upon, `after` it was,
-    with nothing sent, or `halfway` through the answer.
+    with nothing sent, or `halfway` through the answer. `late_seconds` lets the answer come so much later than the act.
     """
 
     times: int
@@ -61,6 +62,7 @@ class Fault:
     drop: str = ""
     method: str = ""
     skip: int = 0
+    late_seconds: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +147,7 @@ class GoogleApiServer:
     def __init__(self, *services: str) -> None:
         self._all_routes = tuple(_routes(services))
         self._faults: list[Fault] = []
+        self._weather: Callable[[], Fault] = lambda: Fault(0)
         self._valid_tokens: set[str] | None = None
         self._token_lifetime_seconds = 3600
         self._token_numbers = itertools.count(1)
@@ -185,9 +188,20 @@ class GoogleApiServer:
         """Close the connection of the next requests: `before`, `after`, or `halfway` through the answer."""
         self._faults.append(Fault(times, drop=when, method=method, skip=skip))
 
+    def storm(self, share: float, seed: int = 0, late_seconds: float = 1.0) -> None:
+        """Let this share of all requests meet a fault from now on: lost, cut off, late, 429 or 503, each as often."""
+        faults = [
+            *(Fault(0, drop=when) for when in ("before", "after", "halfway")),
+            *(Fault(0, status=status) for status in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")),
+            Fault(0, late_seconds=late_seconds),
+        ]
+        dice = random.Random(seed)
+        self._weather = lambda: dice.choice(faults) if dice.random() < share else Fault(0)
+
     def recover(self) -> None:
         """Let no more faults happen."""
         self._faults.clear()
+        self._weather = lambda: Fault(0)
 
     def require_tokens(self, lifetime_seconds: int = 3600) -> None:
         """From now on take only tokens that POST /token, an OAuth token exchange, has given out."""
@@ -237,6 +251,7 @@ class GoogleApiServer:
                 if handler is None:
                     raise ServiceError("UNIMPLEMENTED", f"This fake has no {method}.")
                 content = self.encode(handler(request))
+            time.sleep(fault.late_seconds)
             self.calls.append(Call(method, request, 0 if drop else 200, token))
             return 200, content, drop
         except ServiceError as error:
@@ -285,7 +300,7 @@ class GoogleApiServer:
                 else:
                     fault.times -= 1
                     return fault
-        return Fault(0)
+            return self._weather()
 
 
 class _Handler(BaseHTTPRequestHandler):
