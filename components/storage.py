@@ -46,6 +46,11 @@ def is_remote(uri: str) -> bool:
     return str(uri).startswith(_REMOTE_PREFIX)
 
 
+def mounted(uri: str) -> Path:
+    """The place on gs:// as a path, where Vertex has mounted the buckets."""
+    return BUCKETS_MOUNT / uri.removeprefix(_REMOTE_PREFIX)
+
+
 @functools.cache
 def _client(emulator_host: str) -> Any:
     """One client per process: a client of its own per file would look up credentials and connect every time."""

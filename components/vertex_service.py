@@ -14,6 +14,7 @@ ADDRESS_VARIABLE = "TPU_PIPELINES_VERTEX_ENDPOINT"
 _TIMEOUT_SECONDS = 60
 # What the service says of a resource that it is changing; not documented, so that other words make it a refusal.
 _CHANGING = "other operations running on the resource"
+_ACT_AS = "permission to act as service_account"  # googleapis/python-aiplatform/issues/1073: no 403, but a 400.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -126,7 +127,8 @@ class VertexService:
         except exceptions.GoogleAPICallError as error:
             if _CHANGING in str(error.message):
                 raise OutageError(f"Vertex AI cannot {doing} now: {error.message}") from error
-            raise InputError(f"{refused}: {error.message}") from error
+            hint = " Give the account that asks the role roles/iam.serviceAccountUser on it." * (_ACT_AS in str(error))
+            raise InputError(f"{refused}: {error.message}{hint}") from error
 
 
 def types() -> Any:

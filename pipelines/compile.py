@@ -73,6 +73,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
             f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
         )
     machine = require_machine(config, target)
+    settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no settings: one that nobody has named yet is asked for when it is sent.
         require_step_image(IMAGE, target)
     if target == "vertex":  # Preflight is to know the prices of where it trains.
@@ -221,7 +222,13 @@ def _with_registry(config: Config, settings: Settings) -> Config:
     if not artifacts_uri:
         settings.require("bucket")
         artifacts_uri = f"{settings.bucket.rstrip('/')}/registry"
-    deploy = dataclasses.replace(deploy, registry=registry, artifacts_uri=artifacts_uri, serving_image=image)
+    deploy = dataclasses.replace(
+        deploy,
+        registry=registry,
+        artifacts_uri=artifacts_uri,
+        serving_image=image,
+        encryption_key=deploy.encryption_key or settings.encryption_key,
+    )
     return dataclasses.replace(config, deploy=deploy)
 
 

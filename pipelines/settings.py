@@ -11,6 +11,12 @@ from components.errors import InputError, did_you_mean
 _PREFIX = "TPU_PIPELINES_"
 # Without these nothing can be sent to a platform.
 TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_host",)}
+# What only one platform has, and would leave out unsaid on the other.
+_OF_TARGET = {
+    "vertex": ("network_attachment", "encryption_key", "tensorboard"),
+    "kubeflow": ("kueue_queue", "provisioning"),
+}
+_OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
 _LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # What both Google Cloud and Kubernetes take.
 
 
@@ -33,11 +39,17 @@ class Settings:
         vertex_endpoint: Address of Vertex AI, where it is not the region's own, as behind Private Service Connect.
         service_account: As which a job runs.
         network: VPC network that a job is peered with.
+        network_attachment: Of Vertex AI: what connects a job with a VPC network by an interface, in place of `network`.
+        encryption_key: Of Vertex AI: key of the user's own (CMEK) that encrypts jobs, models and endpoints.
+        tensorboard: Of Vertex AI: TensorBoard instance that shows a training's curves while it runs; it wants a service
+            account.
         labels: Of every job and pod.
         environment: Variables of the training step. They stand in the compiled file: no place for a secret.
         kfp_host: URL of a Kubeflow Pipelines server.
         kfp_namespace: Kubernetes namespace of the runs, on a server that has several users.
         secrets: Kubernetes secrets that the training step mounts, and their paths there.
+        kueue_queue: Of Kubeflow: Kueue's local queue that admits the training's pod.
+        provisioning: Of Kubeflow on GKE: how the training gets its node, `flex-start`; empty is as the cluster has it.
         volumes: Persistent volume claims that the training step mounts, and their paths there. Checkpoints go onto the
             first: without one, a pod that starts again trains from the start.
 
@@ -55,10 +67,23 @@ class Settings:
         r"projects/\d+/global/networks/[^/\s]+",
         " The project stands there by its number: gcloud projects describe PROJECT --format='value(projectNumber)'.",
     )
+    network_attachment: str = _text(
+        "projects/my-project/regions/us-west1/networkAttachments/my-attachment",
+        r"projects/[^/\s]+/regions/[^/\s]+/networkAttachments/[^/\s]+",
+    )
+    encryption_key: str = _text(
+        "projects/my-project/locations/us-west1/keyRings/my-ring/cryptoKeys/my-key",
+        r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
+    )
+    tensorboard: str = _text(
+        "projects/12345/locations/us-west1/tensorboards/678", r"projects/[^/\s]+/locations/[^/\s]+/tensorboards/[^/\s]+"
+    )
     labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?")
     environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_]\w*=.*")
     kfp_host: str = _text("https://kubeflow.example.com/pipeline", r"https?://[^/\s]\S*")
     kfp_namespace: str = _text("team-vision", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+    kueue_queue: str = _text("tpu-queue", r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+    provisioning: str = _text("flex-start", "flex-start")
     secrets: Mapping[str, str] = _pairs("storage-key=/secrets/storage", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
     volumes: Mapping[str, str] = _pairs("checkpoints=/mnt/checkpoints", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
 
@@ -73,6 +98,43 @@ class Settings:
                         f"{field.metadata['example']}. Received: {hide_credentials(text)!r}."
                         f"{field.metadata.get('hint', '')}"
                     )
+
+    def check_applies(self, target: str) -> None:
+        """Check that a platform has everything that these settings ask of it.
+
+        Raises:
+            InputError: If it has not, or two of them exclude each other; says which.
+        """
+        for name in _OF_TARGET["kubeflow" if target == "vertex" else "vertex"]:
+            if value := getattr(self, name):
+                raise InputError(
+                    f"The setting {name} ({variable(name)}) cannot be had with --target {target}. Received: {value!r}. "
+                    "Leave it out there."
+                )
+        if self.network and self.network_attachment:
+            raise InputError(
+                f"A job has a network or a network attachment. Received: network={self.network!r} and "
+                f"network_attachment={self.network_attachment!r}. Leave out one of them."
+            )
+        if self.tensorboard and not self.service_account:
+            raise InputError(
+                f"A training that fills a TensorBoard runs as a service account of yours. Received: tensorboard="
+                f"{self.tensorboard!r} without one. Set {variable('service_account')}."
+            )
+
+    def check_region(self, region: str) -> None:
+        """Check that what is of a region lies in the one where a job runs.
+
+        Raises:
+            InputError: If something lies elsewhere; names it.
+        """
+        for name in _OF_REGION:
+            value = getattr(self, name)
+            if value and region and value.split("/")[3] != region:
+                raise InputError(
+                    f"The setting {name} ({variable(name)}) must be of the region {region}, where the job runs. "
+                    f"Received: {value!r}. Name one of that region."
+                )
 
     def require(self, *names: str) -> None:
         """Check that these settings are there.

@@ -18,7 +18,7 @@ import yaml
 from components import storage
 from components.outages import PlatformError
 from pipelines.config import Config, on_machine
-from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter
+from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, slug
 from pipelines.settings import Settings
 
 
@@ -80,7 +80,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             compiled = compile_pipeline(on_machine(config, machine), target, path, settings)
             packages.append(path.read_text())
             timeouts.append(compiled.timeout.reason)
-    slug, data = _slug(config.name), source_version(config.data)
+    name, data = slug(config.name), source_version(config.data)
     made_of = fingerprints(config, data, compiled.image)
     digest = _digest(packages[0], made_of)
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
@@ -90,14 +90,14 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             machine = in_region(machine, settings)
         labels = {
             **settings.labels,
-            "tpu_pipelines_run": slug,
+            "tpu_pipelines_run": name,
             DIGEST: digest,
             **parts,
             "tpu_pipelines_machine": machine.name,
             "tpu_pipelines_region": machine.region,
             "tpu_pipelines_fallback": str(index),
         }
-        job_id = f"{slug}-{digest}" + (f"-f{index}" if index else "")
+        job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
         jobs.append(Job(job_id, config.name, package, machine, labels))
     return Plan(tuple(jobs), compiled.image, compiled.carried, timeouts[0])
 
@@ -128,17 +128,6 @@ def put_carried(plan: Plan) -> None:
             path = Path(folder) / Path(place).name
             path.write_bytes(content)
             storage.upload(path, place)
-
-
-def _slug(name: str) -> str:
-    """A name in letters that ids and labels may have.
-
-    Example:
-        >>> _slug("My.Run_2"), _slug("3d")
-        ('my-run-2', 'run-3d')
-    """
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
-    return slug if slug[:1].isalpha() else f"run-{slug}".strip("-")
 
 
 def _digest(package: str, fingerprints: Mapping[str, str]) -> str:

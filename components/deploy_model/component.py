@@ -25,6 +25,8 @@ def deploy_model(
     endpoint_traffic: int = 100,
     endpoint_machine_type: str = "n1-standard-2",
     endpoint_max_replicas: int = 1,
+    endpoint_service_account: str = "",
+    encryption_key: str = "",
     lineage: Dict[str, Any] = {},
     fingerprint: Dict[str, str] = {},
 ) -> None:

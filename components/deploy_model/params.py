@@ -10,6 +10,7 @@ from components.errors import InputError
 from components.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
 
 VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
+_KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
 _ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # What Vertex AI takes, with room for the endpoint that tries a version.
 
 
@@ -37,6 +38,9 @@ class DeployParams:
             before. The first version gets all.
         endpoint_machine_type: Machine that serves.
         endpoint_max_replicas: Most machines at a time; the least is 1, which costs as long as the version is deployed.
+        endpoint_service_account: Service account that a version serves as; empty is one without any rights.
+        encryption_key: Of a registry on Vertex AI: key of the user's own (CMEK) for versions and the endpoint. In a
+            configuration, empty is that of the settings.
         lineage: What to record with the version beside what the artifacts say, as the run and its configuration.
     """
 
@@ -51,6 +55,8 @@ class DeployParams:
     endpoint_traffic: int = 100
     endpoint_machine_type: str = "n1-standard-2"
     endpoint_max_replicas: int = 1
+    endpoint_service_account: str = ""
+    encryption_key: str = ""
     lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,6 +81,28 @@ class DeployParams:
                 f"An endpoint serves what is registered on Vertex AI. Received: endpoint={self.endpoint!r} with "
                 f"registry={self.registry!r}. Leave endpoint out, or set registry=projects/PROJECT/locations/REGION/"
                 "models."
+            )
+        if self.endpoint_service_account and not re.fullmatch(r"[^@\s]+@[^@\s]+", self.endpoint_service_account):
+            raise InputError(
+                "endpoint_service_account must be like server@my-project.iam.gserviceaccount.com. Received: "
+                f"{self.endpoint_service_account!r}."
+            )
+        if self.encryption_key and not re.fullmatch(_KEY, self.encryption_key):
+            raise InputError(
+                "encryption_key must be projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY. Received: "
+                f"{self.encryption_key!r}."
+            )
+        if self.encryption_key and is_on_vertex(self.registry):
+            region, key_region = self.registry.split("/")[3], self.encryption_key.split("/")[3]
+            if region != key_region:
+                raise InputError(
+                    f"encryption_key must be of the registry's region, {region!r}. Received: one of {key_region!r}, "
+                    f"{self.encryption_key!r}."
+                )
+        elif self.encryption_key and self.registry not in ("", VERTEX):
+            raise InputError(
+                f"A registry in a folder has no encryption_key. Received: {self.encryption_key!r} with registry="
+                f"{self.registry!r}. Leave it out."
             )
         if not 1 <= self.endpoint_traffic <= 100:
             raise InputError(f"endpoint_traffic must be from 1 to 100. Received: {self.endpoint_traffic}.")

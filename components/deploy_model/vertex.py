@@ -123,6 +123,11 @@ class VertexTarget:
 
         return registry.backoff(find_or_upload)
 
+    @property
+    def _encryption(self) -> dict[str, Any]:
+        key = self._params.encryption_key
+        return {"encryption_spec": {"kms_key_name": key}} if key else {}
+
     def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: Mapping[str, Any]) -> str:
         """Copy a version's files to where they stay; the same content has the same place."""
         uri = f"{self._params.artifacts_uri.rstrip('/')}/{self._registry.model_name}/{digest[:32]}"
@@ -164,6 +169,7 @@ class VertexTarget:
                     "ports": [{"container_port": serving.port}],
                 },
                 "labels": labels,
+                **self._encryption,
             },
         }
         with contextlib.suppress(ExistsError):  # Another run has just created the model, or we have unawares.
@@ -269,7 +275,11 @@ class VertexTarget:
         request = {
             "parent": registry.parent,
             "endpoint_id": endpoint_id,
-            "endpoint": {"display_name": endpoint_id, "labels": {"tpu_pipelines_model": registry.model_name}},
+            "endpoint": {
+                "display_name": endpoint_id,
+                "labels": {"tpu_pipelines_model": registry.model_name},
+                **self._encryption,
+            },
         }
 
         def find_or_create() -> str:
@@ -310,6 +320,7 @@ class VertexTarget:
                 "id": _deployed_id(endpoint, registry.model_name, version.number),
                 "display_name": f"{registry.model_name}-{version.number}",
                 "model": f"{registry.name}@{version.number}",
+                "service_account": params.endpoint_service_account,
                 "dedicated_resources": {
                     "machine_spec": {"machine_type": params.endpoint_machine_type},
                     "min_replica_count": 1,

@@ -39,6 +39,7 @@ from components.training_step.wrapping import count_synchronized_layers
 
 _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"
+_LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.proto, base_output_directory.
 _CHUNK_BYTES = 256 << 20  # Answers of the validation split held in memory at a time.
 # What may change between two sessions of one training without changing its result.
 _FREE_TO_CHANGE = ("checkpoint_seconds",)
@@ -48,7 +49,7 @@ def default_checkpoint_dir(output: Path) -> Path:
     """Where checkpoints go: the platform's place for them (Vertex sets it for a job), else beside the output."""
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
     if storage.is_remote(uri):
-        return storage.BUCKETS_MOUNT / uri.removeprefix("gs://")
+        return storage.mounted(uri)
     return Path(uri) if uri else output.parent / f"{output.name}-checkpoints"
 
 
@@ -187,8 +188,20 @@ class _Session:
             self._end_epoch({name: values[-1] for name, values in logs.items()}, writer)
 
     def _tensorboard_dir(self) -> Path:
-        uri = os.environ.get("AIP_TENSORBOARD_LOG_DIR", "")
+        uri = os.environ.get(_LOG_DIR, "")
         return Path(uri) if uri and not storage.is_remote(uri) else self._checkpoint_dir / _TENSORBOARD_DIR
+
+    def _publish_curves(self) -> None:
+        """Copy the curves to where the platform's TensorBoard reads them, if that is in a bucket.
+
+        Whole, and after every epoch: a mounted bucket shows others a file only once it is closed.
+        """
+        uri = os.environ.get(_LOG_DIR, "")
+        if storage.is_remote(uri):
+            published = storage.mounted(uri)
+            for path in self._tensorboard_dir().rglob("events.*"):
+                target = published / path.relative_to(self._tensorboard_dir())
+                storage.write_bytes(target, path.read_bytes())
 
     def _restore(self) -> dict[str, np.ndarray] | None:
         """Load the checkpoint of this training, if there is one; returns its arrays."""
@@ -274,6 +287,7 @@ class _Session:
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
         writer.flush()
+        self._publish_curves()
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
 
     def _losses(self, logs: Mapping[str, float]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from components import storage
 from components.errors import InputError
 from components.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
 from components.step_inputs import whole_numbers
+from pipelines.platforms.jobs import slug
 from pipelines.platforms.steps import Step
 from pipelines.resources import (
     TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
@@ -45,7 +46,8 @@ def as_custom_job(
     Args:
         component: Keeps its inputs, outputs, code and image; the job's own fields become inputs with defaults.
         machine: Its fallbacks and how long to wait for it are for whoever submits.
-        settings: Service account, network, labels, environment, bucket, and region where the machine names none.
+        settings: Service account, network, key, TensorBoard, labels, environment, bucket, and region where the machine
+            names none.
         name: Of the run: of the job, and of its folder in the bucket.
         asked: Its retries; the rest is the machine's.
         fingerprint: Not needed here, where the folder is the job's own.
@@ -69,6 +71,7 @@ def as_custom_job(
     if settings.bucket and not storage.is_remote(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
     machine = in_region(machine, settings)
+    settings.check_region(machine.region)
     root = settings.bucket.rstrip("/") or dsl.PIPELINE_ROOT_PLACEHOLDER
     reservation: dict[str, Any] = {}
     if machine.reservation:
@@ -88,13 +91,17 @@ def as_custom_job(
         restart_job_on_worker_restart=machine.restart_job_on_worker_restart,
         service_account=settings.service_account,
         network=settings.network,
-        labels=dict(settings.labels),
+        labels={**settings.labels, "tpu_pipelines_run": slug(name), "tpu_pipelines_machine": machine.name},
+        encryption_spec_key_name=settings.encryption_key,
+        tensorboard=settings.tensorboard,
         env=[{"name": key, "value": value} for key, value in settings.environment.items()],
         # A folder per run: a job that Vertex restarts continues from its checkpoint, never from another run's.
         base_output_directory=f"{root}/{name}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}",
         # Without a default these two would be placeholders that nothing replaces.
         reserved_ip_ranges=[],
-        psc_interface_config={},
+        psc_interface_config=(
+            {"network_attachment": settings.network_attachment} if settings.network_attachment else {}
+        ),
         **reservation,
     )
     step = components.load_component_from_text(json.dumps(_with_fixed_names(_complete(job, machine), component)))

@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -20,6 +21,17 @@ CACHED = "cached"  # The state of a step that the platform's cache answered.
 
 
 FINGERPRINTS = ("data", "configuration", "code")
+
+
+def slug(name: str) -> str:
+    """A name in letters that ids and labels may have.
+
+    Example:
+        >>> slug("My.Run_2"), slug("3d")
+        ('my-run-2', 'run-3d')
+    """
+    letters = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
+    return letters if letters[:1].isalpha() else f"run-{letters}".strip("-")
 
 
 def now() -> datetime.datetime:

@@ -33,7 +33,7 @@ def as_tpu_pod(
     Args:
         component: Stays as it is.
         machine: A single host. Its region, boot disk and restarts are the cluster's affair.
-        settings: Labels, environment, secrets and volumes.
+        settings: Labels, environment, secrets, volumes, queue and how the node is had.
         name: Of the run, and of its folder on the first volume.
         asked: What it asks for beside the TPU; None is no more.
         fingerprint: What decides the training's result beside its inputs; a part of the folder's name.
@@ -48,7 +48,7 @@ def as_tpu_pod(
         raise InputError(
             "Cannot compile for kubeflow: kfp-kubernetes is not installed. Run: pip install 'tpu-pipelines[kubeflow]'."
         ) from error
-    selectors = _node_selectors(machine)
+    selectors = _node_selectors(machine, settings)
     environment = dict(settings.environment)
     for path in list(settings.volumes.values())[:1]:
         # Weights that other code, or another model of that name, trained to the end are not taken for this one's.
@@ -70,6 +70,9 @@ def as_tpu_pod(
             )
         for key, value in settings.labels.items():
             kubernetes.add_pod_label(task, key, value)
+        if settings.kueue_queue:
+            # https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods: the pod waits until its queue admits it.
+            kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", settings.kueue_queue)
         for secret, path in settings.secrets.items():
             kubernetes.use_secret_as_volume(task, secret, path)
         for claim, path in settings.volumes.items():
@@ -84,7 +87,7 @@ def as_tpu_pod(
     return step
 
 
-def _node_selectors(machine: MachineSpec) -> dict[str, str]:
+def _node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
     one = machine.slice
     generation = one.generation.name
     singles = [other for other in load_catalogue().slices if other.hosts == 1]
@@ -99,6 +102,14 @@ def _node_selectors(machine: MachineSpec) -> dict[str, str]:
     }
     if machine.spot:
         selectors["cloud.google.com/gke-spot"] = "true"
+    if settings.provisioning:
+        if machine.spot or machine.reservation:
+            raise InputError(
+                f"A node of flex-start is neither spot nor reserved. Received: provisioning={settings.provisioning!r} "
+                f"with {machine.name}, spot={machine.spot}, reservation={machine.reservation!r}. Leave out one of them."
+            )
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/dws-flex-start-training
+        selectors["cloud.google.com/gke-flex-start"] = "true"
     if machine.reservation:
         # https://cloud.google.com/kubernetes-engine/docs/how-to/consuming-reservations
         _, project, _, _, _, reservation = machine.reservation.split("/")

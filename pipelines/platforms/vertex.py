@@ -33,6 +33,7 @@ _NO_CAPACITY = re.compile(
 )
 # A program that ended quotes what it printed, which may be that the TPU's memory was exhausted: it had its machine.
 _PROGRAM_ENDED = re.compile(r"exited with a non-zero status")
+_OURS_OF_A_JOB = ("labels", "serviceAccount", "network", "encryptionSpec", "pscInterfaceConfig", "pipelineSpec")
 _ACTIVE_RUNS = 1  # Of a schedule: else runs that wait for a machine pile up.
 _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
 
@@ -78,6 +79,12 @@ class Vertex:
                 labels=job.labels,
                 service_account=settings.service_account,
                 network=settings.network,
+                **({"encryption_spec": {"kms_key_name": settings.encryption_key}} if settings.encryption_key else {}),
+                **(
+                    {"psc_interface_config": {"network_attachment": settings.network_attachment}}
+                    if settings.network_attachment
+                    else {}
+                ),
             ),
         )
 
@@ -234,7 +241,7 @@ class Vertex:
             "cron": schedule.cron,
             "active_runs": schedule.max_concurrent_active_run_count,
             "output": job.runtime_config.gcs_output_directory,
-            **{key: plain.get(key, "") for key in ("labels", "serviceAccount", "network", "pipelineSpec")},
+            **{key: plain.get(key, "") for key in _OURS_OF_A_JOB},
         }
         schedule_id = schedule.name.rpartition("/")[2]
         next_run = schedule.next_run_time

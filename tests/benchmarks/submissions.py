@@ -1,7 +1,7 @@
 """`python -m tests.benchmarks.submissions`: many runs submitted to a platform that loses and delays its answers.
 
-Three requests of ten meet a fault, and half of the runs are submitted twice at once. Each must be there once in the end.
-The clients, and how long they wait before they try again, are the real ones; the local servers run nothing.
+Three requests of ten meet a fault, and half of the runs are submitted twice at once. Each must be there once at the
+end. The clients, and how long they wait before they try again, are the real ones; the local servers run nothing.
 """
 
 import argparse

@@ -283,7 +283,7 @@ class FakeVertex(GoogleApiServer):
         rules.check_labels(job.labels)
         rules.check_network(job.network)
         location = request.parent.split("/")[3]
-        rules.check_attachment(job.psc_interface_config.network_attachment, location)
+        rules.check_attachment(job.psc_interface_config.network_attachment, location, job.network)
         rules.check_key(job.encryption_spec.kms_key_name, location)
         self._check_key(job.encryption_spec.kms_key_name)
         self._check_account(job.service_account)

@@ -72,7 +72,7 @@ def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[s
         refuse("A TPU job has one worker pool of one replica.")
     check_labels(job.labels)
     check_network(spec.network)
-    check_attachment(spec.psc_interface_config.network_attachment, location)
+    check_attachment(spec.psc_interface_config.network_attachment, location, spec.network)
     check_key(job.encryption_spec.kms_key_name, location)
     _check_machine(pools[0].machine_spec, location)
     _check_disk(pools[0])
@@ -152,8 +152,12 @@ def check_network(network: str) -> None:
         refuse(f"The network's project must be a number. Received: {network!r}.")
 
 
-def check_attachment(attachment: str, location: str) -> None:
-    """Refuse a network attachment of another region."""
+def check_attachment(attachment: str, location: str, network: str) -> None:
+    """Refuse a network attachment of another region, or beside a network."""
+    # Rule: a job has a network or an interface to one, not both (google-cloud-pipeline-components
+    # v1/custom_job/utils.py)
+    if network and attachment:
+        refuse("network and psc_interface_config cannot both be set.")
     # Rule: a network attachment lies "within the region and user project", as its short form is taken to say
     # (service_networking.proto: network_attachment)
     if "/" not in attachment:

@@ -176,7 +176,11 @@ def test_a_custom_job_has_everything_that_machine_and_settings_say():
     location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
     assert location == "us-west4"
     assert job.display_name == "{{$.pipeline_job_name}}-train-model"
-    assert dict(job.labels) == {"team": "vision"}
+    assert dict(job.labels) == {
+        "team": "vision",
+        "tpu_pipelines_run": "digits",
+        "tpu_pipelines_machine": "v5e-4",
+    }
     container = job.job_spec.worker_pool_specs[0].container_spec
     assert job.job_spec == aiplatform_v1.CustomJobSpec(
         worker_pool_specs=[
@@ -382,6 +386,20 @@ def test_a_pod_can_be_spot_or_reserved():
     assert labels["cloud.google.com/reservation-project"] == "my-project"
 
 
+def test_a_pod_can_queue_with_kueue_and_take_a_node_of_flex_start():
+    settings = Settings(kueue_queue="tpus", provisioning="flex-start", labels={"team": "vision"})
+    config = pod("v5e-4", settings)[1]
+    assert config["podMetadata"]["labels"] == {"team": "vision", "kueue.x-k8s.io/queue-name": "tpus"}
+    assert config["nodeSelector"]["labels"]["cloud.google.com/gke-flex-start"] == "true"
+    with pytest.raises(InputError, match=r"neither spot nor reserved\. Received: provisioning='flex-start' with v5e-4"):
+        pod({"name": "v5e-4", "spot": True}, settings)
+
+
+def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling(tmp_path):
+    with pytest.raises(InputError, match=r"kueue_queue .* cannot be had with --target vertex"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", settings=Settings(kueue_queue="tpus"))
+
+
 def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
     for one in load_catalogue().slices:
         if one.name in GKE:
@@ -574,6 +592,7 @@ def test_with_a_registry_on_vertex_ai_the_model_is_deployed_and_the_champion_com
     assert given["registry"] == REGISTRY
     assert given["artifacts_uri"] == "gs://my-bucket/pipelines/registry"
     assert (given["model_name"], given["endpoint"], given["endpoint_traffic"]) == ("digits", "digits", 100)
+    assert given["encryption_key"] == ""
     assert given["lineage"]["config"]["name"] == "digits"
     assert set(given["lineage"]["code"]) >= {"train_model", "deploy_model"}
     for task in (deploy, evaluate):

@@ -47,6 +47,11 @@ def test_the_environment_goes_before_the_file(tmp_path):
         ("bucket", "my-bucket", "'my-bucket'"),
         ("service_account", "trainer", "'trainer'"),
         ("network", "default", "'default'"),
+        ("network_attachment", "my-attachment", "'my-attachment'"),
+        ("encryption_key", "my-key", "'my-key'"),
+        ("tensorboard", "678", "'678'"),
+        ("kueue_queue", "TPU queue", "'TPU queue'"),
+        ("provisioning", "spot", "'spot'"),
         (
             "network",
             "projects/my-project/global/networks/default",
@@ -95,3 +100,38 @@ def test_a_file_with_mistakes_is_refused(tmp_path, content, message):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InputError, match=re.escape(f"Cannot read the settings {tmp_path / 'none.yaml'}: No such file")):
         load_settings({}, tmp_path / "none.yaml")
+
+
+ATTACHMENT = "projects/my-project/regions/us-west1/networkAttachments/my-attachment"
+KEY = "projects/my-project/locations/us-west1/keyRings/my-ring/cryptoKeys/my-key"
+TENSORBOARD = "projects/12345/locations/us-west1/tensorboards/678"
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "message"),
+    [
+        ("kubeflow", {"encryption_key": KEY}, r"encryption_key \(TPU_PIPELINES_ENCRYPTION_KEY\) cannot be had with"),
+        ("kubeflow", {"network_attachment": ATTACHMENT}, r"network_attachment .* cannot be had with --target kubeflow"),
+        ("kubeflow", {"tensorboard": TENSORBOARD}, r"tensorboard .* cannot be had with --target kubeflow"),
+        ("vertex", {"kueue_queue": "tpus"}, r"kueue_queue .* --target vertex\. Received: 'tpus'"),
+        ("vertex", {"provisioning": "flex-start"}, r"provisioning .* --target vertex\. Received: 'flex-start'"),
+        (
+            "vertex",
+            {"network": "projects/1/global/networks/n", "network_attachment": ATTACHMENT},
+            r"A job has a network or a network attachment",
+        ),
+        ("vertex", {"tensorboard": TENSORBOARD}, r"Set TPU_PIPELINES_SERVICE_ACCOUNT"),
+    ],
+)
+def test_what_a_platform_does_not_have_is_refused(target, settings, message):
+    with pytest.raises(InputError, match=message):
+        Settings(**settings).check_applies(target)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"network_attachment": ATTACHMENT}, {"encryption_key": KEY}, {"tensorboard": TENSORBOARD}]
+)
+def test_what_is_of_a_region_must_be_of_the_jobs(settings):
+    Settings(**settings).check_region("us-west1")
+    with pytest.raises(InputError, match=r"must be of the region us-east1, where the job runs"):
+        Settings(**settings).check_region("us-east1")

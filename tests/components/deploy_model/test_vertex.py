@@ -35,6 +35,10 @@ LINEAGE = {"run": "My.Run", "dataset": {"fingerprint": "f" * 64}, "code": {"trai
 NOBODY = ""
 
 
+MACHINE = {"machine_spec": {"machine_type": "n1-standard-2"}, "min_replica_count": 1}
+KEY = "projects/my-project/locations/us-west1/keyRings/ring/cryptoKeys/key"
+
+
 class Killed(BaseException):
     pass
 
@@ -138,6 +142,37 @@ def world(tmp_path, bucket):
 
 
 # What goes well
+
+
+def test_a_version_is_encrypted_and_serves_as_its_params_say(world):
+    account = "server@my-project.iam.gserviceaccount.com"
+    params = dataclasses.replace(PARAMS, encryption_key=KEY, endpoint_service_account=account)
+    world.release(0.9, NOBODY, params)
+    (endpoint,), (versions,) = world.fake.endpoints.values(), world.fake.models.values()
+    assert [one.encryption_spec.kms_key_name for one in (endpoint, *versions)] == [KEY, KEY]
+    assert endpoint.deployed_models[0].service_account == account
+
+
+def test_a_step_that_may_not_act_as_the_serving_account_leaves_the_champion(world):
+    world.release(0.8, NOBODY)
+    account = "server@my-project.iam.gserviceaccount.com"
+    world.fake.not_acted_as = {account}
+    params = dataclasses.replace(PARAMS, endpoint_service_account=account)
+    with pytest.raises(InputError, match=f"to act as service_account: {account}.*roles/iam.serviceAccountUser on it"):
+        world.release(0.9, world.digest(0.8), params)
+    assert world.versions["1"] == ["champion", "default"]
+    assert world.endpoints == {"digits": {"1": 100}}
+
+
+def test_a_deployment_waits_for_another_change_of_its_endpoint(world):
+    world.release(0.8, NOBODY)
+    (endpoint,) = world.fake.endpoints
+    world.fake.operation_seconds = 120
+    deployed = {"model": f"{ROOT}/digits@1", "dedicated_resources": MACHINE}
+    client = VertexService("my-project", "us-west1", world.fake.url, AnonymousCredentials())
+    client.call("EndpointService", "deploy_model", {"endpoint": endpoint, "deployed_model": deployed})
+    assert world.release(0.9, world.digest(0.8)) == "2"
+    assert world.endpoints["digits"]["2"] == 100
 
 
 def test_the_first_version_is_registered_served_and_made_the_champion(world):
@@ -463,6 +498,13 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
         ({"registry": "/registry"}, "endpoint='digits' with registry='/registry'"),
         ({"endpoint_traffic": 0}, "endpoint_traffic must be from 1 to 100. Received: 0"),
         ({"endpoint_max_replicas": 0}, "Received: 0"),
+        ({"endpoint_service_account": "server"}, "endpoint_service_account must be like .* Received: 'server'"),
+        ({"encryption_key": "key"}, "encryption_key must be projects/.* Received: 'key'"),
+        ({"encryption_key": KEY.replace("west1", "east1")}, "must be of the registry's region, 'us-west1'"),
+        (
+            {"encryption_key": KEY, "registry": "/registry", "endpoint": ""},
+            "A registry in a folder has no encryption_key",
+        ),
     ],
 )
 def test_params_for_vertex_check_themselves(values, words):

@@ -340,10 +340,14 @@ def test_unknown_model_is_refused_before_anything_is_written(quick, digits_recor
 
 def test_platform_says_where_checkpoints_and_logs_go(quick, digits_records, tmp_path, monkeypatch):
     monkeypatch.setenv("AIP_CHECKPOINT_DIR", str(tmp_path / "kept"))
-    monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
-    train_model(replace(quick, epochs=1), digits_records, tmp_path / "model")
+    monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", "gs://bucket/job/logs")
+    with monkeypatch.context() as patch:
+        patch.setattr("components.storage.BUCKETS_MOUNT", tmp_path / "gcs")
+        train_model(replace(quick, epochs=1), digits_records, tmp_path / "model")
     assert (tmp_path / "kept" / "checkpoint.npz").is_file()
-    assert list((tmp_path / "logs").glob("events.out.tfevents.*"))
+    (curves,) = (tmp_path / "gcs" / "bucket" / "job" / "logs").glob("events.out.tfevents.*")
+    (kept,) = (tmp_path / "model" / "tensorboard").glob("events.out.tfevents.*")
+    assert curves.read_bytes() == kept.read_bytes(), "the whole curve is where the platform's TensorBoard looks"
     from components.train_model.training import default_checkpoint_dir
 
     monkeypatch.setenv("AIP_CHECKPOINT_DIR", "gs://bucket/job/checkpoints")

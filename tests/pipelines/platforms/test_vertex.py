@@ -29,6 +29,7 @@ from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.platforms.jobs import Retrying, State
 from pipelines.platforms.vertex import Vertex, is_out_of_capacity
+from pipelines.schedule import upsert
 from pipelines.settings import Settings
 from pipelines.submission import plan_submission, submit, wait
 from tests.cli import QUICK
@@ -113,6 +114,32 @@ def test_what_is_sent_arrives_as_it_was_compiled(plan, fake, vertex, clock):
         "https://console.cloud.google.com/vertex-ai/locations/us-central1/pipelines/runs/"
         f"{end.job_id}?project=my-project"
     )
+
+
+def test_a_users_key_attachment_and_tensorboard_reach_the_jobs(fake, clock):
+    place = "projects/my-project/{}/us-central1"
+    settings = dataclasses.replace(
+        SETTINGS,
+        network="",
+        network_attachment=f"{place.format('regions')}/networkAttachments/training",
+        encryption_key=f"{place.format('locations')}/keyRings/ring/cryptoKeys/key",
+        tensorboard=f"{place.format('locations')}/tensorboards/1",
+    )
+    plan = plan_submission(load_config("digits", ["machine=v5e-4", "preflight=false"]), "vertex", settings)
+    vertex = Vertex(settings, service_of(fake), clock.now)
+    assert wait(plan, submit(plan, vertex), vertex, sleep=clock.sleep).state is State.SUCCEEDED
+    (job,), (custom_job,) = fake.pipeline_jobs.values(), fake.custom_jobs.values()
+    for one, spec in ((job, job), (custom_job, custom_job.job_spec)):
+        assert one.encryption_spec.kms_key_name == settings.encryption_key
+        assert spec.psc_interface_config.network_attachment == settings.network_attachment
+    assert custom_job.job_spec.tensorboard == settings.tensorboard
+    labels = dict(custom_job.labels)
+    assert labels.items() >= {"team": "vision", "tpu_pipelines_run": "digits", "tpu_pipelines_machine": "v5e-4"}.items()
+    upsert(vertex, plan.jobs[0], "0 3 * * *")
+    (schedule,) = vertex.schedules("digits")
+    assert schedule.content["encryptionSpec"] == {"kmsKeyName": settings.encryption_key}
+    other = dataclasses.replace(settings, encryption_key=f"{settings.encryption_key}2")
+    assert Vertex(other, service_of(fake)).schedule_content(plan.jobs[0], "0 3 * * *") != schedule.content
 
 
 def test_a_dry_run_says_exactly_what_is_sent(plan, fake, vertex):
