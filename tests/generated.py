@@ -8,12 +8,12 @@ from tests.cli import REPOSITORY
 
 SCHEMA = REPOSITORY / "pipelines" / "configs" / "schema.json"
 README = REPOSITORY / "README.md"
-_TABLE = re.compile(r"(?<=<!-- settings -->\n\n).*?(?=\n<!-- /settings -->)", re.DOTALL)
+_TABLE = re.compile(r"(?<=<!-- settings -->\n).*?(?=\n<!-- /settings -->)", re.DOTALL)
 
 
 def generated() -> dict[Path, str]:
     """The files as they should be."""
-    return {SCHEMA: as_text(), README: _TABLE.sub(lambda _: as_markdown(), README.read_text())}
+    return {SCHEMA: as_text(), README: _TABLE.sub(lambda _: f"\n{as_markdown()}", README.read_text())}
 
 
 if __name__ == "__main__":
