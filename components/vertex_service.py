@@ -41,17 +41,7 @@ class VertexService:
     def _credentials(self) -> Any:
         if self._given_credentials is not None:
             return self._given_credentials
-        import google.auth
-        import google.auth.exceptions
-
-        try:
-            credentials, _ = google.auth.default(scopes=[_SCOPE])
-        except google.auth.exceptions.DefaultCredentialsError as error:
-            raise InputError(
-                f"Cannot sign in to Google Cloud: {error} Run `gcloud auth application-default login`, or set "
-                "GOOGLE_APPLICATION_CREDENTIALS to a file of credentials."
-            ) from error
-        return credentials
+        return sign_in()
 
     def _client(self, kind: str, region: str) -> Any:
         if (kind, region) not in self._clients:
@@ -129,6 +119,25 @@ class VertexService:
                 raise OutageError(f"Vertex AI cannot {doing} now: {error.message}") from error
             hint = " Give the account that asks the role roles/iam.serviceAccountUser on it." * (_ACT_AS in str(error))
             raise InputError(f"{refused}: {error.message}{hint}") from error
+
+
+def sign_in() -> Any:
+    """Google's credentials, as the environment has them.
+
+    Raises:
+        InputError: If it has none.
+    """
+    import google.auth
+    import google.auth.exceptions
+
+    try:
+        credentials, _ = google.auth.default(scopes=[_SCOPE])
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        raise InputError(
+            f"Cannot sign in to Google Cloud: {error} Run `gcloud auth application-default login`, or set "
+            "GOOGLE_APPLICATION_CREDENTIALS to a file of credentials."
+        ) from error
+    return credentials
 
 
 def types() -> Any:

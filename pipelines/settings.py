@@ -37,6 +37,8 @@ class Settings:
         region: Where pipelines run, and jobs whose machine names no region.
         bucket: Under which pipelines write; `gs://BUCKET`, or a folder in it.
         vertex_endpoint: Address of Vertex AI, where it is not the region's own, as behind Private Service Connect.
+        google_endpoint: Address at which `doctor` asks Google Cloud's other APIs, where they are not at their own, as
+            behind a gateway; `{host}` stands for the host of each.
         service_account: As which a job runs.
         network: VPC network that a job is peered with.
         network_attachment: Of Vertex AI: what connects a job with a VPC network by an interface, in place of `network`.
@@ -61,6 +63,7 @@ class Settings:
     region: str = _text("us-west1", r"[a-z]+-[a-z]+\d+")
     bucket: str = _text("gs://my-bucket", r"[a-z0-9]+://[^/\s]\S*")
     vertex_endpoint: str = _text("https://us-west1-my-endpoint.p.googleapis.com", r"https?://[^/\s]+")
+    google_endpoint: str = _text("https://gateway.example.com/{host}", r"https?://[^/\s]*\S*\{host\}\S*")
     service_account: str = _text("trainer@my-project.iam.gserviceaccount.com", r"[^@\s]+@[^@\s]+")
     network: str = _text(
         "projects/12345/global/networks/my-network",

@@ -135,6 +135,9 @@ def _add_submit(commands: Any) -> None:
     add_target(submit)
     add_wait(submit)
     submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
+    submit.add_argument(
+        "--no-doctor", action="store_true", help="do not ask first for sign-in, bucket, image and service account"
+    )
     submit.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
     submit.add_argument("--json", action="store_true", help="print the run as JSON, and nothing else, on stdout")
     submit.set_defaults(command=_submit)
@@ -167,7 +170,21 @@ def _submit(arguments: argparse.Namespace) -> int:
         _describe_dry_run(arguments, plan)
         print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
         return DONE
+    if not arguments.no_doctor:
+        _ask_first(arguments, plan.image)
     return _follow(arguments, plan, submit(plan, submitter, arguments.again), submitter)
+
+
+def _ask_first(arguments: argparse.Namespace, image: str) -> None:
+    """Refuse a run that cannot work; hint at what only may stand in its way."""
+    from pipelines.config import load_config
+    from pipelines.doctor.examining import require_ready
+    from pipelines.settings import load_settings
+
+    config = load_config(arguments.config, arguments.overrides)
+    settings = load_settings(os.environ, arguments.settings)
+    for one in require_ready(config, arguments.target, settings, image):
+        tell_hint(f"{one.verdict} {one.what}: {one.said}")
 
 
 def _describe_dry_run(arguments: argparse.Namespace, plan: Any) -> None:

@@ -237,6 +237,16 @@ class Kubeflow:
             digest=labels.get(DIGEST, ""),
         )
 
+    # Doctor
+
+    def has_several_users(self) -> bool:
+        """Ask the server's API for its health, and whether everything there belongs to a namespace."""
+        return bool(self._call("healthzs", "get_healthz").multi_user)
+
+    def check_sign_in(self) -> None:
+        """Ask as whoever is signed in for what only they may see."""
+        self._call("experiments", "list_experiments", page_size=1, **self._where)
+
     # Scheduler
 
     def schedules(self, name: str) -> list[Schedule]:

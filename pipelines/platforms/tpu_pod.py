@@ -48,7 +48,7 @@ def as_tpu_pod(
         raise InputError(
             "Cannot compile for kubeflow: kfp-kubernetes is not installed. Run: pip install 'tpu-pipelines[kubeflow]'."
         ) from error
-    selectors = _node_selectors(machine, settings)
+    selectors = node_selectors(machine, settings)
     environment = dict(settings.environment)
     for path in list(settings.volumes.values())[:1]:
         # Weights that other code, or another model of that name, trained to the end are not taken for this one's.
@@ -87,7 +87,12 @@ def as_tpu_pod(
     return step
 
 
-def _node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
+def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
+    """Return the labels of the nodes that have a machine.
+
+    Raises:
+        InputError: If GKE has no such machine.
+    """
     one = machine.slice
     generation = one.generation.name
     singles = [other for other in load_catalogue().slices if other.hosts == 1]

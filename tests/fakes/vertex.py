@@ -40,6 +40,7 @@ from components.container import LOCAL_IMAGE
 from tests.fakes import vertex_rules as rules
 from tests.fakes.execution import Execution, RunOnCpu
 from tests.fakes.google_api import GoogleApiServer, ServiceError, select
+from tests.fakes.google_cloud import GoogleCloud
 
 PROJECT_NUMBER = "123456789012"
 _SERVICES = (
@@ -78,6 +79,7 @@ class FakeVertex(GoogleApiServer):
         clock: The service's time; the system's, in UTC, if not given.
 
     Attributes:
+        cloud: What the project's other APIs say.
         stock_out: Machine types that cannot be had, as `ct5lp-hightpu-4t` or `us-west1/ct5lp-hightpu-4t`: jobs fail.
         scarce: Machine types for which jobs wait for ever.
         served: How many requests each deployment of an endpoint has answered.
@@ -102,6 +104,7 @@ class FakeVertex(GoogleApiServer):
         super().__init__(*(f"google.cloud.aiplatform_v1.{service}" for service in _SERVICES))
         self.execution = execution or RunOnCpu()
         self.serve = serve
+        self.cloud = GoogleCloud()
         self.clock = clock or (lambda: datetime.datetime.now(datetime.UTC))
         self.pipeline_jobs: dict[str, v1.PipelineJob] = {}
         self.custom_jobs: dict[str, v1.CustomJob] = {}
@@ -154,6 +157,7 @@ class FakeVertex(GoogleApiServer):
             "TPU_PIPELINES_REGION": "us-central1",
             "TPU_PIPELINES_BUCKET": "gs://my-bucket/pipelines",
             "TPU_PIPELINES_VERTEX_ENDPOINT": self.url,
+            "TPU_PIPELINES_GOOGLE_ENDPOINT": f"{self.url}/{{host}}",
             "TPU_PIPELINES_IMAGE": f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}",
         }
 
@@ -164,7 +168,9 @@ class FakeVertex(GoogleApiServer):
         super().__exit__(*error)
 
     def answer(self, verb: str, target: str, body: bytes, token: str) -> tuple[int, dict[str, Any], str]:
-        """As the base class; long-running operations, which no service's annotations list, come first."""
+        """As the base class; what no service's annotations list comes first: the other APIs, and operations."""
+        if asked := self.cloud.answer(verb, target, body):
+            return *asked, ""
         with self.lock:
             self._catch_up()
         target = re.sub(r"^/(v1|ui)/projects/[^/]+", f"/v1/projects/{PROJECT_NUMBER}", target)

@@ -626,6 +626,7 @@ def test_what_is_no_cron_expression_there_is_refused_in_the_servers_words(plan, 
 
 @pytest.fixture
 def environment(fake, monkeypatch):
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # Nobody is signed in to Google Cloud: the image is not asked for.
     monkeypatch.setenv("TPU_PIPELINES_KFP_HOST", fake.url)
     monkeypatch.setenv("TPU_PIPELINES_IMAGE", f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}")
     monkeypatch.setattr("pipelines.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.

@@ -1,0 +1,1 @@
+"""What a platform still lacks for a run: asked read-only, before anything is sent or paid."""

@@ -1,0 +1,119 @@
+"""Which permissions an account has, by the policies that whoever asks may read."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from components.outages import MissingError
+from pipelines.doctor.findings import CannotAskError
+from pipelines.doctor.google_apis import GoogleApis
+
+IAM, RESOURCES = "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
+_EVERYONE = ("allUsers", "allAuthenticatedUsers")
+# https://cloud.google.com/storage/docs/access-control/iam#convenience-values: who has these roles in the project.
+_CONVENIENCE = {"projectOwner": "roles/owner", "projectEditor": "roles/editor", "projectViewer": "roles/viewer"}
+Policy = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Granted:
+    """What policies say of an account.
+
+    Attributes:
+        surely: Permissions that it has.
+        maybe: Those that it has if it is in a group, or a condition holds: neither can be seen.
+        unread: Why a policy that may grant more could not be read; empty if all were.
+    """
+
+    surely: frozenset[str]
+    maybe: frozenset[str]
+    unread: str = ""
+
+    def lacks(self, permissions: tuple[str, ...]) -> tuple[list[str], str]:
+        """Return those that it does not surely have, and why it may have them all the same; empty if it has not."""
+        lacking = [one for one in permissions if one not in self.surely]
+        if lacking and set(lacking) <= self.maybe:
+            return lacking, "a group or a condition may grant it, which cannot be seen"
+        return lacking, self.unread if lacking else ""
+
+
+class Policies:
+    """The policies of a project and of what lies in it.
+
+    Args:
+        apis: Whoever asks.
+        project: Google Cloud project, by id.
+    """
+
+    def __init__(self, apis: GoogleApis, project: str) -> None:
+        self._apis, self._project = apis, project
+        self._permissions: dict[str, frozenset[str]] = {}
+
+    def granted(self, member: str, own: Callable[[], Policy] | None = None) -> Granted:
+        """Return what a member may do.
+
+        Args:
+            member: As `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
+            own: Reads the policy of what is asked for; the project's, and those above it, count anyhow.
+
+        """
+        unread = [error for _, error in self._above if error]
+        surely, maybe = _roles((policy for policy, _ in self._above), member, frozenset())
+        if own:
+            try:
+                mine, may = _roles([own()], member, surely)
+                surely, maybe = surely | mine, maybe | may
+            except CannotAskError as error:
+                unread.append(str(error))
+        return Granted(self._permissions_of_all(surely), self._permissions_of_all(maybe), "; ".join(unread))
+
+    @functools.cached_property
+    def _above(self) -> list[tuple[Policy, str]]:
+        """The policies of the project and of the folders and the organisation above it; or why one cannot be read.
+
+        google/cloud/resourcemanager/v3/projects.proto, GetIamPolicy: it says nothing of what is inherited.
+        """
+        return list(self._read_above())
+
+    def _read_above(self) -> Iterator[tuple[Policy, str]]:
+        name = f"projects/{self._project}"
+        while name:
+            body = {"options": {"requestedPolicyVersion": 3}}
+            try:
+                yield self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body), ""
+                above = "" if name.startswith("organizations/") else self._apis.get(RESOURCES, f"v3/{name}")["parent"]
+            except KeyError:
+                return
+            except (CannotAskError, MissingError) as error:
+                yield {}, f"the policy of {name} cannot be read: {error}"
+                return
+            name = above
+
+    def _permissions_of_all(self, roles: frozenset[str]) -> frozenset[str]:
+        return frozenset(permission for role in roles for permission in self._permissions_of(role))
+
+    def _permissions_of(self, role: str) -> frozenset[str]:
+        """What a role grants: google/iam/admin/v1/iam.proto, GetRole."""
+        if role not in self._permissions:
+            try:
+                found = self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ())
+            except MissingError:
+                found = ()
+            self._permissions[role] = frozenset(found)
+        return self._permissions[role]
+
+
+def _roles(policies: Iterable[Policy], member: str, held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """The roles that policies surely bind to a member, and those that they may; `held` are its roles in the project."""
+    surely, maybe = set(), set()
+    for policy in policies:
+        for binding in policy.get("bindings", ()):
+            members = binding.get("members", ())
+            is_named = member in members or any(one in members for one in _EVERYONE)
+            is_named = is_named or any(_CONVENIENCE.get(one.partition(":")[0]) in held for one in members)
+            if is_named and not binding.get("condition"):
+                surely.add(binding["role"])
+            elif is_named or any(one.startswith(("group:", "domain:", "principalSet:")) for one in members):
+                maybe.add(binding["role"])
+    return frozenset(surely), frozenset(maybe - surely)

@@ -1,0 +1,143 @@
+"""Whether a registry has an image: its digest, and the platforms that it is for."""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from components.container import is_in_registry, is_pinned
+from components.outages import MissingError
+from pipelines.doctor.findings import CannotAskError, Finding, missing, there
+from pipelines.doctor.google_apis import GoogleApis
+
+PLATFORM = "linux/amd64"  # Of every host that Vertex AI and GKE have TPUs in.
+_TIMEOUT_SECONDS = 20
+# https://distribution.github.io/distribution/spec/manifest-v2-2 and https://github.com/opencontainers/image-spec.
+_MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_GOOGLES = re.compile(r"(.+-docker\.pkg\.dev|(.+\.)?gcr\.io)")
+_REPOSITORY = re.compile(r"(?P<location>.+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/.+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """An image in a registry.
+
+    Attributes:
+        digest: As `sha256:…`: what its name means now.
+        platforms: As `linux/amd64`.
+    """
+
+    digest: str
+    platforms: tuple[str, ...]
+
+
+def repository_of(image: str) -> tuple[str, str, str] | None:
+    """Return project, location and name of an image's repository in Artifact Registry; None elsewhere.
+
+    Example:
+        >>> repository_of("europe-docker.pkg.dev/my-project/images/steps:1")
+        ('my-project', 'europe', 'images')
+    """
+    found = _REPOSITORY.fullmatch(image)
+    return (found["project"], found["location"], found["name"]) if found else None
+
+
+def find_image(image: str, apis: GoogleApis) -> Image:
+    """Return what a registry has under an image's name, by the registry's own protocol.
+
+    https://distribution.github.io/distribution/spec/api: manifests and blobs by GET, nothing is pulled.
+
+    Raises:
+        MissingError: If it has none.
+        CannotAskError: If it does not say.
+    """
+    host, _, rest = image.partition("/")
+    path, separator, reference = rest.partition("@")
+    if not separator:
+        path, _, reference = rest.partition(":")
+    if host == "docker.io":
+        host, path = "registry-1.docker.io", path if "/" in path else f"library/{path}"
+
+    def get(what: str) -> Any:
+        return _get(apis, host, f"v2/{path}/{what}")
+
+    response = get(f"manifests/{reference or 'latest'}")
+    manifest, digest = response.json(), f"sha256:{hashlib.sha256(response.content).hexdigest()}"
+    if "manifests" in manifest:
+        found = [one.get("platform", {}) for one in manifest["manifests"]]
+    elif "config" in manifest:
+        found = [get(f"blobs/{manifest['config']['digest']}").json()]
+    else:
+        raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
+    platforms = dict.fromkeys(f"{one.get('os')}/{one.get('architecture')}" for one in found)
+    digest = reference if separator else digest
+    return Image(digest, tuple(one for one in platforms if "unknown" not in one))  # Those are of attestations.
+
+
+def image_findings(
+    what: str, image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False
+) -> Iterator[Finding]:
+    """Return whether a registry has an image, by what digest, and for the platform of TPU hosts."""
+    build = f"`make image`, docker push, and set {variable}=…@sha256:…"
+    if not is_in_registry(image, is_clusters_own):
+        yield missing(what, f"no platform can fetch {image}", build)
+        return
+    try:
+        found = find_image(image, apis)
+    except MissingError as error:
+        yield missing(what, f"{image} is not there: {error}", build)
+        return
+    if PLATFORM not in found.platforms:
+        yield missing(
+            what,
+            f"{image} is for {', '.join(found.platforms) or 'no platform'}, and TPU hosts are {PLATFORM}",
+            f"docker build --platform={PLATFORM}, docker push, and set {variable}=…@sha256:…",
+        )
+        return
+    tag = "" if is_pinned(image) else f"; it is named by a tag, and means {found.digest} now"
+    yield there(what, f"{image}, {PLATFORM}{tag}")
+
+
+def _get(apis: GoogleApis, host: str, path: str) -> Any:
+    """An answer of a registry: of Google's as who is signed in, of others as anybody."""
+    headers = {"Accept": ", ".join(_MANIFESTS)}
+    if _GOOGLES.fullmatch(host):
+        return apis.send("GET", host, path, headers=headers)
+    import requests
+
+    # As Docker: a registry on this machine, or one of a cluster, speaks HTTP.
+    url = f"{'http' if ':' in host else 'https'}://{host}/{path}"
+    try:
+        response = requests.get(url, headers=headers, timeout=_TIMEOUT_SECONDS)
+        if response.status_code == 401 and (token := _anonymous_token(response.headers.get("WWW-Authenticate", ""))):
+            headers["Authorization"] = f"Bearer {token}"
+            response = requests.get(url, headers=headers, timeout=_TIMEOUT_SECONDS)
+    except requests.RequestException as error:
+        raise CannotAskError(f"{host} does not answer: {error}") from error
+    if response.status_code == 404:
+        raise MissingError(f"{host} has none of that name")
+    if not response.ok:
+        raise CannotAskError(
+            f"{host} does not say to everybody: {response.status_code} {response.reason}; the platform needs a sign-in "
+            "of its own there"
+        )
+    return response
+
+
+def _anonymous_token(challenge: str) -> str:
+    """The token that a registry gives to anybody who reads; https://distribution.github.io/distribution/spec/auth."""
+    import requests
+
+    fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+    realm = fields.pop("realm", "")
+    if not challenge.startswith("Bearer ") or not realm.startswith("https://"):
+        return ""
+    response = requests.get(realm, params=fields, timeout=_TIMEOUT_SECONDS)
+    found = response.json() if response.ok else {}
+    return str(found.get("token") or found.get("access_token") or "")

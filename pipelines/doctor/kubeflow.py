@@ -1,0 +1,211 @@
+"""What a run on Kubeflow Pipelines needs of its server, and, where a context of Kubernetes is named, of its cluster."""
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from components import storage
+from components.errors import InputError
+from components.machine_spec import MachineSpec
+from components.outages import MissingError, OutageError
+from pipelines.compile import require_machine
+from pipelines.config import Config
+from pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
+from pipelines.doctor.google_apis import GoogleApis
+from pipelines.doctor.images import image_findings
+from pipelines.platforms.kubeflow import Kubeflow
+from pipelines.platforms.tpu_pod import node_selectors
+from pipelines.settings import Settings, hide_credentials
+
+_GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>[^_]+)_(?P<cluster>.+)")  # As gcloud names them.
+_TIMEOUT_SECONDS = 20
+# kubeflow/pipelines, backend/src/apiserver/config/config.json (DefaultPipelineRunnerServiceAccount), and with several
+# users manifests/kustomize/env/platform-agnostic-multi-user: the profile's own.
+_RUNNER, _RUNNER_OF_A_PROFILE = "pipeline-runner", "default-editor"
+
+
+class KubeflowChecks:
+    """Everything that a configuration's run needs on Kubeflow.
+
+    Args:
+        config: What is to run.
+        settings: Where; must have the server.
+        apis: Whoever asks Google Cloud, where something lies there.
+        context: Of Kubernetes, as kubectl has it; empty asks the cluster nothing.
+        image: What every step is to run in.
+    """
+
+    def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
+        self._settings, self._apis, self._context, self._image = settings, apis, context, image
+        self._machines = require_machine(config, "kubeflow").candidates
+        self._server = Kubeflow(settings)
+        self._is_shared = False
+
+    def checks(self) -> tuple[Check, list[Check]]:
+        """Return the server, and everything else in the order in which it is told."""
+        checks = [
+            Check("object store", self._store, is_cheap=True, is_apart=True),
+            Check("image", self._step_image, is_cheap=True, is_apart=True),
+        ]
+        if not self._context:
+            return Check("server", self._answers), [
+                *checks,
+                Check("cluster", lambda: [unknown("cluster", "not asked: name a context by --kube-context")]),
+            ]
+        checks += [
+            Check(f"nodes {one.name}", functools.partial(self._nodes, one), is_apart=True)
+            for one in dict.fromkeys(self._machines)
+        ]
+        checks.append(Check("service account", self._service_account))
+        for kind, names in (("secret", self._settings.secrets), ("volume", self._settings.volumes)):
+            checks += [Check(kind, functools.partial(self._object, kind, name), is_apart=True) for name in names]
+        return Check("server", self._answers), checks
+
+    # The server
+
+    def _answers(self) -> Iterator[Finding]:
+        address = hide_credentials(self._settings.kfp_host)
+        try:
+            self._is_shared = self._server.has_several_users()
+        except OutageError as error:
+            yield missing("server", str(error), "check TPU_PIPELINES_KFP_HOST, and the way there from here")
+            return
+        except MissingError:
+            yield missing(
+                "API",
+                f"{address} has no API v2beta1",
+                "check the path in TPU_PIPELINES_KFP_HOST; servers of 2.x have it",
+            )
+            return
+        except InputError as error:
+            yield missing("sign-in", str(error), "put a token's path into KF_PIPELINES_SA_TOKEN_PATH")
+            return
+        yield there("server", f"{address}, API v2beta1")
+        if self._is_shared and not self._settings.kfp_namespace:
+            yield missing(
+                "namespace", "the server has several users", "set TPU_PIPELINES_KFP_NAMESPACE to a namespace of yours"
+            )
+            return
+        try:
+            self._server.check_sign_in()
+        except InputError as error:
+            yield missing("sign-in", str(error), "put a token's path into KF_PIPELINES_SA_TOKEN_PATH")
+            return
+        yield there("sign-in", f"you may list experiments in {self._namespace}")
+
+    @property
+    def _namespace(self) -> str:
+        return self._settings.kfp_namespace or "kubeflow"
+
+    # Where it writes, and what it runs in
+
+    def _store(self) -> Iterator[Finding]:
+        root = self._settings.bucket
+        if not root:
+            yield there("object store", "the server's own: no bucket is set")
+        elif not storage.is_remote(root):
+            yield unknown("object store", f"{root} cannot be asked from here")
+        else:
+            name = root.removeprefix("gs://").partition("/")[0]
+            try:
+                self._apis.of_bucket(name, "reload")
+            except MissingError:
+                yield missing("object store", f"there is no gs://{name}", f"gcloud storage buckets create gs://{name}")
+                return
+            yield there("object store", f"gs://{name}; whether pods may write there, their node's account decides")
+
+    def _step_image(self) -> Iterator[Finding]:
+        yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE", is_clusters_own=True)
+
+    # The cluster
+
+    @functools.cached_property
+    def _kubernetes(self) -> Any:
+        """Kubernetes' own client, of the context.
+
+        Raises:
+            InputError: If kubectl's configuration has no such context.
+        """
+        import kubernetes
+
+        try:
+            return kubernetes.client.CoreV1Api(kubernetes.config.new_client_from_config(context=self._context))
+        except kubernetes.config.ConfigException as error:
+            raise InputError(f"no context {self._context!r} in kubectl's configuration: {error}") from error
+
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """What the cluster answers.
+
+        Raises:
+            MissingError: If there is no such thing.
+            CannotAskError: If it does not say.
+        """
+        import urllib3
+        from kubernetes.client import ApiException
+
+        try:
+            return getattr(self._kubernetes, method)(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
+        except ApiException as error:
+            if error.status == 404:
+                raise MissingError(str(error.reason)) from error
+            raise CannotAskError(f"{self._context} does not say: {error.status} {error.reason}") from error
+        except urllib3.exceptions.HTTPError as error:
+            raise CannotAskError(f"{self._context} does not answer: {error}") from error
+
+    def _nodes(self, machine: MachineSpec) -> Iterator[Finding]:
+        """Nodes that are there; else pools that would get one: none is there while nobody asks for it."""
+        what, labels = f"nodes {machine.name}", node_selectors(machine, self._settings)
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        if found := self._ask("list_node", label_selector=selector).items:
+            yield there(what, f"{len(found)} with {selector}")
+            return
+        context = _GKE_CONTEXT.fullmatch(self._context)
+        said = f"no node has {selector}"
+        if not context or machine.accelerator_type:  # Vertex's name for these machines is not GKE's.
+            yield unknown(what, f"{said}; whether a node pool would add one, only the cluster's owner can say")
+            return
+        location, cluster = context["location"], context["cluster"]
+        # google/container/v1/cluster_service.proto: Cluster.node_pools, autopilot, autoscaling.
+        place = f"v1/projects/{context['project']}/locations/{location}/clusters/{cluster}"
+        described = self._apis.get("container.googleapis.com", place)
+        makes_pools = described.get("autopilot", {}).get("enabled") or described.get("autoscaling", {}).get(
+            "enableNodeAutoprovisioning"
+        )
+        pools = [one["name"] for one in described.get("nodePools", ()) if _has(one, machine)]
+        if pools or makes_pools:
+            yield there(what, f"{said} now; {', '.join(pools) or 'the cluster'} adds them as they are asked for")
+        else:
+            yield missing(
+                what,
+                f"{said}, and no node pool is of {machine.machine_type}",
+                f"gcloud container node-pools create tpu --cluster={cluster} --location={location} "
+                f"--machine-type={machine.machine_type} --enable-autoscaling --min-nodes=0 --max-nodes=1"
+                + (" --spot" if machine.spot else ""),
+            )
+
+    def _service_account(self) -> Iterator[Finding]:
+        name = _RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER
+        remedy = "ask who installed Kubeflow: it comes with " + ("the profile" if self._is_shared else "the server")
+        yield from self._find("service account", name, "read_namespaced_service_account", remedy)
+
+    def _object(self, kind: str, name: str) -> Iterator[Finding]:
+        method, command = {
+            "secret": ("read_namespaced_secret", f"kubectl create secret generic {name} --from-file=…"),
+            "volume": ("read_namespaced_persistent_volume_claim", f"kubectl apply -f CLAIM.yaml, of the name {name},"),
+        }[kind]
+        yield from self._find(kind, name, method, f"{command} --namespace={self._namespace}")
+
+    def _find(self, kind: str, name: str, method: str, remedy: str) -> Iterator[Finding]:
+        try:
+            self._ask(method, name, self._namespace)
+        except MissingError:
+            yield missing(kind, f"there is no {name} in {self._namespace}", remedy)
+            return
+        yield there(kind, f"{name} in {self._namespace}")
+
+
+def _has(pool: dict[str, Any], machine: MachineSpec) -> bool:
+    """Whether the nodes of a pool are of a machine."""
+    config: dict[str, Any] = pool.get("config", {})
+    return config.get("machineType") == machine.machine_type and bool(config.get("spot")) == machine.spot

@@ -1,0 +1,431 @@
+"""What a run on Vertex AI needs of Google Cloud.
+
+Which permission a call takes stands in its reference: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
+iam.serviceAccounts.get, iam.serviceAccounts.getIamPolicy, storage.buckets.get, storage.buckets.getIamPolicy,
+artifactregistry.repositories.getIamPolicy, compute.networks.get, cloudquotas.quotas.get. Whoever lacks one is told so,
+and the rest is asked all the same.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from components.container import SERVING_IMAGE
+from components.deploy_model.params import VERTEX
+from components.errors import InputError
+from components.machine_spec import MachineSpec
+from components.model_loading.lookup import bundle_of
+from components.outages import MissingError
+from components.registry.reference import is_on_vertex
+from components.vertex_service import VertexService
+from pipelines.compile import require_machine
+from pipelines.config import Config
+from pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
+from pipelines.doctor.google_apis import GoogleApis
+from pipelines.doctor.iam import IAM, RESOURCES, Granted, Policies
+from pipelines.doctor.images import image_findings, repository_of
+from pipelines.platforms.custom_job import in_region
+from pipelines.settings import Settings
+
+_REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
+# Of whoever submits; https://cloud.google.com/iam/docs/roles-permissions/aiplatform has roles and permissions.
+_SUBMITTER = ("aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get", "aiplatform.pipelineJobs.list")
+# Of the account that runs pipelines: https://cloud.google.com/vertex-ai/docs/tabular-data/tabular-workflows/
+# service-accounts names Vertex AI User, Storage Object Admin and Service Account User.
+_RUNNER = ("aiplatform.metadataStores.get", "aiplatform.customJobs.create", "aiplatform.customJobs.get")
+_DEPLOYER = ("aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatform.endpoints.deploy")
+_READER = ("storage.objects.get", "storage.objects.list")
+_WRITER = (*_READER, "storage.objects.create", "storage.objects.delete")  # To write an object again takes both.
+_ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: of whoever creates a job that runs as it.
+_PULLER = ("artifactregistry.repositories.downloadArtifacts",)
+# GoogleCloudPlatform/vertex-ai-samples, notebook_util/common_util.py, get_resource_id; spot machines have a quota of
+# their own. That of v2 is written nowhere: taken to be as v3's, and unknown where there is none of that name.
+_QUOTAS = {"v2": "V2TPUs", "v3": "V3TPUs", "v5e": "V5ETPU", "v6e": "V6ETPU", "7x": "7XTPU"}
+
+
+class VertexChecks:
+    """Everything that a configuration's run needs on Vertex AI.
+
+    Args:
+        config: What is to run.
+        settings: Where; must have the project, the region and the bucket.
+        apis: Whoever asks.
+        image: What every step is to run in.
+    """
+
+    def __init__(self, config: Config, settings: Settings, apis: GoogleApis, image: str) -> None:
+        self._config, self._settings, self._apis, self._image = config, settings, apis, image
+        self._machines = [in_region(one, settings) for one in require_machine(config, "vertex").candidates]
+        self._policies = Policies(apis, settings.project)
+        self._member = ""
+
+    def checks(self) -> tuple[Check, list[Check]]:
+        """Return the sign-in, and everything else in the order in which it is told."""
+        checks = [
+            Check("project", self._project),
+            Check("APIs", self._services),
+            Check("your role", self._submitter),
+            Check("Vertex AI", self._region),
+            Check("bucket", self._bucket, is_cheap=True),
+            Check("image", self._step_image, is_cheap=True),
+            Check("image's reader", self._puller),
+            Check("service account", self._service_account, is_cheap=True),
+            Check("acting as it", self._acting, is_cheap=True),
+            Check("its roles", self._runner),
+            Check("its buckets", self._runner_buckets),
+            Check("its acting", self._runner_acting),
+            *(Check(f"quota {one.name}", functools.partial(self._quota, one)) for one in dict.fromkeys(self._machines)),
+        ]
+        if self._settings.network:
+            checks.append(Check("network", self._network))
+        if self._deploys:
+            checks += [Check("serving image", self._serving_image), Check("registry", self._models)]
+            if self._config.deploy and self._config.deploy.endpoint:
+                checks.append(Check("endpoint", self._endpoint))
+        return Check("sign-in", self._sign_in, is_cheap=True), checks
+
+    # Who asks, and where
+
+    def _sign_in(self) -> Iterator[Finding]:
+        try:
+            self._apis.refresh()
+        except InputError as error:
+            yield missing("sign-in", str(error), "gcloud auth application-default login")
+            return
+        self._member = self._apis.principal()
+        kind = type(self._apis.credentials).__name__
+        yield there("sign-in", self._member or f"valid; whose it is, it does not say ({kind})")
+
+    @property
+    def _who(self) -> str:
+        return self._member or "user:YOU"
+
+    @functools.cached_property
+    def _found_project(self) -> dict[str, Any]:
+        return self._apis.get(RESOURCES, f"v3/projects/{self._settings.project}")
+
+    @property
+    def _number(self) -> str:
+        return str(self._found_project["name"]).partition("/")[2]
+
+    def _project(self) -> Iterator[Finding]:
+        project = self._settings.project
+        try:
+            state = self._found_project.get("state", "ACTIVE")
+        except MissingError:
+            yield missing("project", f"there is no {project}", "check TPU_PIPELINES_PROJECT")
+            return
+        if state != "ACTIVE":
+            yield missing("project", f"{project} is {state}", f"gcloud projects undelete {project}")
+        else:
+            yield there("project", f"{project}, number {self._number}")
+
+    def _services(self) -> Iterator[Finding]:
+        """google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
+        project = self._settings.project
+        needed = ["aiplatform.googleapis.com", "storage.googleapis.com"]
+        if repository_of(self._image):
+            needed.append(_REGISTRY)
+        if not self._settings.service_account or self._settings.network:
+            needed.append(_COMPUTE)  # Whose default account runs pipelines that name none.
+        names = [f"projects/{project}/services/{name}" for name in needed]
+        found = self._apis.get("serviceusage.googleapis.com", f"v1/projects/{project}/services:batchGet", names=names)
+        states = {one["name"].rpartition("/")[2]: one.get("state") for one in found.get("services", ())}
+        for name in needed:
+            if states.get(name) != "ENABLED":
+                yield missing("APIs", f"{name} is not enabled", f"gcloud services enable {name} --project={project}")
+        if all(states.get(name) == "ENABLED" for name in needed):
+            yield there("APIs", ", ".join(name.partition(".")[0] for name in needed))
+
+    def _submitter(self) -> Iterator[Finding]:
+        project = self._settings.project
+        found = self._apis.post(
+            RESOURCES, f"v3/projects/{project}:testIamPermissions", {"permissions": list(_SUBMITTER)}
+        )
+        if lacking := [one for one in _SUBMITTER if one not in found.get("permissions", ())]:
+            yield missing(
+                "your role", f"you lack {', '.join(lacking)}", self._bind_project(self._who, "roles/aiplatform.user")
+            )
+        else:
+            yield there("your role", "you may create and read pipeline jobs")
+
+    def _region(self) -> Iterator[Finding]:
+        region = self._settings.region
+        service = VertexService(self._settings.project, region, self._settings.vertex_endpoint, self._apis.credentials)
+        request = {"parent": f"projects/{self._settings.project}/locations/{region}", "page_size": 1}
+        service.call("PipelineService", "list_pipeline_jobs", request)
+        yield there("Vertex AI", f"answers in {region}")
+
+    # Where it writes
+
+    @property
+    def _bucket_name(self) -> str:
+        return self._settings.bucket.removeprefix("gs://").partition("/")[0]
+
+    def _bucket(self) -> Iterator[Finding]:
+        name, region = self._bucket_name, self._settings.region
+        try:
+            bucket = self._apis.of_bucket(name, "reload")
+        except MissingError:
+            yield missing(
+                "bucket",
+                f"there is no gs://{name}",
+                f"gcloud storage buckets create gs://{name} --location={region} --project={self._settings.project}",
+            )
+            return
+        location, kind = bucket.location or "", bucket.location_type or "region"
+        if kind == "region" and location.lower() != region:
+            # Jobs reach it all the same, for more time and money.
+            yield missing(
+                "bucket",
+                f"gs://{name} is in {location.lower()}, and runs are in {region}",
+                f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}",
+                is_fatal=False,
+            )
+        allowed = self._apis.of_bucket(name, "test_iam_permissions", list(_WRITER))
+        if (lacking := [one for one in _WRITER if one not in allowed]) and self._carries:
+            yield missing(
+                "bucket",
+                f"you lack {', '.join(lacking)} in gs://{name}, and the model's code travels through it",
+                self._bind_bucket(name, self._who, "roles/storage.objectAdmin"),
+            )
+        elif kind != "region" or location.lower() == region:
+            may = "nothing of yours is written there" if lacking else "you may write there"
+            yield there("bucket", f"gs://{name} in {location.lower()}; {may}")
+
+    @property
+    def _carries(self) -> bool:
+        """Whether a model of the user's own travels through the bucket."""
+        return bundle_of(self._config.training.model) is not None
+
+    # What it runs in
+
+    def _step_image(self) -> Iterator[Finding]:
+        yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE")
+
+    def _serving_image(self) -> Iterator[Finding]:
+        image = (self._config.deploy and self._config.deploy.serving_image) or SERVING_IMAGE
+        yield from image_findings("serving image", image, self._apis, "TPU_PIPELINES_SERVING_IMAGE")
+
+    def _puller(self) -> Iterator[Finding]:
+        """https://cloud.google.com/vertex-ai/docs/general/custom-service-account: it is the agent that pulls images."""
+        repository = repository_of(self._image)
+        agent = f"serviceAccount:service-{self._number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
+        if not repository or repository[0] == self._settings.project:
+            yield there("image's reader", "Vertex AI's service agent reads the project's own")
+            return
+        project, location, name = repository
+        path = f"v1/projects/{project}/locations/{location}/repositories/{name}:getIamPolicy"
+        granted = Policies(self._apis, project).granted(agent, lambda: self._apis.get(_REGISTRY, path))
+        yield from self._judge(
+            "image's reader",
+            granted,
+            _PULLER,
+            agent,
+            "roles/artifactregistry.reader",
+            f"gcloud artifacts repositories add-iam-policy-binding {name} --project={project} --location={location} "
+            f"--member={agent} --role=roles/artifactregistry.reader",
+        )
+
+    # As whom it runs
+
+    @property
+    def _account(self) -> str:
+        """https://cloud.google.com/vertex-ai/docs/pipelines/configure-project: whose account runs a pipeline."""
+        return self._settings.service_account or f"{self._number}-compute@developer.gserviceaccount.com"
+
+    @property
+    def _runner_member(self) -> str:
+        return f"serviceAccount:{self._account}"
+
+    @property
+    def _account_path(self) -> str:
+        """By its own project: iam.proto answers 403 for one that is missing below `projects/-`."""
+        found = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", self._account)
+        return f"v1/projects/{found[1] if found else self._settings.project}/serviceAccounts/{self._account}"
+
+    def _service_account(self) -> Iterator[Finding]:
+        account, name = self._account, self._account.partition("@")[0]
+        try:
+            found = self._apis.get(IAM, self._account_path)
+        except MissingError:
+            yield missing(
+                "service account",
+                f"there is no {account}",
+                f"gcloud iam service-accounts create {name} --project={self._settings.project}"
+                if self._settings.service_account
+                else "set TPU_PIPELINES_SERVICE_ACCOUNT",
+            )
+            return
+        if found.get("disabled"):
+            yield missing("service account", f"{account} is disabled", f"gcloud iam service-accounts enable {account}")
+        else:
+            yield there("service account", account)
+
+    def _acting(self) -> Iterator[Finding]:
+        try:
+            found = self._apis.post(IAM, f"{self._account_path}:testIamPermissions", {"permissions": list(_ACT_AS)})
+        except MissingError:
+            yield unknown("acting as it", "there is no such account")
+            return
+        if _ACT_AS[0] in found.get("permissions", ()):
+            yield there("acting as it", f"you may act as {self._account}")
+        else:
+            yield missing("acting as it", f"you lack {_ACT_AS[0]} on {self._account}", self._bind_account(self._who))
+
+    def _runner(self) -> Iterator[Finding]:
+        needed = _RUNNER + (_DEPLOYER if self._deploys else ())
+        role = "roles/aiplatform.user"
+        command = self._bind_project(self._runner_member, role)
+        granted = self._policies.granted(self._runner_member)
+        yield from self._judge("its roles", granted, needed, self._runner_member, role, command)
+
+    def _runner_buckets(self) -> Iterator[Finding]:
+        """Where it writes, and the bucket that the data are in."""
+        needed: dict[str, tuple[Sequence[str], str]] = {self._bucket_name: (_WRITER, "roles/storage.objectAdmin")}
+        if (data := self._config.data_location).startswith("gs://"):
+            needed.setdefault(data.removeprefix("gs://").partition("/")[0], (_READER, "roles/storage.objectViewer"))
+        for name, (permissions, role) in needed.items():
+            granted = self._policies.granted(self._runner_member, functools.partial(self._bucket_policy, name))
+            command = self._bind_bucket(name, self._runner_member, role)
+            yield from self._judge(f"its buckets: {name}", granted, permissions, self._runner_member, role, command)
+
+    def _bucket_policy(self, name: str) -> dict[str, Any]:
+        try:
+            policy = self._apis.of_bucket(name, "get_iam_policy", requested_policy_version=3)
+        except MissingError as error:
+            raise CannotAskError(f"there is no gs://{name}") from error
+        return {"bindings": [{**one, "members": list(one["members"])} for one in policy.bindings]}
+
+    def _runner_acting(self) -> Iterator[Finding]:
+        """The job of the training is created by the pipeline's account, and runs as that same one."""
+        if not self._settings.service_account:
+            yield there("its acting", "the training runs as Vertex AI's own agent")
+            return
+        granted = self._policies.granted(self._runner_member, self._account_policy)
+        role = "roles/iam.serviceAccountUser"
+        command = self._bind_account(self._runner_member)
+        yield from self._judge("its acting", granted, _ACT_AS, self._runner_member, role, command)
+
+    def _account_policy(self) -> dict[str, Any]:
+        try:
+            return self._apis.post(IAM, f"{self._account_path}:getIamPolicy", {})
+        except MissingError as error:
+            raise CannotAskError(f"there is no {self._account}") from error
+
+    @staticmethod
+    def _judge(
+        what: str, granted: Granted, needed: Sequence[str], member: str, role: str, command: str
+    ) -> Iterator[Finding]:
+        """Whether a member has what it needs; names the role that it lacks, and the command that grants it."""
+        name = member.partition(":")[2]
+        lacking, perhaps = granted.lacks(tuple(needed))
+        said = f"{name} lacks {role} ({', '.join(lacking)})"
+        if not lacking:
+            yield there(what, f"{name} has {role}'s part of it")
+        elif perhaps:
+            yield unknown(what, f"{said}, as far as can be seen: {perhaps}", command)
+        else:
+            yield missing(what, said, command)
+
+    # What it trains on
+
+    def _quota(self, machine: MachineSpec) -> Iterator[Finding]:
+        """google/api/cloudquotas/v1/resources.proto: a value for each combination of dimensions, the region's first.
+
+        Of v2 and v3 cores are counted, of the others chips: https://cloud.google.com/vertex-ai/docs/quotas.
+        """
+        one, project, region = machine.slice, self._settings.project, machine.region
+        what, needed = f"quota {machine.name}", machine.accelerator_count or one.chips
+        spot = "Preemptible" if machine.spot else ""
+        quota = f"CustomModelTraining{spot}{_QUOTAS[one.generation.name]}PerProjectPerRegion"
+        place = f"v1/projects/{project}/locations/global/services/aiplatform.googleapis.com/quotaInfos/{quota}"
+        console = f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
+        try:
+            found = self._apis.get("cloudquotas.googleapis.com", place)
+        except MissingError:
+            yield unknown(what, f"Google Cloud knows no {quota}", f"look at {console}")
+            return
+        places = [one for one in found.get("dimensionsInfos", ()) if _is_of(one, region)]
+        if not places:
+            yield unknown(what, f"{quota} has no value in {region}", f"look at {console}")
+            return
+        limit = int(max(places, key=lambda one: len(one.get("dimensions", {}))).get("details", {}).get("value", 0))
+        if 0 <= limit < needed:
+            yield missing(what, f"{quota} in {region} is {limit}, and {needed} are needed", f"ask for more: {console}")
+        else:
+            yield there(what, f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed")
+
+    # What it is connected to
+
+    def _network(self) -> Iterator[Finding]:
+        """custom_job.proto, network: private services access must be configured for it."""
+        network = self._settings.network
+        name = network.rpartition("/")[2]
+        try:
+            found = self._apis.get(_COMPUTE, f"compute/v1/{network}")
+        except MissingError:
+            yield missing("network", f"there is no {network}", "check TPU_PIPELINES_NETWORK")
+            return
+        peerings = [one for one in found.get("peerings", ()) if one.get("name", "").startswith("servicenetworking")]
+        if any(one.get("state") == "ACTIVE" for one in peerings):
+            yield there("network", network)
+        else:
+            yield missing(
+                "network",
+                f"{network} has no private services access",
+                f"gcloud services vpc-peerings connect --service=servicenetworking.googleapis.com --network={name} "
+                "--ranges=RANGE",
+            )
+
+    # Where the model goes
+
+    @property
+    def _deploys(self) -> bool:
+        deploy = self._config.deploy
+        return deploy is not None and (deploy.registry == VERTEX or is_on_vertex(deploy.registry))
+
+    @property
+    def _registry_service(self) -> tuple[VertexService, str]:
+        """The service where models are registered, and its parent there."""
+        registry = self._config.deploy.registry if self._config.deploy else ""
+        project, region = self._settings.project, self._settings.region
+        if is_on_vertex(registry):
+            _, project, _, region, *_ = registry.split("/")
+        service = VertexService(project, region, self._settings.vertex_endpoint, self._apis.credentials)
+        return service, f"projects/{project}/locations/{region}"
+
+    def _models(self) -> Iterator[Finding]:
+        service, parent = self._registry_service
+        service.call("ModelService", "list_models", {"parent": parent, "page_size": 1})
+        yield there("registry", f"{parent}/models")
+
+    def _endpoint(self) -> Iterator[Finding]:
+        service, parent = self._registry_service
+        name = f"{parent}/endpoints/{self._config.deploy.endpoint if self._config.deploy else ''}"
+        try:
+            service.call("EndpointService", "get_endpoint", {"name": name})
+            yield there("endpoint", name)
+        except MissingError:
+            yield there("endpoint", f"{name} is created by the run")
+
+    # The commands that grant a role
+
+    def _bind_project(self, member: str, role: str) -> str:
+        return f"gcloud projects add-iam-policy-binding {self._settings.project} --member={member} --role={role}"
+
+    def _bind_account(self, member: str) -> str:
+        return (
+            f"gcloud iam service-accounts add-iam-policy-binding {self._account} --member={member} "
+            "--role=roles/iam.serviceAccountUser"
+        )
+
+    @staticmethod
+    def _bind_bucket(name: str, member: str, role: str) -> str:
+        return f"gcloud storage buckets add-iam-policy-binding gs://{name} --member={member} --role={role}"
+
+
+def _is_of(info: dict[str, Any], region: str) -> bool:
+    """Whether a value of a quota is a region's."""
+    return region in info.get("applicableLocations", ()) or info.get("dimensions", {}).get("region") == region

@@ -1,0 +1,82 @@
+"""The command `doctor`, and what `submit` asks by itself."""
+
+import json
+import os
+import re
+
+import pytest
+
+from pipelines.cli.main import main
+from tests.fakes.google_cloud import COMPUTE, Account, bind
+
+MACHINE = ("--set", "machine=v5e-4")
+SUBMIT = ("submit", "digits", *MACHINE)
+
+
+@pytest.fixture
+def cloud(fake, federated, monkeypatch):
+    """A project in which nothing is missing, and whoever submits signed in as a CI system does."""
+    monkeypatch.setattr("components.container.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
+    member = f"serviceAccount:{COMPUTE}"
+    cloud = fake.cloud
+    cloud.policy = bind("roles/aiplatform.user", member)
+    cloud.buckets["my-bucket"].policy = bind("roles/storage.objectAdmin", member)
+    cloud.accounts[COMPUTE] = Account(policy=bind("roles/iam.serviceAccountUser", member))
+    return cloud
+
+
+def test_a_table_says_what_is_there_and_what_to_do(cloud, capfd):
+    assert main(["doctor", "digits", "--target", "vertex", *MACHINE]) == 0
+    out, err = capfd.readouterr()
+    assert "✓  sign-in" in out
+    assert re.search(rf"✓  service account +{COMPUTE}\n", out)
+    assert "✗" not in out + err
+    cloud.quotas["CustomModelTrainingV5ETPUPerProjectPerRegion"]["us-central1"] = 0
+    assert main(["doctor", "digits", *MACHINE]) == 2
+    lines = capfd.readouterr().out.splitlines()
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("✗  quota v5e-4"))
+    assert lines[place].endswith("CustomModelTrainingV5ETPUPerProjectPerRegion in us-central1 is 0, and 4 are needed")
+    assert lines[place + 1].strip().startswith("→ ask for more: https://console.cloud.google.com/iam-admin/quotas")
+
+
+def test_the_json_says_the_same(cloud, capfd):
+    cloud.images.clear()
+    assert main(["doctor", "digits", *MACHINE, "--json"]) == 2
+    found = {one["what"]: one for one in json.loads(capfd.readouterr().out)}
+    assert found["bucket"]["verdict"] == "there"
+    assert (found["image"]["verdict"], "docker push" in found["image"]["remedy"]) == ("missing", True)
+
+
+def test_submit_refuses_what_cannot_work_before_it_is_sent(fake, cloud, capfd):
+    cloud.images.clear()
+    cloud.accounts.pop(COMPUTE)
+    assert main([*SUBMIT]) == 2
+    _, err = capfd.readouterr()
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: Refused to send a run that cannot work. Missing: image: europe-docker.pkg.dev/")
+    assert f"service account: there is no {COMPUTE} → set TPU_PIPELINES_SERVICE_ACCOUNT" in last
+    assert fake.calls == []
+    assert main([*SUBMIT, "--no-doctor"]) == 0
+    assert len(fake.pipeline_jobs) == 1
+
+
+def test_submit_hints_at_what_may_do_all_the_same(fake, cloud, capfd):
+    cloud.buckets["my-bucket"].location = "EUROPE-WEST4"
+    cloud.forbidden = [r"docker\.pkg\.dev"]
+    assert main([*SUBMIT]) == 0
+    err = capfd.readouterr().err
+    assert "hint: ✗ bucket: gs://my-bucket is in europe-west4, and runs are in us-central1\n" in err
+    assert "hint: ? image: europe-docker.pkg.dev does not say: 403" in err
+    assert len(fake.pipeline_jobs) == 1
+
+
+def test_submit_asks_only_what_is_quick(cloud, capfd):
+    assert main([*SUBMIT]) == 0
+    assert capfd.readouterr().err.count("hint: ?") == 0
+    hosts = {target.split("/")[1] for _, target in cloud.calls}
+    assert hosts == {
+        "storage.googleapis.com",
+        "europe-docker.pkg.dev",
+        "iam.googleapis.com",
+        "cloudresourcemanager.googleapis.com",  # For the project's number, which is in its default account's name.
+    }

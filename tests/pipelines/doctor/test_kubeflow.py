@@ -1,0 +1,195 @@
+"""Each single thing that a run on Kubeflow may lack is named, and nothing else is."""
+
+import dataclasses
+import os
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from pipelines.config import load_config
+from pipelines.doctor.findings import Verdict, as_table, ask_all
+from pipelines.doctor.google_apis import GoogleApis
+from pipelines.doctor.kubeflow import KubeflowChecks
+from pipelines.settings import Settings
+from tests.fakes import execution
+from tests.fakes.kubeflow import FakeKubeflow, Simulate
+from tests.fakes.kubernetes import FakeKubernetes
+from tests.fakes.vertex import FakeVertex
+
+IMAGE = f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}"
+CONFIG = load_config("digits", ["machine={name: v5e-4, fallbacks: [v6e-4]}"])
+CONTEXT = "gke_my-project_us-central1_training"
+V5E = {
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+    "cloud.google.com/gke-tpu-topology": "2x2",
+}
+SETTINGS = Settings(
+    bucket="gs://my-bucket/pipelines",
+    secrets={"storage-key": "/secrets/storage"},
+    volumes={"checkpoints": "/mnt/checkpoints"},
+)
+
+
+class World:
+    """A server, its cluster and Google Cloud, in which nothing is missing."""
+
+    def __init__(self, server, cluster, google):
+        self.server, self.cluster, self.google = server, cluster, google
+        self.settings, self.image, self.context = dataclasses.replace(SETTINGS, kfp_host=server.url), IMAGE, CONTEXT
+        google.cloud.__init__()
+        google.cloud.node_pools.append({"name": "tpus", "config": {"machineType": "ct6e-standard-4t"}})
+        server.multi_user = False
+        server.recover()
+        cluster.nodes, cluster.forbidden = [V5E, {}], []
+        kinds = ("serviceaccounts/pipeline-runner", "secrets/storage-key", "persistentvolumeclaims/checkpoints")
+        cluster.objects = {f"kubeflow/{kind}" for kind in kinds}
+
+    def examine(self):
+        apis = GoogleApis("my-project", f"{self.google.url}/{{host}}", AnonymousCredentials())
+        return ask_all(*KubeflowChecks(CONFIG, self.settings, apis, self.context, self.image).checks())
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    path = tmp_path_factory.mktemp("kubectl") / "config"
+    with FakeKubeflow(Simulate()) as server, FakeKubernetes() as cluster, FakeVertex(execution.Simulate()) as google:
+        cluster.write_kubeconfig(path, CONTEXT)
+        yield server, cluster, google, path
+
+
+@pytest.fixture
+def world(servers, tmp_path, monkeypatch):
+    *servers, kubeconfig = servers
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+    monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
+    for name in [name for name in os.environ if name.startswith("KF_PIPELINES_")]:
+        monkeypatch.delenv(name)
+    return World(*servers)
+
+
+def told(findings, verdict):
+    return [(one.what, one.said, one.remedy) for one in findings if one.verdict is verdict]
+
+
+def test_where_all_is_there_nothing_is_missing(world):
+    findings = world.examine()
+    assert {one.verdict for one in findings} == {Verdict.THERE}, as_table(findings)
+    assert [one.said for one in findings if one.what.startswith("nodes")] == [
+        "1 with cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice,cloud.google.com/gke-tpu-topology=2x2",
+        "no node has cloud.google.com/gke-tpu-accelerator=tpu-v6e-slice,cloud.google.com/gke-tpu-topology=2x2 now; "
+        "tpus adds them as they are asked for",
+    ]
+
+
+def _set(world, **values):
+    world.settings = dataclasses.replace(world.settings, **values)
+
+
+MISSING = {
+    "server": (lambda world: _set(world, kfp_host="http://127.0.0.1:1"), "cannot be reached", "TPU_PIPELINES_KFP_HOST"),
+    "API": (
+        lambda world: world.server.fail_next(9, "NOT_FOUND", "healthz_service_get_healthz"),
+        "has no API v2beta1",
+        "2.x",
+    ),
+    "sign-in": (
+        lambda world: world.server.fail_next(9, "UNAUTHENTICATED"),
+        "the sign-in is not, or no longer, valid",
+        "KF_PIPELINES_SA_TOKEN_PATH",
+    ),
+    "sign-in ": (
+        lambda world: world.server.fail_next(9, "PERMISSION_DENIED", "experiment_service_list_experiments"),
+        "kubeflow-edit",
+        "KF_PIPELINES_SA_TOKEN_PATH",
+    ),
+    "namespace": (
+        lambda world: (
+            setattr(world.server, "multi_user", True)
+            or world.cluster.objects.add("kubeflow/serviceaccounts/default-editor")
+        ),
+        "several users",
+        "TPU_PIPELINES_KFP_NAMESPACE",
+    ),
+    "object store": (lambda world: world.google.cloud.buckets.clear(), "there is no gs://my-bucket", "buckets create"),
+    "image": (lambda world: world.google.cloud.images.clear(), "is not there", "docker push"),
+    "nodes v5e-4": (
+        lambda world: world.cluster.nodes.clear(),
+        "no node pool is of ct5lp-hightpu-4t",
+        "gcloud container node-pools create tpu --cluster=training --location=us-central1 "
+        "--machine-type=ct5lp-hightpu-4t",
+    ),
+    "nodes v6e-4": (
+        lambda world: world.google.cloud.node_pools[0]["config"].update(spot=True),
+        "no node pool is of ct6e-standard-4t",
+        "--machine-type=ct6e-standard-4t",
+    ),
+    "service account": (
+        lambda world: world.cluster.objects.remove("kubeflow/serviceaccounts/pipeline-runner"),
+        "there is no pipeline-runner in kubeflow",
+        "it comes with the server",
+    ),
+    "secret": (
+        lambda world: world.cluster.objects.remove("kubeflow/secrets/storage-key"),
+        "there is no storage-key in kubeflow",
+        "kubectl create secret generic storage-key --from-file=… --namespace=kubeflow",
+    ),
+    "volume": (
+        lambda world: world.cluster.objects.remove("kubeflow/persistentvolumeclaims/checkpoints"),
+        "there is no checkpoints in kubeflow",
+        "--namespace=kubeflow",
+    ),
+}
+_WITHOUT_A_SERVER = {"server", "API", "sign-in", "namespace"}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_each_single_thing_that_is_missing_is_named_and_no_other(world, what):
+    change, said, remedy = MISSING[what]
+    change(world)
+    findings = world.examine()
+    ((named, why, to_do),) = told(findings, Verdict.MISSING)
+    assert named == what.strip()
+    assert said in why
+    assert remedy in to_do
+    unknown = [one[0] for one in told(findings, Verdict.UNKNOWN)]
+    assert unknown == (["service account"] if named in _WITHOUT_A_SERVER else [])
+
+
+@pytest.mark.parametrize(
+    ("what", "pattern"),
+    [("nodes v5e-4", "/nodes$"), ("secret", "/secrets/"), ("service account", "/serviceaccounts/")],
+)
+def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
+    world.cluster.forbidden = [pattern]
+    findings = world.examine()
+    assert told(findings, Verdict.MISSING) == []
+    assert what in [one[0] for one in told(findings, Verdict.UNKNOWN)]
+    assert all("does not say: 403 Forbidden" in one[1] for one in told(findings, Verdict.UNKNOWN))
+
+
+def test_a_cluster_that_is_not_named_is_not_asked(world):
+    world.context = ""
+    findings = world.examine()
+    assert told(findings, Verdict.MISSING) == []
+    assert told(findings, Verdict.UNKNOWN) == [("cluster", "not asked: name a context by --kube-context", "")]
+
+
+def test_a_context_that_kubectl_does_not_have_is_unknown(world):
+    world.context = "elsewhere"
+    findings = world.examine()
+    assert told(findings, Verdict.MISSING) == []
+    assert all("no context 'elsewhere'" in one[1] for one in told(findings, Verdict.UNKNOWN))
+
+
+def test_nodes_that_a_cluster_makes_as_they_are_asked_for_are_there(world):
+    world.cluster.nodes.clear()
+    world.google.cloud.cluster = {"autopilot": {"enabled": True}}
+    assert told(world.examine(), Verdict.MISSING) == []
+
+
+def test_the_registry_of_a_cluster_and_a_store_elsewhere_cannot_be_asked(world):
+    world.image = "localhost:1/steps:1"
+    _set(world, bucket="minio://runs/digits")
+    findings = world.examine()
+    assert told(findings, Verdict.MISSING) == []
+    assert [one[0] for one in told(findings, Verdict.UNKNOWN)] == ["object store", "image"]

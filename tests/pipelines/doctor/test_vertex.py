@@ -1,0 +1,301 @@
+"""Each single thing that a run on Vertex AI may lack is named, and nothing else is."""
+
+import dataclasses
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from components.errors import InputError
+from pipelines.config import load_config
+from pipelines.doctor.findings import Verdict, as_table, ask_all
+from pipelines.doctor.google_apis import GoogleApis
+from pipelines.doctor.vertex import VertexChecks
+from pipelines.settings import Settings
+from tests.fakes.execution import Simulate
+from tests.fakes.google_cloud import ME, NETWORK, TRAINER, Bucket, bind
+from tests.fakes.vertex import FakeVertex
+
+IMAGE = f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}"
+SERVING = f"europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}"
+CONFIG = load_config(
+    "digits",
+    [
+        "machine={name: v5e-4, fallbacks: [v6e-4, {name: v5e-4, region: us-east1}]}",
+        f"deploy={{registry: vertex, endpoint: digits, serving_image: '{SERVING}'}}",
+    ],
+)
+SETTINGS = Settings(
+    project="my-project",
+    region="us-central1",
+    bucket="gs://my-bucket/pipelines",
+    service_account=TRAINER,
+    network=NETWORK,
+)
+
+
+@pytest.fixture(scope="module")
+def service():
+    with FakeVertex(Simulate()) as fake:
+        yield fake
+
+
+@pytest.fixture
+def fake(service):
+    """Vertex AI, and a project in which nothing is missing."""
+    service.cloud.__init__()
+    service.recover()
+    return service
+
+
+def examine(fake, config=CONFIG, settings=SETTINGS, image=IMAGE, credentials=None):
+    settings = dataclasses.replace(settings, vertex_endpoint=fake.url)
+    apis = GoogleApis("my-project", f"{fake.url}/{{host}}", credentials or AnonymousCredentials())
+    return ask_all(*VertexChecks(config, settings, apis, image).checks())
+
+
+def told(findings, verdict):
+    return [(one.what, one.said, one.remedy) for one in findings if one.verdict is verdict]
+
+
+def test_where_all_is_there_nothing_is_missing_and_nothing_was_written(fake):
+    findings = examine(fake)
+    assert {one.verdict for one in findings} == {Verdict.THERE}, as_table(findings)
+    assert findings[0].said == f"user:{ME}"
+    verbs = {(verb, target.rpartition(":")[2]) for verb, target in fake.cloud.calls if verb != "GET"}
+    assert verbs == {("POST", "testIamPermissions"), ("POST", "getIamPolicy")}
+
+
+def _without(items, *names):
+    for name in names:
+        items.remove(name) if isinstance(items, list | set) else items.pop(name)
+
+
+def _set(target, name, value):
+    setattr(target, name, value)
+
+
+MISSING = {
+    "project": (lambda cloud: cloud.project.update(state="DELETE_REQUESTED"), "DELETE_REQUESTED", "undelete"),
+    "APIs": (
+        lambda cloud: _without(cloud.services, "aiplatform.googleapis.com"),
+        "aiplatform.googleapis.com is not enabled",
+        "gcloud services enable aiplatform.googleapis.com --project=my-project",
+    ),
+    "your role": (
+        lambda cloud: _without(cloud.allowed, "aiplatform.pipelineJobs.create"),
+        "you lack aiplatform.pipelineJobs.create",
+        f"gcloud projects add-iam-policy-binding my-project --member=user:{ME} --role=roles/aiplatform.user",
+    ),
+    "bucket": (
+        lambda cloud: _set(cloud.buckets["my-bucket"], "location", "EUROPE-WEST4"),
+        "gs://my-bucket is in europe-west4, and runs are in us-central1",
+        "--location=us-central1",
+    ),
+    "image": (lambda cloud: _without(cloud.images, "my-project/images/steps"), "is not there", "docker push"),
+    "image ": (
+        lambda cloud: cloud.images.update({"my-project/images/steps": ["linux/arm64"]}),
+        "is for linux/arm64, and TPU hosts are linux/amd64",
+        "docker build --platform=linux/amd64",
+    ),
+    "serving image": (lambda cloud: _without(cloud.images, "my-project/images/serving"), "is not there", "SERVING"),
+    "service account": (
+        lambda cloud: _set(cloud.accounts[TRAINER], "disabled", True),
+        f"{TRAINER} is disabled",
+        f"gcloud iam service-accounts enable {TRAINER}",
+    ),
+    "acting as it": (
+        lambda cloud: _set(cloud.accounts[TRAINER], "allowed", []),
+        f"you lack iam.serviceAccounts.actAs on {TRAINER}",
+        f"gcloud iam service-accounts add-iam-policy-binding {TRAINER} --member=user:{ME} "
+        "--role=roles/iam.serviceAccountUser",
+    ),
+    "its roles": (
+        lambda cloud: _set(cloud, "policy", bind("roles/viewer", f"serviceAccount:{TRAINER}")),
+        f"{TRAINER} lacks roles/aiplatform.user (aiplatform.metadataStores.get, ",
+        f"gcloud projects add-iam-policy-binding my-project --member=serviceAccount:{TRAINER} "
+        "--role=roles/aiplatform.user",
+    ),
+    "its buckets: my-bucket": (
+        lambda cloud: _set(
+            cloud.buckets["my-bucket"], "policy", bind("roles/storage.objectViewer", f"serviceAccount:{TRAINER}")
+        ),
+        "lacks roles/storage.objectAdmin (storage.objects.create, storage.objects.delete)",
+        f"gcloud storage buckets add-iam-policy-binding gs://my-bucket --member=serviceAccount:{TRAINER} ",
+    ),
+    "its acting": (
+        lambda cloud: _set(cloud.accounts[TRAINER], "policy", {}),
+        "lacks roles/iam.serviceAccountUser (iam.serviceAccounts.actAs)",
+        f"--member=serviceAccount:{TRAINER} --role=roles/iam.serviceAccountUser",
+    ),
+    "quota v6e-4": (
+        lambda cloud: cloud.quotas["CustomModelTrainingV6ETPUPerProjectPerRegion"].update({"us-central1": 0}),
+        "CustomModelTrainingV6ETPUPerProjectPerRegion in us-central1 is 0, and 4 are needed",
+        "https://console.cloud.google.com/iam-admin/quotas?project=my-project",
+    ),
+    "quota v5e-4": (
+        lambda cloud: cloud.quotas["CustomModelTrainingV5ETPUPerProjectPerRegion"].update({"us-east1": 3}),
+        "CustomModelTrainingV5ETPUPerProjectPerRegion in us-east1 is 3, and 4 are needed",
+        "iam-admin/quotas",
+    ),
+    "network": (lambda cloud: _without(cloud.networks, NETWORK), f"there is no {NETWORK}", "TPU_PIPELINES_NETWORK"),
+    "network ": (
+        lambda cloud: cloud.networks.update({NETWORK: {}}),
+        "has no private services access",
+        "gcloud services vpc-peerings connect --service=servicenetworking.googleapis.com --network=my-network",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_each_single_thing_that_is_missing_is_named_and_no_other(fake, what):
+    change, said, remedy = MISSING[what]
+    change(fake.cloud)
+    findings = examine(fake)
+    ((named, why, to_do),) = told(findings, Verdict.MISSING)
+    assert named == what.strip()
+    assert said in why
+    assert remedy in to_do
+    assert told(findings, Verdict.UNKNOWN) == []
+
+
+def test_a_bucket_and_an_account_that_are_not_there_leave_open_who_may_use_them(fake):
+    fake.cloud.buckets.clear()
+    findings = examine(fake)
+    ((what, said, remedy),) = told(findings, Verdict.MISSING)
+    assert (what, said) == ("bucket", "there is no gs://my-bucket")
+    assert remedy == "gcloud storage buckets create gs://my-bucket --location=us-central1 --project=my-project"
+    assert [one[0] for one in told(findings, Verdict.UNKNOWN)] == ["its buckets: my-bucket"]
+    fake.cloud.__init__()
+    fake.cloud.accounts.clear()
+    findings = examine(fake)
+    assert [one[:2] for one in told(findings, Verdict.MISSING)] == [("service account", f"there is no {TRAINER}")]
+    assert [one[0] for one in told(findings, Verdict.UNKNOWN)] == ["acting as it", "its acting"]
+
+
+def test_a_model_of_ones_own_must_be_written_into_the_bucket_by_who_submits(fake, tmp_path):
+    fake.cloud.buckets["my-bucket"].allowed = ["storage.objects.get", "storage.objects.list"]
+    assert told(examine(fake), Verdict.MISSING) == [], "a ready model does not travel"
+    (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes):\n    return None\n")
+    config = dataclasses.replace(
+        CONFIG, training=dataclasses.replace(CONFIG.training, model=str(tmp_path / "my_model.py"))
+    )
+    ((what, said, remedy),) = told(examine(fake, config), Verdict.MISSING)
+    assert what == "bucket"
+    assert "you lack storage.objects.create, storage.objects.delete in gs://my-bucket" in said
+    assert f"--member=user:{ME} --role=roles/storage.objectAdmin" in remedy
+
+
+def test_an_image_of_another_project_is_read_by_the_service_agent(fake):
+    image = f"europe-docker.pkg.dev/other-project/images/steps@sha256:{'0' * 64}"
+    fake.cloud.images["other-project/images/steps"] = ["linux/amd64", "linux/arm64", "unknown/unknown"]
+    agent = "serviceAccount:service-123456789012@gcp-sa-aiplatform.iam.gserviceaccount.com"
+    findings = examine(fake, image=image)
+    # The policy of the other project cannot be read, and may grant it.
+    ((what, said, remedy),) = told(findings, Verdict.UNKNOWN)
+    assert what == "image's reader"
+    assert "lacks roles/artifactregistry.reader" in said
+    assert "gcloud artifacts repositories add-iam-policy-binding images --project=other-project" in remedy
+    fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", agent)
+    assert {one.verdict for one in examine(fake, image=image)} == {Verdict.THERE}
+
+
+UNASKED = {
+    "project": r"v3/projects/my-project$",
+    "APIs": r"services:batchGet",
+    "your role": r"v3/projects/my-project:testIam",
+    "bucket": r"/b/my-bucket",
+    "image": r"docker\.pkg\.dev",
+    "service account": r"/serviceAccounts/[^:]+$",
+    "acting as it": r"serviceAccounts/.*:testIam",
+    "quota v5e-4": r"quotaInfos/CustomModelTrainingV5E",
+    "network": r"/networks/",
+}
+
+
+@pytest.mark.parametrize("what", UNASKED)
+def test_what_may_not_be_asked_is_unknown_and_says_why(fake, what):
+    fake.cloud.forbidden = [UNASKED[what]]
+    findings = examine(fake)
+    assert told(findings, Verdict.MISSING) == []
+    unknown = told(findings, Verdict.UNKNOWN)
+    assert what in [one[0] for one in unknown]
+    assert all("403" in one[1] and "Permission denied" in one[1] for one in unknown), unknown
+
+
+def test_what_a_group_a_condition_or_a_folder_may_grant_is_unknown(fake):
+    member = f"serviceAccount:{TRAINER}"
+    for policy in (
+        bind("roles/aiplatform.user", "group:team@example.com"),
+        {"bindings": [{"role": "roles/aiplatform.user", "members": [member], "condition": {"expression": "false"}}]},
+    ):
+        fake.cloud.policy = policy
+        ((what, said, _),) = told(examine(fake), Verdict.UNKNOWN)
+        assert what == "its roles"
+        assert "a group or a condition may grant it, which cannot be seen" in said
+    fake.cloud.policy, fake.cloud.project["parent"] = {}, "folders/7"
+    ((what, said, remedy),) = told(examine(fake), Verdict.UNKNOWN)
+    assert "the policy of folders/7 cannot be read" in said
+    assert "--role=roles/aiplatform.user" in remedy
+
+
+def test_a_bucket_lets_in_who_edits_the_project(fake):
+    fake.cloud.policy["bindings"] += bind("roles/viewer", f"serviceAccount:{TRAINER}")["bindings"]
+    fake.cloud.buckets["my-bucket"].policy = bind("roles/storage.objectAdmin", "projectViewer:my-project")
+    assert {one.verdict for one in examine(fake)} == {Verdict.THERE}
+
+
+def test_data_elsewhere_must_be_read_by_the_account_that_runs(fake):
+    fake.cloud.buckets["my-data"] = Bucket(policy={})
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, source="npz:gs://my-data/digits.npz"))
+    ((what, said, remedy),) = told(examine(fake, config), Verdict.MISSING)
+    assert (what, "lacks roles/storage.objectViewer" in said) == ("its buckets: my-data", True)
+    assert "add-iam-policy-binding gs://my-data" in remedy
+
+
+def test_without_an_account_of_ones_own_it_is_the_default_one_that_is_asked_for(fake):
+    findings = examine(fake, settings=dataclasses.replace(SETTINGS, service_account=""))
+    found = told(findings, Verdict.MISSING)
+    assert [one[0] for one in found] == ["its roles", "its buckets: my-bucket"]
+    assert all("123456789012-compute@developer.gserviceaccount.com lacks" in one[1] for one in found)
+
+
+def test_a_quota_that_is_not_said_is_unknown(fake):
+    del fake.cloud.quotas["CustomModelTrainingV6ETPUPerProjectPerRegion"]["us-central1"]
+    fake.cloud.quotas.pop("CustomModelTrainingV5ETPUPerProjectPerRegion")
+    findings = examine(fake)
+    assert [one.what for one in findings if one.verdict is Verdict.UNKNOWN] == [
+        "quota v5e-4",
+        "quota v6e-4",
+        "quota v5e-4",
+    ]
+
+
+class _Expired(AnonymousCredentials):
+    @property
+    def valid(self):
+        return False
+
+    def refresh(self, request):
+        from google.auth.exceptions import RefreshError
+
+        raise RefreshError("Reauthentication is needed.")
+
+
+def test_without_a_sign_in_nothing_else_is_asked(fake):
+    findings = examine(fake, credentials=_Expired())
+    assert [one.what for one in findings if one.verdict is Verdict.MISSING] == ["sign-in"]
+    assert {one.verdict for one in findings[1:]} == {Verdict.UNKNOWN}
+    assert findings[0].remedy == "gcloud auth application-default login"
+    assert fake.cloud.calls == []
+
+
+def test_a_service_that_is_away_is_unknown(fake):
+    apis = GoogleApis("my-project", "http://127.0.0.1:1/{host}", AnonymousCredentials())
+    settings = dataclasses.replace(SETTINGS, vertex_endpoint="http://127.0.0.1:1")
+    findings = ask_all(*VertexChecks(CONFIG, settings, apis, IMAGE).checks())
+    assert {one.verdict for one in findings[1:] if one.what != "image's reader"} == {Verdict.UNKNOWN}
+
+
+def test_a_configuration_without_a_machine_is_refused():
+    with pytest.raises(InputError, match=r"expected a machine to train on"):
+        VertexChecks(load_config("digits"), SETTINGS, GoogleApis("my-project"), IMAGE)
