@@ -69,9 +69,10 @@ class Split:
         class_counts: Examples per class, in the order of the class names; of several labels each counts. Of a
             regression empty; of a corpus how often each character is predicted.
         shards: The files.
-        statistics: What was done to the examples: of texts `num_truncated`, `num_padded`, `num_tokens` (of those kept)
-            and `num_unknown` (of these); outside the training split `num_also_in_train`, exact copies; of a corpus
-            `num_characters`, all that are predicted, and `num_unknown` of these.
+        statistics: What was done to the examples: of photos `num_turned`, as EXIF says, where there are some; of texts
+            `num_truncated`, `num_padded`, `num_tokens` (of those kept) and `num_unknown` (of these); outside the
+            training split `num_also_in_train`, exact copies; of a corpus `num_characters`, all that are predicted, and
+            `num_unknown` of these.
         targets: Of a regression, one entry per target; otherwise empty.
     """
 

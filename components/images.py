@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
@@ -10,10 +12,15 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+SERVED_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+# Of phones; Pillow reads AVIF where it was built so, and HEIC where pillow-heif is installed. Not from the network.
+_PLUGIN_FORMATS = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
+# ISO 14496-12: the first box of such a file, and the brands of HEIC (ISO 23008-12) and AVIF in it.
+_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF"}
+_EXIF, _EXIF_ORIENTATION = re.compile(b"exif", re.IGNORECASE), 0x0112
 _MODES = {1: "L", 3: "RGB"}
 # For Pillow: libjpeg-turbo's own conversion from CMYK is one level off Pillow's and TensorFlow's.
 _UNUSUAL = "unusual"
@@ -37,16 +44,60 @@ class ImageRule:
         image_size: (height, width) to resize to, or None: no resizing.
         channels: 1 or 3 to convert to, or 0: no conversion.
         max_pixels: The largest image to decode, as its header says. The default takes 400 MB.
+        upright: Whether to turn a photo as its EXIF says, before all else.
+        formats: What may be read, by Pillow's names; empty for all that can be.
     """
 
     image_size: tuple[int, int] | None
     channels: int
     max_pixels: int = _MAX_PIXELS
+    upright: bool = False
+    formats: tuple[str, ...] = ()
 
 
 def has_image_suffix(name: str) -> bool:
-    """Whether a file is named like an image of a format that can be read."""
-    return Image.registered_extensions().get(PurePosixPath(name).suffix.lower()) in _FORMATS
+    """Whether a file is named like an image of a format that can be read, or could with a plugin."""
+    suffix = PurePosixPath(name).suffix.lower()
+    return suffix in _PLUGIN_FORMATS or Image.registered_extensions().get(suffix) in SERVED_FORMATS
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """All formats that can be read here."""
+    with contextlib.suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    Image.init()
+    return (*SERVED_FORMATS, *(name for name in sorted(set(_PLUGIN_FORMATS.values())) if name in Image.OPEN))
+
+
+def is_turned(content: bytes) -> bool:
+    """Whether a photo's EXIF says that it is to be turned or mirrored."""
+    return _orientation(content) > 1
+
+
+def _orientation(content: bytes) -> int:
+    """EXIF's orientation of an image file, from 1 (as it is) to 8; 1 where it has none."""
+    # An EXIF block stands at the start of a JPEG. Where nothing is called so, nothing is opened for it, but for TIFF.
+    start = content[: 1 << 16] if content[:3] == b"\xff\xd8\xff" else content
+    if content[:4] not in (b"II*\0", b"MM\0*") and not _EXIF.search(start):
+        return 1
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=_formats()) as image:
+            found = image.getexif().get(_EXIF_ORIENTATION, 1)
+    except Exception:  # Damaged metadata turn nothing; whether the pixels are damaged is found by reading them.
+        return 1
+    return found if found in range(1, 9) else 1
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """The pixels as they are to be seen (https://exiftool.org/TagNames/EXIF.html, Orientation)."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    rows = -1 if orientation in (3, 4, 7, 8) else 1
+    columns = -1 if orientation in (2, 3, 6, 7) else 1
+    return np.ascontiguousarray(pixels[::rows, ::columns])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +149,8 @@ def open_image(content: bytes, rule: ImageRule, watch: Callable[[], None] | None
             pixels = simplejpeg.decode_jpeg(content, colorspace="GRAY" if grey else "RGB")
         except ValueError as error:
             raise UnreadableImageError(f"damaged JPEG: {error}") from error
+        if rule.upright:
+            pixels = _turn(pixels, _orientation(content))
         return pixels if rule.image_size is None else resize_pixels(pixels, rule.image_size)
 
     return OpenImage(height * width, len(content), decode)
@@ -164,9 +217,9 @@ class _WatchedFile(io.BytesIO):
 def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None] | None) -> Any:
     if not content:
         raise UnreadableImageError("empty file")
-    with _naming_damage():
+    with _naming_damage(_brand(content)):
         file = _WatchedFile(content, watch) if watch else io.BytesIO(content)
-        image: Any = Image.open(file, formats=_FORMATS)
+        image: Any = Image.open(file, formats=rule.formats or _formats())
         _check_size(image.height, image.width, rule.max_pixels)
         if watch:
             image.decodermaxblock = _WATCHED_BLOCK_BYTES
@@ -177,6 +230,8 @@ def _load(image: Any, rule: ImageRule) -> Any:
     """An opened image, read and in the rule's mode."""
     with _naming_damage():
         image.load()
+        if rule.upright:
+            image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I;16"):  # convert() would clip at 255.
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
@@ -185,14 +240,24 @@ def _load(image: Any, rule: ImageRule) -> Any:
         return image if image.mode == mode else image.convert(mode)
 
 
+def _brand(content: bytes) -> str:
+    """HEIC or AVIF, where a file is one; else empty."""
+    return _BRANDS.get(content[8:12], "") if content[4:8] == b"ftyp" else ""
+
+
 @contextlib.contextmanager
-def _naming_damage() -> Iterator[None]:
+def _naming_damage(brand: str = "") -> Iterator[None]:
     try:
         with warnings.catch_warnings(action="ignore"):  # Odd metadata is no concern here; size is checked.
             yield
     except UnreadableImageError:
         raise
     except UnidentifiedImageError as error:
+        if brand:
+            plugin = "pillow-heif" if brand == "HEIC" else "a Pillow built with AVIF"
+            raise UnreadableImageError(
+                f"{brand}, which cannot be read here: install {plugin}, or convert it"
+            ) from error
         raise UnreadableImageError("not an image") from error
     except Exception as error:  # On hostile bytes Pillow's decoders raise whatever their parsing meets.
         raise UnreadableImageError(f"damaged image: {error}") from error
@@ -202,15 +267,16 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, in
     """The bytes to store for an image that stays encoded, its (height, width, channels) once read, and its pixels.
 
     JPEG (but CMYK and the like) and PNG are kept to the byte. What TensorFlow cannot decode, or decodes to other
-    pixels, is turned into PNG.
+    pixels, as a photo that is to be turned, becomes PNG.
 
     Raises:
         UnreadableImageError: If the file is no image, or is truncated.
     """
-    pixels = decode_pixels(content, ImageRule(None, rule.channels))
+    pixels = decode_pixels(content, dataclasses.replace(rule, image_size=None))
     height, width, channels = pixels.shape
     shape = (*(rule.image_size or (height, width)), channels)
-    if _jpeg_header(content)[2] not in ("", _UNUSUAL) or content.startswith(b"\x89PNG\r\n\x1a\n"):
+    is_kept = _jpeg_header(content)[2] not in ("", _UNUSUAL) or content.startswith(b"\x89PNG\r\n\x1a\n")
+    if is_kept and not (rule.upright and is_turned(content)):
         return content, shape, pixels
     return encode_png(pixels), shape, pixels
 

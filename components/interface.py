@@ -64,10 +64,12 @@ class ImageInput:
         image_shape: (height, width, channels).
         encoding: How records hold them: `raw` (pixels, row by row) or `encoded` (the image file's own bytes, decoded
             when read). It makes no difference to a model.
+        upright: Whether photos were turned as their EXIF says; then those that a model is to answer are too.
     """
 
     image_shape: tuple[int, int, int]
     encoding: str = dataclasses.field(compare=False)
+    upright: bool = dataclasses.field(default=False, compare=False)
     kind: str = dataclasses.field(default=IMAGE, init=False)
 
     noun, plural = "image", "images"
@@ -194,7 +196,11 @@ def read_input(raw: Mapping[str, Any]) -> AnyInput:
         TypeError: If a field is of another type.
     """
     kind: Any = _INPUTS[raw["kind"]]
-    return schema.read({field.name: raw[field.name] for field in dataclasses.fields(kind) if field.init}, kind)
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    # A field with a default is one that older files lack.
+    given = {one.name: raw[one.name] for one in fields if one.name in raw or one.default is dataclasses.MISSING}
+    later = {one.name: one.default for one in fields if one.name not in given}
+    return schema.read({**given, **later}, kind)
 
 
 class Task(Protocol):

@@ -201,7 +201,7 @@ def _count_classes(listing: Listing, params: WriteParams) -> dict[str, int]:
 
 def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataOverview:
     sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
-    rule = ImageRule(None, overview.params.channels)
+    rule = ImageRule(None, overview.params.channels, upright=overview.params.apply_rotation)
     for name, content in _some_contents(plan):
         if time.monotonic() > until:
             break

@@ -22,6 +22,8 @@ def create_tfrecords(
     seed: int = 0,
     image_size: List[int] = [],
     channels: int = 0,
+    apply_rotation: bool = True,
+    convert_arrays: bool = True,
     encoding: str = "auto",
     vocabulary_size: int = 15_000,
     num_tokens: int = 250,

@@ -24,6 +24,7 @@ from components.images import (
     check_encoded,
     convert_pixels,
     decode_pixels,
+    is_turned,
     resize_pixels,
 )
 from components.interface import ImageInput, TextInput
@@ -114,7 +115,9 @@ class ImageEncoder:
             raise OddShapeError(shape)
         # Of what stays encoded the look alone tells that two files hold the same pixels.
         identity = known if known and pixels is content else identify(payload)
-        return EncodedExample({ImageInput.feature: payload}, identity, thin_out(pixels))
+        was_turned = self.image.upright and isinstance(content, bytes) and is_turned(content)
+        counts = {"num_turned": 1} if was_turned else {}
+        return EncodedExample({ImageInput.feature: payload}, identity, thin_out(pixels), counts)
 
     def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
         if self.input.encoding == ENCODED:
@@ -191,7 +194,7 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
     """How to encode images, judged by the first readable one, and the estimated bytes of a record."""
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
-    image = ImageRule(size, params.channels)
+    image = ImageRule(size, params.channels, upright=params.apply_rotation)
     if listing.images is not None:
         height, width, channels = listing.images.shape[1:]
         shape = (*(size or (height, width)), params.channels or channels)
@@ -209,7 +212,7 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
         payload = raw_bytes
     else:
         payload = sum(file.num_bytes for file in listing.files.values()) // len(listing.files)
-    encoder = ImageEncoder(listing.root, image, ImageInput((shape[0], shape[1], shape[2]), encoding))
+    encoder = ImageEncoder(listing.root, image, ImageInput((shape[0], shape[1], shape[2]), encoding, image.upright))
     return encoder, payload + _RECORD_OVERHEAD_BYTES
 
 

@@ -37,6 +37,9 @@ class WriteParams:
         image_size: (height, width) to resize to, or one number for both; empty means that all images must have one size
             already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
+        apply_rotation: Turn photos as their EXIF says: when they are stored, and those that the model is to answer.
+        convert_arrays: Read arrays also with channels first, with floats in [0, 1], and with one-hot classes; it is
+            said.
         encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
         vocabulary_size: Of texts: ids in all, padding and unknown among them; the most frequent words of the training
             split get one.
@@ -63,6 +66,8 @@ class WriteParams:
     seed: int = 0
     image_size: tuple[int, ...] = ()
     channels: int = 0
+    apply_rotation: bool = True
+    convert_arrays: bool = True
     encoding: str = "auto"
     vocabulary_size: int = 15_000
     num_tokens: int = 250

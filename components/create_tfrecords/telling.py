@@ -60,6 +60,10 @@ def say_content(manifest: Manifest) -> None:
         named = [f"{name} {count:,}" for name, count in zip(manifest.class_names, counts, strict=True)]
         more = f" and {len(named) - _CLASSES_SHOWN} more" if len(named) > _CLASSES_SHOWN else ""
         line += f" of {len(named)} classes ({', '.join(named[:_CLASSES_SHOWN])}{more})"
+    if turned := sum(split.statistics.get("num_turned", 0) for split in splits.values()):
+        progress.say(
+            STEP, f"{turned:,} photos turned as their EXIF says; data.apply_rotation=false leaves them as they lie"
+        )
     progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
 
 

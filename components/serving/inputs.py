@@ -184,7 +184,7 @@ def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str, unrea
         if given == _STDIN:
             yield from _piped_images(reader)
         elif not storage.is_remote(given) and Path(given).is_dir():
-            for path, image in _of_folder(given, lambda path: (path, _read_image(path, shape)), unread):
+            for path, image in _of_folder(given, lambda path: (path, _read_image(path, reader)), unread):
                 yield [path], image
         elif given.lower().endswith(_ARRAY_SUFFIXES):
             for key, array in _read_arrays(given).items():
@@ -192,7 +192,7 @@ def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str, unrea
                 many = [f"{given}{key}[{i}]" for i in range(len(images))]
                 yield many if len(many) > 1 else [f"{given}{key}"], images
         else:
-            yield [given], _read_image(given, shape)
+            yield [given], _read_image(given, reader)
 
 
 @_read_inputs.register
@@ -220,7 +220,7 @@ def _piped_images(reader: ImageInput) -> _Named:
             raise InputError(
                 "Cannot read stdin: it is empty. Expected an image file, or a line of JSON for each image."
             )
-        yield [_STDIN], _decode_image("stdin", content, reader.image_shape)
+        yield [_STDIN], _decode_image("stdin", content, reader)
         return
 
     for number, line in enumerate(stdin, 1):
@@ -309,13 +309,14 @@ def _read_column(path: str, column: str) -> list[str]:
     return [row[column] for row in rows]
 
 
-def _read_image(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    return _decode_image(path, storage.read_bytes(path), shape)
+def _read_image(path: str, wanted: ImageInput) -> np.ndarray:
+    return _decode_image(path, storage.read_bytes(path), wanted)
 
 
-def _decode_image(path: str, content: bytes, shape: tuple[int, ...]) -> np.ndarray:
+def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:
+    height, width, channels = wanted.image_shape
     try:
-        return decode_pixels(content, ImageRule((shape[0], shape[1]), shape[2]))[None]
+        return decode_pixels(content, ImageRule((height, width), channels, upright=wanted.upright))[None]
     except UnreadableImageError as error:
         raise InputError(
             f"Cannot read {path}: {error}. Expected an image file, a folder of them, or .npy/.npz."

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from components.errors import InputError, did_you_mean
-from components.images import ImageRule, OpenImage, UnreadableImageError, open_image
+from components.images import SERVED_FORMATS, ImageRule, OpenImage, UnreadableImageError, open_image
 from components.interface import MULTI_LABEL, REGRESSION, ImageInput
 from components.serving.exported import ExportedModel, PromptReader
 from components.serving.params import ServeParams
@@ -277,13 +277,13 @@ def _(wanted: ImageInput, instance: Any, limits: ServeParams, time: _ProcessorTi
     if isinstance(image, list):
         return _check_pixels(image, wanted.image_shape)
     if isinstance(image, bytes):
-        return _open_file(image, wanted.image_shape, limits, time)
+        return _open_file(image, wanted, limits, time)
     if isinstance(image, dict) and image.keys() == {_ENCODED} and isinstance(image[_ENCODED], str):
         try:
             content = base64.b64decode(image[_ENCODED], validate=True)
         except ValueError as error:
             raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
-        return _open_file(content, wanted.image_shape, limits, time)
+        return _open_file(content, wanted, limits, time)
     raise InputError(
         f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(wanted.image_shape)}. '
         f"Received: {_describe(instance)}."
@@ -300,8 +300,9 @@ def _(wanted: PromptReader | Tokenizer, instance: Any, limits: ServeParams, time
     return wanted.read(text)
 
 
-def _open_file(content: bytes, shape: ImageShape, limits: ServeParams, time: _ProcessorTime) -> OpenImage:
-    rule = ImageRule((shape[0], shape[1]), shape[2], limits.max_image_pixels)
+def _open_file(content: bytes, wanted: ImageInput, limits: ServeParams, time: _ProcessorTime) -> OpenImage:
+    height, width, channels = wanted.image_shape
+    rule = ImageRule((height, width), channels, limits.max_image_pixels, wanted.upright, SERVED_FORMATS)
     with time.spending(), _naming_what_is_expected():
         time.check()
         return open_image(content, rule, time.check)

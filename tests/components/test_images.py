@@ -6,8 +6,9 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
+from components import images
 from components.images import (
     ImageRule,
     UnreadableImageError,
@@ -249,3 +250,60 @@ def test_an_image_is_given_up_when_watch_says_so(content):
 
     with pytest.raises(UnreadableImageError, match="it takes too long"):
         open_image(content, AS_FOUND, watch).decode()
+
+
+def _photo(orientation, kind="JPEG"):
+    """A photo of 8×16 pixels, dark on the left, that says how it is to be turned; and its pixels as they lie."""
+    pixels = np.repeat(np.linspace(0, 255, 16).astype(np.uint8)[None], 8, 0)
+    pixels[:4] //= 2  # The upper half darker: every way to turn it looks another way.
+    image, exif, buffer = Image.fromarray(pixels), Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    image.save(buffer, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_is_turned_as_its_exif_says(orientation, kind):
+    """Pillow's own way is the judge."""
+    content = _photo(orientation, kind)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("L"))[..., None]
+    turned = decode_pixels(content, ImageRule(None, 1, upright=True))
+    assert turned.shape == expected.shape == ((16, 8, 1) if orientation >= 5 else (8, 16, 1))
+    assert np.abs(turned.astype(int) - expected).max() <= 1
+    assert images.is_turned(content) == (orientation > 1)
+
+
+def test_a_photo_stays_as_it_lies_where_that_is_asked():
+    assert decode_pixels(_photo(6), ImageRule(None, 1)).shape == (8, 16, 1)
+    assert check_encoded(_photo(6), ImageRule(None, 1))[0] == _photo(6)
+
+
+def test_a_turned_photo_is_stored_as_it_is_to_be_seen():
+    rule = ImageRule(None, 1, upright=True)
+    content, shape, pixels = check_encoded(_photo(6), rule)
+    assert shape == (16, 8, 1)
+    assert np.array_equal(decode_pixels(content, ImageRule(None, 1)), pixels)
+    assert check_encoded(_photo(1), rule)[0] == _photo(1)
+
+
+@pytest.mark.parametrize("damage", [b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0"])
+def test_damaged_exif_turns_nothing(damage):
+    content = _photo(1)
+    assert not images.is_turned(content[:2] + b"\xff\xe1" + (len(damage) + 2).to_bytes(2) + damage + content[2:])
+
+
+def test_a_photo_of_a_phone_names_what_reads_it(monkeypatch):
+    monkeypatch.setattr(images, "_formats", lambda: images.SERVED_FORMATS)
+    for brand, plugin in ((b"heic", "HEIC, .*pillow-heif"), (b"avif", "AVIF, .*Pillow built with AVIF")):
+        with pytest.raises(UnreadableImageError, match=plugin):
+            decode_pixels(b"\0\0\0\x18ftyp" + brand + b"\0" * 40, ImageRule(None, 0))
+    assert images.has_image_suffix("IMG_1.HEIC")
+
+
+def test_what_pillow_can_read_besides_is_read_but_not_from_the_network():
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 8), (200, 10, 10)).save(buffer, "AVIF")
+    assert decode_pixels(buffer.getvalue(), ImageRule(None, 0)).shape == (8, 16, 3)
+    with pytest.raises(UnreadableImageError, match="AVIF"):
+        decode_pixels(buffer.getvalue(), ImageRule(None, 0, formats=images.SERVED_FORMATS))

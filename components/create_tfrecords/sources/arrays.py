@@ -16,6 +16,7 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     """Images and labels per split; the split `""` means that the source has none of its own."""
+    arrays, notes = _convert(arrays, params) if params.convert_arrays else (arrays, [])
     for split, (images, _) in arrays.items():
         _check_images(split, images, params.source)
     keys = [f"{split or 'all'}/{i:08d}" for split, (images, _) in arrays.items() for i in range(len(images))]
@@ -42,7 +43,30 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
         version=version,
         identities=tuple(map(bytes.hex, hashes)),
         hashes=hashes,
+        notes=tuple(notes),
     )
+
+
+def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
+    """The arrays as this project has them, where all splits have them another way; and what was done."""
+    images, labels = ([pair[i] for pair in arrays.values()] for i in range(2))
+    notes = []
+    if all(one.ndim == 4 and one.shape[1] in (1, 3) and one.shape[3] not in (1, 3) for one in images):
+        images = [np.ascontiguousarray(np.moveaxis(one, 1, 3)) for one in images]
+        notes.append("the arrays' channels come first: they were put last")
+    if all(one.dtype.kind == "f" and one.size and one.min() >= 0 and one.max() <= 1 for one in images):
+        images = [np.round(one * 255).astype(np.uint8) for one in images]
+        notes.append("the arrays hold floats in [0, 1]: they were made pixels in [0, 255], as which a model takes them")
+    if params.task == CLASSIFICATION and all(map(_is_one_hot, labels)):
+        labels = [one.argmax(1) for one in labels]
+        notes.append("the labels have one column for each class: the number of the column is the class")
+    notes = [f"{note}; data.convert_arrays=false refuses such arrays" for note in notes]
+    return dict(zip(arrays, zip(images, labels, strict=True), strict=True)), notes
+
+
+def _is_one_hot(labels: np.ndarray) -> bool:
+    is_table = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "biuf"
+    return is_table and bool(np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all())
 
 
 def _check_images(split: str, images: np.ndarray, source: str) -> None:

@@ -1,6 +1,7 @@
 """The kinds of source by name, and the examples of any of them."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -69,6 +70,8 @@ def list_examples(params: WriteParams) -> Listing:
     if listing.corpus is not None:
         return listing
     _check_kind(listing, params)
+    if params.task != REGRESSION:
+        listing = dataclasses.replace(listing, notes=(*listing.notes, *_alike(listing.class_names)))
     if params.task == MULTI_LABEL:
         if not listing.labels.any():
             raise InputError(f"No example of {params.source!r} has a label. Expected some, as in cat|dog.")
@@ -86,6 +89,18 @@ def list_examples(params: WriteParams) -> Listing:
             + (f" If {name!r} holds their folders: {params.source}/{name}." if source.has_class_folders else "")
         )
     return listing
+
+
+def _alike(class_names: Sequence[str]) -> list[str]:
+    """Notes on classes whose names differ only in case or in spaces: one may be meant."""
+    by_look: dict[str, list[str]] = {}
+    for name in class_names:
+        by_look.setdefault(" ".join(name.casefold().split()), []).append(name)
+    return [
+        f"classes {shown(names)} differ only in case or spaces: if one is meant, write it one way"
+        for names in by_look.values()
+        if len(names) > 1
+    ]
 
 
 def source_version(params: WriteParams) -> str:

@@ -518,7 +518,7 @@ def test_npz_takes_names_as_labels(tmp_path, kind):
 @pytest.mark.parametrize(
     ("array", "received"),
     [
-        (np.zeros((4, 4, 4), np.float32), r"float32\[4, 4, 4\]"),
+        (np.full((4, 4, 4), 2, np.float32), r"float32\[4, 4, 4\]"),
         (np.zeros((4, 16), np.uint8), r"uint8\[4, 16\]"),
         (np.zeros((4, 4, 4, 2), np.uint8), r"uint8\[4, 4, 4, 2\]"),
         (np.zeros((4, 0, 4), np.uint8), r"uint8\[4, 0, 4\]"),
@@ -531,7 +531,8 @@ def test_npz_refuses_images_of_another_type_or_shape(tmp_path, array, received):
 
 
 @pytest.mark.parametrize(
-    ("labels", "received"), [(np.zeros(4), r"float64\[4\]"), (np.zeros(3, int), r"int64\[3\]"), (np.eye(4), "float64")]
+    ("labels", "received"),
+    [(np.zeros(4), r"float64\[4\]"), (np.zeros(3, int), r"int64\[3\]"), (np.eye(4) * 2, "float64")],
 )
 def test_npz_refuses_labels_that_do_not_fit(tmp_path, labels, received):
     with pytest.raises(
@@ -544,13 +545,51 @@ def test_npz_refuses_labels_that_do_not_fit(tmp_path, labels, received):
     ("arrays", "advice"),
     [
         ({"x": np.ones((4, 4, 4)) / 2}, r"\(images \* 255\)\.round\(\)\.astype\('uint8'\)"),
-        ({"y": np.eye(4)}, r"save labels\.argmax\(1\), or set data\.task to multi_label"),
+        ({"y": np.eye(4, 5) * 2}, r"save labels\.argmax\(1\), or set data\.task to multi_label"),
         ({"y": np.arange(4.0)}, r"labels\.astype\(int\); for other numbers set data\.task to regression"),
     ],
 )
 def test_npz_that_is_nearly_right_is_refused_with_the_way_out(tmp_path, arrays, advice):
+    source = _npz(tmp_path, **{"x": np.zeros((4, 4, 4), np.uint8), "y": np.array([0, 1, 0, 1]), **arrays})
     with pytest.raises(InputError, match=advice):
-        _plan(_npz(tmp_path, **{"x": np.zeros((4, 4, 4), np.uint8), "y": np.array([0, 1, 0, 1]), **arrays}))
+        _plan(source, convert_arrays=False)
+
+
+@pytest.mark.parametrize(
+    ("convert", "note"),
+    [
+        (lambda x, y: (np.moveaxis(x, 3, 1), y), "channels come first"),
+        (lambda x, y: (x / 255, y), "floats in [0, 1]"),
+        (lambda x, y: (x, np.eye(2)[y]), "one column for each class"),
+        (lambda x, y: ((np.moveaxis(x, 3, 1) / 255).astype("f4"), np.eye(2, dtype=bool)[y]), "one column"),
+    ],
+)
+def test_arrays_as_other_libraries_have_them_are_read_and_it_is_said(tmp_path, convert, note):
+    images, labels = np.random.default_rng(0).integers(0, 256, (8, 5, 4, 3), np.uint8), np.arange(8) % 2
+    plain = _plan(_npz(tmp_path, x=images, y=labels)).listing
+    images, labels = convert(images, labels)
+    converted = _plan(_npz(tmp_path, x=images, y=labels)).listing
+    assert np.array_equal(converted.images, plain.images)
+    assert np.array_equal(converted.labels, plain.labels)
+    assert note in " ".join(converted.notes)
+    assert plain.notes == ()
+    with pytest.raises(InputError, match=r"Cannot use the images|Labels do not fit"):
+        _plan(_npz(tmp_path, x=images, y=labels), convert_arrays=False)
+
+
+def test_one_split_alone_is_not_read_another_way(tmp_path):
+    pixels, shares = np.zeros((8, 5, 4), np.uint8), np.ones((8, 5, 4)) / 2
+    labels = np.arange(8) % 2
+    with pytest.raises(InputError, match="Cannot use the images of the 'test' split"):
+        _plan(_npz(tmp_path, x_train=pixels, y_train=labels, x_test=shares, y_test=labels))
+
+
+def test_classes_that_differ_only_in_case_or_spaces_are_noted(tmp_path):
+    rows = [f"text {i},{name}" for i, name in enumerate(["Cat", "cat", "dog", "cat ", "big  dog", "big dog"] * 4)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
+    said = [note for note in _plan(f"csv:{tmp_path / 't.csv'}").listing.notes if "differ only" in note]
+    assert len(said) == 2
+    assert any("'Cat', 'cat' differ only in case or spaces" in note for note in said)
 
 
 @pytest.mark.parametrize(

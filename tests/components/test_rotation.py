@@ -1,0 +1,41 @@
+"""A photo that is stored turned is answered turned: records, predict and the server agree."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components.create_tfrecords.encoders import ImageEncoder
+from components.images import ImageRule
+from components.interface import ImageInput, read_input
+from components.serving.inputs import _decode_image
+from components.serving.instances import parse_image
+from components.serving.params import ServeParams
+
+
+@pytest.fixture
+def photo():
+    """A photo of 16×8 pixels that is to be turned by a quarter, as a phone stores it."""
+    image, exif, buffer = Image.fromarray(np.arange(128, dtype=np.uint8).reshape(16, 8)), Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    image.save(buffer, "PNG", exif=exif)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("upright", [True, False])
+def test_records_predictions_and_the_server_turn_alike(photo, upright):
+    given = ImageInput((8, 16, 1) if upright else (16, 8, 1), "raw", upright)
+    stored = ImageEncoder("", ImageRule(None, 1, upright=upright), given).store(photo, None)
+    assert dict(stored.counts) == ({"num_turned": 1} if upright else {})
+    request = parse_image(photo, given, None, ServeParams())
+    for pixels in (_decode_image("x", photo, given)[0], request.inputs[0]):
+        assert pixels.tobytes() == stored.fields["image"]
+
+
+def test_models_from_before_leave_photos_as_they_lie():
+    raw = {"kind": "image", "image_shape": [8, 16, 1], "encoding": "raw"}
+    assert read_input(raw).upright is False
+    assert read_input({**raw, "upright": True}).upright is True
+    with pytest.raises(TypeError, match="upright"):
+        read_input({**raw, "upright": "yes"})
