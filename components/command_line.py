@@ -7,6 +7,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from components import step_inputs
@@ -66,6 +67,46 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
 def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
     """The Params that the flags say."""
     return step_inputs.params_from(vars(namespace), params)
+
+
+def run_step(
+    work: Callable[..., Any],
+    params: type,
+    reads: Mapping[str, str],
+    example: str,
+    accepted: str = "",
+    optional: Mapping[str, str] = {},
+) -> int:
+    """Run a step from its command line; returns the exit code, 3 where its result is not accepted.
+
+    Args:
+        work: Function of the step; takes its parameters, the folders that it reads, and the folder that it writes.
+        params: Dataclass of its parameters.
+        reads: Flags of the folders that it reads, and the steps that wrote these.
+        example: Arguments as somebody may give them.
+        accepted: Field of the result that says whether it is accepted; empty where every result is.
+        optional: Flags of further folders, each with its help; `work` takes them by name.
+    """
+    program = f"python -m {work.__module__.rpartition('.')[0]}"
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=(work.__doc__ or "").partition("\n\n")[0],
+        epilog=f"Example: {program} {example}",
+    )
+    for flag, step in reads.items():
+        parser.add_argument(f"--{flag}", required=True, type=Path, help=f"Folder that {step} wrote.")
+    parser.add_argument("--output", required=True, type=Path, help="Folder to write; appears whole or not at all.")
+    for flag, text in optional.items():
+        parser.add_argument(f"--{flag.replace('_', '-')}", type=Path, help=text)
+    add_params(parser, params)
+
+    def call(arguments: argparse.Namespace) -> tuple[Any, int]:
+        folders = [getattr(arguments, flag) for flag in (*reads, "output")]
+        more = {flag: getattr(arguments, flag) for flag in optional}
+        result = work(params_from(arguments, params), *folders, **more)
+        return result, REJECTED if accepted and not getattr(result, accepted) else DONE
+
+    return run(parser, call)
 
 
 def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:

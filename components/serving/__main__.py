@@ -17,7 +17,11 @@ from components.table import printable
 def main() -> int:
     """Serve until told to stop; returns the exit code."""
     leave_current_folder()
-    parser = argparse.ArgumentParser(prog="python -m components.serving", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m components.serving",
+        description="Serve an export over HTTP, as Vertex AI asks of a container.",
+        epilog="Example: python -m components.serving runs/digits/export --port 8080",
+    )
     parser.add_argument(
         "export_dir",
         nargs="?",

@@ -10,6 +10,7 @@ from pipelines.cli.options import DONE
 def _add_completion(commands: Any) -> None:
     completion = commands.add_parser(
         "completion",
+        epilog="Example: tpu-pipelines completion bash",
         help="print what makes your shell complete these commands",
         description="Print a script for a shell, with which it completes commands, flags, ready examples and files. "
         'Bash: eval "$(tpu-pipelines completion bash)" in ~/.bashrc. Zsh: tpu-pipelines completion zsh > a file '

@@ -12,6 +12,7 @@ from pipelines.cli.options import BAD_INPUT, DONE, add_config, add_target, show_
 def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
+        epilog="Example: tpu-pipelines doctor digits --target vertex",
         help="what a cloud platform still lacks for a run",
         description="Ask a cloud platform, reading alone, for everything that a run of the configuration needs there: "
         "✓ is there, ✗ is missing, with what to do, and ? is what it does not say to you. Exits with 2 if something is "

@@ -25,6 +25,7 @@ def _add_model(command: Any) -> None:
 def _add_predict(commands: Any) -> None:
     predict = commands.add_parser(
         "predict",
+        epilog="Example: tpu-pipelines predict runs/digits digit.png",
         help="answer images or texts, or continue a text, on CPU with an exported model",
         description="Answer images or texts on CPU with an exported model: the likeliest classes, the labels above a "
         "probability of 0.5, or the numbers of a regression; or continue a text. Needs no TensorFlow and no training "
@@ -106,6 +107,7 @@ def _add_serve(commands: Any) -> None:
 
     serve = commands.add_parser(
         "serve",
+        epilog="Example: tpu-pipelines serve runs/digits --port 8080",
         help="answer predictions over HTTP with an exported model",
         description="Answer predictions over HTTP on CPU with an exported model, by Vertex AI's contract for custom "
         "containers. Needs no TensorFlow and no training code. Ctrl-C ends it.",

@@ -18,6 +18,13 @@ _COMMANDS = tuple(add for group in _GROUPS for add in group.COMMANDS)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 the gate said no."""
     leave_current_folder()
+    arguments = make_parser().parse_args(argv)
+    with _as_loud_as(arguments):
+        return _run(arguments)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="tpu-pipelines",
         description="Labelled data to a Keras model trained on a Cloud TPU and served on CPU.",
@@ -30,9 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in commands.choices.values():
         add_loudness(command)
     parser.set_defaults(parser=parser)
-    arguments = parser.parse_args(argv)
-    with _as_loud_as(arguments):
-        return _run(arguments)
+    return parser
 
 
 class _Version(argparse.Action):

@@ -30,6 +30,7 @@ from pipelines.cli.runs import tell_outcome
 def _add_compile(commands: Any) -> None:
     compile_ = commands.add_parser(
         "compile",
+        epilog="Example: tpu-pipelines compile digits --target vertex --output digits.yaml",
         help="write the pipeline as a file for a cloud platform",
         description="Write the pipeline as a file for a cloud platform, training on the machine of the configuration. "
         "Needs no account; settings that are known by now go into the file.",
@@ -126,6 +127,7 @@ def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
 def _add_submit(commands: Any) -> None:
     submit = commands.add_parser(
         "submit",
+        epilog="Example: tpu-pipelines submit digits --set machine=v5e-4 --wait",
         help="run the pipeline on a cloud platform",
         description="Compile the pipeline and start it on a cloud platform. The same configuration, data and code are "
         "the same run: it is started once, and found when it is submitted again. Where its machine cannot be had, the "
@@ -213,6 +215,7 @@ def _follow(
 def _add_retrain(commands: Any) -> None:
     retrain = commands.add_parser(
         "retrain",
+        epilog="Example: tpu-pipelines retrain digits --target local",
         help="run again what has changed: for CI",
         description="Run the pipeline if its data, configuration or code have changed since the last run of its name, "
         "and say which. What was run before is not run again, unless it failed. May be started as often as there is "
@@ -308,6 +311,7 @@ def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
 def _add_status(commands: Any) -> None:
     status = commands.add_parser(
         "status",
+        epilog="Example: tpu-pipelines status digits",
         help="what became of a run on a cloud platform",
         description="Say what became of the newest run of a name; exits as `submit --wait` does.",
     )
@@ -318,7 +322,12 @@ def _add_status(commands: Any) -> None:
 
 
 def _add_cancel(commands: Any) -> None:
-    cancel = commands.add_parser("cancel", help="stop a run on a cloud platform", description="Stop the newest run.")
+    cancel = commands.add_parser(
+        "cancel",
+        epilog="Example: tpu-pipelines cancel digits",
+        help="stop a run on a cloud platform",
+        description="Stop the newest run.",
+    )
     cancel.add_argument("name", metavar="NAME", help="of the configuration, or the id of a job")
     add_target(cancel)
     cancel.set_defaults(command=_cancel)
@@ -357,6 +366,7 @@ def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
 def _add_schedule(commands: Any) -> None:
     schedule = commands.add_parser(
         "schedule",
+        epilog="Example: tpu-pipelines schedule digits --cron '0 3 * * *'",
         help="run the pipeline on a cloud platform at certain times",
         description="Create the schedule of a configuration or change it, and print what changes; there is one for "
         "each name. The platform starts its runs on the configuration's machine; it knows no fallbacks.",

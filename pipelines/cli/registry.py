@@ -12,6 +12,7 @@ from pipelines.cli.options import DONE, add_workspace, show_text, user_path
 def _add_registry(commands: Any) -> None:
     registry = commands.add_parser(
         "registry",
+        epilog="Example: tpu-pipelines registry promote digits 0003 --reason 'tried by hand'",
         help="list registered models, show one, promote one by hand or roll back",
         description="list [NAME]: the versions of every model, or of one. show NAME [VERSION]: all that is recorded of "
         "the champion, or of a version. promote NAME VERSION: make it the champion, whatever the gate says. "

@@ -36,6 +36,7 @@ _HEADLINES = (
 def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
+        epilog="Example: tpu-pipelines run digits --set training.epochs=3",
         help="run the whole pipeline on this machine",
         description="Run the whole pipeline on this machine. Unchanged steps are taken from the last run.",
     )
@@ -107,6 +108,7 @@ def _describe_export(export: Mapping[str, Any]) -> list[str]:
 def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
+        epilog="Example: tpu-pipelines export runs/digits --set export.max_int8_accuracy_drop=0.02",
         help="export a run's model whatever the gate says, to try it",
         description="Export the model that a run has trained, also one that the gate has rejected, to try it with "
         "`predict` and `serve`. Registers and promotes nothing; the next run of that name takes the export away.",
@@ -130,6 +132,7 @@ def _export(arguments: argparse.Namespace) -> int:
 def _add_compare(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
+        epilog="Example: tpu-pipelines compare runs/digits runs/mnist_cnn",
         help="several runs side by side",
         description="Show runs side by side: metrics, speed, sizes, and in what their configurations differ; and write "
         "a page that shows their training curves too.",
@@ -172,6 +175,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _add_runs(commands: Any) -> None:
     runs = commands.add_parser(
         "runs",
+        epilog="Example: tpu-pipelines runs clean digits --keep 5",
         help="list the runs of a workspace, or delete earlier ones",
         description="list [NAME]: every run that is kept, of one name or of all: when it ended, what became of it, its "
         "figures and its size. clean [NAME]: delete earlier runs, and cached steps that no run is made of any more.",

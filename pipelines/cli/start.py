@@ -17,6 +17,7 @@ _MODEL = "model"
 def _add_init(commands: Any) -> None:
     init = commands.add_parser(
         "init",
+        epilog="Example: tpu-pipelines init ~/flowers --name flowers",
         help="look at your data, and write a first configuration and model for them",
         description="Look at data, and write a configuration for them, with the reasons for what it sets, and a model "
         "to start from. On a terminal, what is not said is asked for.",
@@ -87,6 +88,7 @@ def _ask(arguments: argparse.Namespace, answer: Callable[[str], str] = input) ->
 def _add_check(commands: Any) -> None:
     check = commands.add_parser(
         "check",
+        epilog="Example: tpu-pipelines check flowers.yaml",
         help="find out in seconds what would stop a run, or spoil it",
         description="Check a configuration as far as seconds allow: the settings, the data and some examples of them, "
         "the model, which is imported and built, the machine, and settings that contradict each other. Trains nothing.",
@@ -124,6 +126,7 @@ def _again(overrides: list[str]) -> str:
 def _add_schema(commands: Any) -> None:
     schema = commands.add_parser(
         "schema",
+        epilog="Example: tpu-pipelines schema --markdown",
         help="print what a configuration may hold, for editors or as a table",
         description="Print the JSON Schema of a configuration. An editor that speaks YAML completes and explains the "
         "settings of a file that begins with: # yaml-language-server: $schema=FILE",

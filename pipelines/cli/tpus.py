@@ -12,6 +12,7 @@ from pipelines.cli.options import DONE, REJECTED, add_config, add_workspace, sho
 def _add_preflight(commands: Any) -> None:
     preflight = commands.add_parser(
         "preflight",
+        epilog="Example: tpu-pipelines preflight digits --compare v2-8,v5e-4",
         help="compile the training step for a TPU, without one: fit, time, price",
         description="Compile the training step with the real TPU compiler on this machine, which needs no TPU, and say "
         "whether it fits, how long a step and an epoch take, what a run costs and how long the device waits for data.",
@@ -49,6 +50,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
 def _add_machines(commands: Any) -> None:
     machines = commands.add_parser(
         "machines",
+        epilog="Example: tpu-pipelines machines --generation v5e",
         help="list the TPU machines that a configuration can name",
         description="List every TPU slice that Vertex trains on: its fields, its chips, its list price, its regions.",
     )
