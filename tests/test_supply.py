@@ -18,7 +18,8 @@ def test_what_is_not_for_this_machine_is_locked_for_another_one():
     absent = [name for name, _ in licences.locked() if licences.licence_of(name) is None]
     lock = licences.LOCK.read_text()
     for name in absent:
-        assert re.search(rf"^{re.escape(name)}==\S+ ;", lock, re.MULTILINE), name
+        for_others = re.search(rf"^{re.escape(name)}==\S+ ;", lock, re.MULTILINE)
+        assert for_others, f"{name} is locked, and not installed: run make install"
 
 
 @pytest.mark.parametrize("licence", ["AGPL-3.0", "GNU Lesser General Public License v3 (LGPLv3)", "Proprietary", ""])
