@@ -1,4 +1,4 @@
-"""Files, local or on gs://: the only module that knows the difference.
+"""Files, local or in a bucket (gs://, s3://): the only module that knows the difference.
 
 Nothing here leaves half a file under its final name: everything is written beside it and renamed.
 """
@@ -7,23 +7,21 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
-import functools
 import hashlib
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from components.errors import InputError
-from components.outages import PlatformError
+from components.object_stores import split, store_of
 
-_REMOTE_PREFIX = "gs://"
+_GOOGLE = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
-_TRANSFER_THREADS = 16
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
@@ -33,7 +31,7 @@ _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
 class StoredFile:
     """One file below a root: its POSIX path relative to it, its size in bytes, and a version that changes with it.
 
-    `version` is the object's CRC32C on gs://, and the modification time in nanoseconds on a disk.
+    `version` is the object's CRC32C on gs://, its ETag on s3://, and the modification time in nanoseconds on a disk.
     """
 
     name: str
@@ -42,68 +40,18 @@ class StoredFile:
 
 
 def is_remote(uri: str) -> bool:
-    """Whether `uri` lies on Cloud Storage."""
-    return str(uri).startswith(_REMOTE_PREFIX)
+    """Whether `uri` lies in a bucket."""
+    return store_of(uri) is not None
+
+
+def is_on_google(uri: str) -> bool:
+    """Whether `uri` lies on Cloud Storage, the only kind of bucket that Google's services read."""
+    return str(uri).startswith(_GOOGLE)
 
 
 def mounted(uri: str) -> Path:
     """The place on gs:// as a path, where Vertex has mounted the buckets."""
-    return BUCKETS_MOUNT / uri.removeprefix(_REMOTE_PREFIX)
-
-
-@functools.cache
-def _client(emulator_host: str) -> Any:
-    """One client per process: a client of its own per file would look up credentials and connect every time."""
-    import google.cloud.storage as gcs
-
-    if emulator_host:
-        from google.auth.credentials import AnonymousCredentials
-
-        return gcs.Client(project="local", credentials=AnonymousCredentials())
-    return gcs.Client()
-
-
-def _bucket_and_name(uri: str) -> tuple[Any, str]:
-    bucket, _, name = uri.removeprefix(_REMOTE_PREFIX).partition("/")
-    if not bucket:
-        raise InputError(f"Cannot use {uri!r}: expected gs://BUCKET/PATH, received no bucket name.")
-    try:
-        return _client(os.environ.get("STORAGE_EMULATOR_HOST", "")).bucket(bucket), name
-    except ValueError as error:
-        raise InputError(f"Cannot use {uri!r}: {bucket!r} is no name of a bucket ({error}). Check it.") from error
-
-
-@contextlib.contextmanager
-def _cloud_errors(uri: str) -> Iterator[None]:
-    """Turn what a user can put right (a name, a role, a login) into an InputError with the service's own message."""
-    import requests
-    from google.api_core.exceptions import BadRequest, Forbidden, NotFound, RetryError, ServerError, Unauthorized
-    from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
-
-    try:
-        yield
-    except NotFound as error:
-        raise InputError(
-            f"Cannot use {uri!r}: there is no such file, folder or bucket ({error.message}). Check the path."
-        ) from error
-    except (Forbidden, Unauthorized) as error:
-        raise InputError(
-            f"Cannot use {uri!r}: Cloud Storage refused access ({error.message}). Give this account "
-            "a role on the bucket."
-        ) from error
-    except BadRequest as error:
-        raise InputError(f"Cannot use {uri!r}: Cloud Storage says {error.message}. Check the path.") from error
-    except (ServerError, RetryError, TransportError, requests.RequestException) as error:
-        raise PlatformError(f"Cloud Storage does not answer for {uri!r}: {error}. Try again later.") from error
-    except RefreshError as error:
-        raise InputError(
-            f"Cannot use {uri!r}: the sign-in to Google Cloud is no longer valid ({error}). Run `gcloud auth "
-            "application-default login`."
-        ) from error
-    except DefaultCredentialsError as error:
-        raise InputError(
-            f"Cannot use {uri!r}: found no Google Cloud credentials. Run `gcloud auth application-default login`."
-        ) from error
+    return BUCKETS_MOUNT / uri.removeprefix(_GOOGLE)
 
 
 def list_files(root: str) -> list[StoredFile]:
@@ -112,14 +60,13 @@ def list_files(root: str) -> list[StoredFile]:
     Raises:
         InputError: If `root` does not exist or holds no file.
     """
-    if is_remote(root):
-        with _cloud_errors(root):
-            bucket, prefix = _bucket_and_name(root)
+    if store := store_of(root):
+        with store.errors(root):
+            bucket, prefix = split(root)
             prefix = prefix.rstrip("/") + "/" if prefix else ""
             found = [
-                StoredFile(blob.name[len(prefix) :], blob.size or 0, blob.crc32c or str(blob.generation))
-                for blob in bucket.client.list_blobs(bucket, prefix=prefix)
-                if not blob.name.endswith("/")
+                StoredFile(one.name[len(prefix) :], one.num_bytes, one.version)
+                for one in store.objects(f"{store.scheme}{bucket}/{prefix}")
             ]
         found = [f for f in found if not any(map(is_hidden, f.name.split("/")))]
     else:
@@ -173,10 +120,9 @@ def read_bytes(uri: str) -> bytes:
     Raises:
         InputError: If there is no such file, or it may not be read.
     """
-    if is_remote(uri):
-        with _cloud_errors(uri):
-            bucket, name = _bucket_and_name(uri)
-            return bucket.blob(name).download_as_bytes()
+    if store := store_of(uri):
+        with store.errors(uri):
+            return store.read(uri)
     try:
         # Without a file object: half the time, for the small files that data sets are made of.
         file = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)  # A pipe would block for ever.
@@ -205,12 +151,11 @@ def read_bytes(uri: str) -> bytes:
 
 
 def exists(uri: str) -> bool:
-    """Whether there is a file, here or on gs://."""
-    if not is_remote(uri):
+    """Whether there is a file, here or in a bucket."""
+    if not (store := store_of(uri)):
         return Path(uri).is_file()
-    with _cloud_errors(uri):
-        bucket, name = _bucket_and_name(uri)
-        return bool(bucket.blob(name).exists())
+    with store.errors(uri):
+        return store.exists(uri)
 
 
 def join(root: str, name: str) -> str:
@@ -234,36 +179,32 @@ def join(root: str, name: str) -> str:
 
 def localize(uri: str, into: Path) -> Path:
     """A local path with the content of `uri`: itself where it is local, else a copy below `into`."""
-    if not is_remote(uri):
+    if not (store := store_of(uri)):
         return Path(uri)
     target = into / hashlib.sha256(uri.encode()).hexdigest()[:16]
-    with _cloud_errors(uri):
-        bucket, prefix = _bucket_and_name(uri)
+    with store.errors(uri):
+        bucket, prefix = split(uri)
         prefix = prefix.rstrip("/")
-        blobs = [
-            blob
-            for blob in bucket.client.list_blobs(bucket, prefix=prefix)
-            if not prefix or blob.name == prefix or blob.name.startswith(prefix + "/")
-        ]
-    blobs = [blob for blob in blobs if not blob.name.endswith("/")]
-    if not blobs:
+        below = [one.name for one in store.objects(f"{store.scheme}{bucket}/{prefix}")]
+        found = [name for name in below if not prefix or name == prefix or name.startswith(prefix + "/")]
+    if not found:
         raise InputError(f"Cannot read {uri!r}: there is no such file or folder. Check the path.")
 
-    names = [blob.name[len(prefix) :].lstrip("/") or PurePosixPath(blob.name).name for blob in blobs]
-    with staged_directory(target) as staged, _cloud_errors(uri):
+    names = [name[len(prefix) :].lstrip("/") or PurePosixPath(name).name for name in found]
+    with staged_directory(target) as staged, store.errors(uri):
         paths = [join(str(staged), name) for name in names]
         for folder in {os.path.dirname(path) for path in paths}:
             os.makedirs(folder, exist_ok=True)
-        _transfer("download_many", list(zip(blobs, paths, strict=True)))
-    single = len(blobs) == 1 and blobs[0].name == prefix
+        store.download(bucket, list(zip(found, paths, strict=True)))
+    single = len(found) == 1 and found[0] == prefix
     return target / PurePosixPath(prefix).name if single else target
 
 
 def upload(path: Path, uri: str) -> None:
-    """Copy a local file or folder to gs://; an object appears whole or not at all.
+    """Copy a local file or folder to a bucket; an object appears whole or not at all.
 
     Raises:
-        InputError: If there is nothing at `path`, or the bucket is missing or may not be written.
+        InputError: If there is nothing at `path`, or `uri` is in no bucket, or in one that may not be written.
     """
     files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
     if not files:
@@ -274,17 +215,11 @@ def upload(path: Path, uri: str) -> None:
     def name(file: Path) -> str:
         return prefix if file == path else f"{prefix.rstrip('/')}/{file.relative_to(path).as_posix()}".lstrip("/")
 
-    with _cloud_errors(uri):
-        bucket, prefix = _bucket_and_name(uri)
-        _transfer("upload_many", [(str(file), bucket.blob(name(file))) for file in files])
-
-
-def _transfer(method: str, pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Move many files at once, in threads: worker processes would each sign in and connect again."""
-    from google.cloud.storage import transfer_manager
-
-    move = getattr(transfer_manager, method)
-    move(pairs, worker_type=transfer_manager.THREAD, max_workers=_TRANSFER_THREADS, raise_exception=True)
+    if not (store := store_of(uri)):
+        raise InputError(f"Cannot upload to {uri!r}: expected gs://BUCKET/… or s3://BUCKET/…. Check the path.")
+    with store.errors(uri):
+        bucket, prefix = split(uri)
+        store.upload(bucket, [(str(file), name(file)) for file in files])
 
 
 @contextlib.contextmanager

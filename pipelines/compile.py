@@ -161,9 +161,11 @@ def _check_readable(config: Config, target: str) -> None:
     """Refuse what lies on this machine: a container elsewhere does not see it."""
     refused = f"Cannot compile {config.name!r} for {target}:"
     for name, place in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
-        if place and not storage.is_remote(place) and not _is_vertex_reference(place):
+        reads = storage.is_on_google if target == "vertex" else storage.is_remote
+        if place and not reads(place) and not _is_vertex_reference(place):
+            where = "Cloud Storage" if target == "vertex" else "Cloud Storage, or on s3://"
             raise InputError(
-                f"{refused} {name} must be on Cloud Storage, where the steps can read it. Received: {place!r}. Copy it "
+                f"{refused} {name} must be on {where}, where the steps can read it. Received: {place!r}. Copy it "
                 "to gs://BUCKET/… and name that."
             )
     if config.deploy and config.deploy.registry and not is_on_vertex(config.deploy.registry):

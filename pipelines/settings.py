@@ -35,7 +35,7 @@ class Settings:
     Attributes:
         project: Google Cloud project.
         region: Where pipelines run, and jobs whose machine names no region.
-        bucket: Under which pipelines write; `gs://BUCKET`, or a folder in it.
+        bucket: Under which pipelines write; `gs://BUCKET`, or a folder in it. On Kubeflow `s3://BUCKET` as well.
         vertex_endpoint: Address of Vertex AI, where it is not the region's own, as behind Private Service Connect.
         google_endpoint: Address at which `doctor` asks Google Cloud's other APIs, where they are not at their own, as
             behind a gateway; `{host}` stands for the host of each.

@@ -1,7 +1,7 @@
 import os
 import tempfile
 
-from tests.fakes.storage import bucket, storage_server  # noqa: F401 (fixtures)
+from tests.fakes.storage import bucket, s3_server, storage_server  # noqa: F401 (fixtures)
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # Tests judge numbers on the CPU, also where there is a GPU.

@@ -17,7 +17,7 @@ class WriteParams:
 
     Attributes:
         source: Kind and place of the data, as `images:DIR`, `csv:FILE` or `sklearn:digits`; README.md lists all kinds.
-            Paths may be gs://.
+            Paths may be gs:// or s3://.
         task: What a model is asked: `classification` (one class of several), `multi_label` (any number of several) or
             `regression` (one number or several). The last two need a csv: or npz: source. A corpus: has a task of its
             own, `language_model`.

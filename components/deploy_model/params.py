@@ -69,7 +69,7 @@ class DeployParams:
             raise InputError(
                 f"health_check_tolerance must be above 0 and at most 1. Received: {self.health_check_tolerance}."
             )
-        if self.artifacts_uri and not storage.is_remote(self.artifacts_uri):
+        if self.artifacts_uri and not storage.is_on_google(self.artifacts_uri):
             raise InputError(f"artifacts_uri must be on gs://. Received: {self.artifacts_uri!r}.")
         if self.endpoint and not re.fullmatch(_ENDPOINT, self.endpoint):
             raise InputError(

@@ -48,7 +48,7 @@ _FREE_TO_CHANGE = ("checkpoint_seconds",)
 def default_checkpoint_dir(output: Path) -> Path:
     """Where checkpoints go: the platform's place for them (Vertex sets it for a job), else beside the output."""
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
-    if storage.is_remote(uri):
+    if storage.is_on_google(uri):
         return storage.mounted(uri)
     return Path(uri) if uri else output.parent / f"{output.name}-checkpoints"
 
@@ -189,7 +189,7 @@ class _Session:
 
     def _tensorboard_dir(self) -> Path:
         uri = os.environ.get(_LOG_DIR, "")
-        return Path(uri) if uri and not storage.is_remote(uri) else self._checkpoint_dir / _TENSORBOARD_DIR
+        return Path(uri) if uri and not storage.is_on_google(uri) else self._checkpoint_dir / _TENSORBOARD_DIR
 
     def _publish_curves(self) -> None:
         """Copy the curves to where the platform's TensorBoard reads them, if that is in a bucket.
@@ -197,7 +197,7 @@ class _Session:
         Whole, and after every epoch: a mounted bucket shows others a file only once it is closed.
         """
         uri = os.environ.get(_LOG_DIR, "")
-        if storage.is_remote(uri):
+        if storage.is_on_google(uri):
             published = storage.mounted(uri)
             for path in self._tensorboard_dir().rglob("events.*"):
                 target = published / path.relative_to(self._tensorboard_dir())

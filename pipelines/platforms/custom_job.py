@@ -68,7 +68,7 @@ def as_custom_job(
     from kfp import components, dsl
 
     _check_names(component, CustomTrainingJobOp)
-    if settings.bucket and not storage.is_remote(settings.bucket):
+    if settings.bucket and not storage.is_on_google(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
     machine = in_region(machine, settings)
     settings.check_region(machine.region)

@@ -14,7 +14,7 @@ from google.api_core import exceptions
 from google.auth.exceptions import RefreshError, TransportError
 from PIL import Image
 
-from components import storage
+from components import object_stores, storage
 from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
@@ -387,7 +387,8 @@ def test_what_is_no_name_of_a_bucket_is_refused(bucket):
 
 
 def test_one_client_serves_all_reads(bucket):
-    assert storage._bucket_and_name("gs://a/x")[0].client is storage._bucket_and_name("gs://b/y")[0].client
+    store = object_stores.GoogleStorage()
+    assert store.bucket("one").client is store.bucket("other").client
 
 
 # Records from a bucket

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components import storage
+from components import object_stores
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,9 @@ def storage_server() -> Iterator[Any]:
         server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
         server.start()
         patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        storage._client.cache_clear()
+        object_stores.google_client.cache_clear()
         yield server
-        storage._client.cache_clear()
+        object_stores.google_client.cache_clear()
         server.stop()
 
 
@@ -36,4 +36,24 @@ def storage_server() -> Iterator[Any]:
 def bucket(storage_server: Any) -> Any:
     """An empty bucket, `gs://bucket`, through the real client."""
     storage_server.wipe(keep_buckets=True)
-    return storage._bucket_and_name("gs://bucket/x")[0]
+    return object_stores.GoogleStorage().bucket("bucket")
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[Any]:
+    """An S3 that lives in this process, moto's; it has one bucket, `s3://bucket`."""
+    with warnings.catch_warnings(action="ignore"):
+        from moto.server import ThreadedMotoServer
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        object_stores.s3_client.cache_clear()
+        object_stores.s3_client().create_bucket(Bucket="bucket")
+        yield server
+        object_stores.s3_client.cache_clear()
+    server.stop()

@@ -180,7 +180,7 @@ def _common_folder(paths: Sequence[str], location: str) -> str:
             f"Paths of several places in {location}: {_cut(paths[0])!r} and others. Expected all on this machine, or "
             "all in one bucket. Copy the images to one place."
         )
-    scheme = "gs://" if storage.is_remote(paths[0]) else ""
+    scheme = "".join(paths[0].partition("://")[:2]) if storage.is_remote(paths[0]) else ""
     folder = os.path.commonpath([os.path.dirname(path.removeprefix(scheme)) for path in paths])
     return f"{scheme}{folder}"
 

@@ -1,0 +1,119 @@
+"""Claims about buckets that speak S3, against a server in this process; test_storage.py has those of Cloud Storage."""
+
+import json
+
+import pytest
+
+from components import object_stores, storage
+from components.create_tfrecords import WriteParams, plan_dataset
+from components.errors import InputError
+from components.outages import PlatformError
+from pipelines.compile import compile_pipeline
+from pipelines.config import load_config
+from pipelines.settings import Settings
+from pipelines.submission import plan_submission, put_carried
+
+
+def put(name, content):
+    object_stores.s3_client().put_object(Bucket="bucket", Key=name, Body=content)
+
+
+@pytest.fixture
+def folder(s3_server, tmp_path):
+    """A place of its own in the bucket."""
+    return f"s3://bucket/{tmp_path.name}"
+
+
+def test_a_folder_goes_there_and_comes_back(folder, tmp_path):
+    (tmp_path / "model" / "weights").mkdir(parents=True)
+    (tmp_path / "model" / "weights" / "w").write_bytes(b"\0" * 100)
+    (tmp_path / "model" / "model.json").write_text("{}")
+    storage.upload(tmp_path / "model", f"{folder}/model")
+    storage.upload(tmp_path / "model" / "model.json", f"{folder}/alone.json")
+    found = storage.list_files(folder)
+    assert [(file.name, file.num_bytes) for file in found] == [
+        ("alone.json", 2),
+        ("model/model.json", 2),
+        ("model/weights/w", 100),
+    ]
+    back = storage.localize(f"{folder}/model", tmp_path / "scratch")
+    assert sorted(path.name for path in back.rglob("*") if path.is_file()) == ["model.json", "w"]
+    assert storage.localize(f"{folder}/alone.json", tmp_path / "scratch").read_text() == "{}"
+    assert storage.read_bytes(f"{folder}/alone.json") == b"{}"
+    assert [storage.exists(f"{folder}/{name}") for name in ("alone.json", "model", "none")] == [True, False, False]
+
+
+def test_a_version_changes_with_the_content_and_never_else(folder):
+    name = folder.removeprefix("s3://bucket/")
+    versions = []
+    for content in (b"one", b"one", b"two"):
+        put(f"{name}/file", content)
+        versions.append(storage.list_files(folder)[0].version)
+    assert versions[0] == versions[1] != versions[2]
+
+
+def test_folders_that_a_console_makes_and_hidden_files_are_no_files(folder):
+    name = folder.removeprefix("s3://bucket/")
+    for file in ("cat/", "cat/1.png", "cat/.DS_Store", "cats.txt"):
+        put(f"{name}/{file}", b"x")
+    assert [file.name for file in storage.list_files(f"{folder}/cat")] == ["1.png"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3://bucket/none", r"Cannot use 's3://bucket/none': there is no such file or bucket"),
+        ("s3://nobody-has-this/x", r"there is no such file or bucket"),
+        ("s3:///x", r"expected s3://BUCKET/PATH, received no bucket name"),
+        ("s3://My_Bucket!/x", r"Cannot use 's3://My_Bucket!/x': 'My_Bucket!' is no name of a bucket"),
+    ],
+)
+def test_what_is_not_there_is_refused(s3_server, uri, message):
+    with pytest.raises(InputError, match=message):
+        storage.read_bytes(uri)
+
+
+def test_a_store_that_does_not_answer_is_an_outage(s3_server, monkeypatch, request):
+    request.addfinalizer(object_stores.s3_client.cache_clear)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    object_stores.s3_client.cache_clear()
+    with pytest.raises(PlatformError, match=r"The object store does not answer for 's3://bucket/x'"):
+        storage.read_bytes("s3://bucket/x")
+
+
+def test_nothing_is_uploaded_to_what_is_no_bucket(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"Cannot upload to '/elsewhere': expected gs://BUCKET/… or s3://BUCKET/…"):
+        storage.upload(tmp_path / "file", "/elsewhere")
+
+
+def test_a_csv_file_names_pictures_in_a_bucket(folder):
+    name = folder.removeprefix("s3://bucket/")
+    rows = [f"{folder}/photos/{label}/{number}.png,{label}" for label in ("cat", "dog") for number in range(10)]
+    for row in rows:
+        put(row.partition(",")[0].removeprefix("s3://bucket/"), b"a picture")
+    put(f"{name}/labels.csv", "\n".join(["path,label", *rows]).encode())
+    plan = plan_dataset(WriteParams(source=f"csv:{folder}/labels.csv"))
+    assert plan.listing.root == f"{folder}/photos"
+    assert len(plan.listing.keys) == 20
+
+
+def test_a_kubeflow_run_reads_and_writes_there_and_its_model_travels_there(folder, tmp_path):
+    name = folder.removeprefix("s3://bucket/")
+    for label in ("cat", "dog"):
+        for number in range(10):
+            put(f"{name}/photos/{label}/{number}.png", f"{label} {number}".encode())
+    model = tmp_path / "mine" / "model.py"
+    model.parent.mkdir()
+    model.write_text("def build_model(input_shape, num_classes):\n    return None\n")
+    config = load_config("digits", [f"data.source=images:{folder}/photos", f"model={model}", "machine=v5e-4"])
+    settings = Settings(kfp_host="http://kfp", bucket=f"{folder}/runs")
+    plan = plan_submission(config, "kubeflow", settings)
+    put_carried(plan)
+    (place,) = plan.carried
+    assert place.startswith(f"{folder}/runs/models/")
+    assert storage.read_bytes(place) == plan.carried[place]
+    assert f"{folder}/photos" in json.dumps(plan.jobs[0].specification)
+    with pytest.raises(InputError, match=r"data\.source must be on Cloud Storage, where the steps can read it"):
+        compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml")
