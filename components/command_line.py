@@ -22,7 +22,7 @@ P = TypeVar("P")
 
 
 def attribute_docs(params: type) -> dict[str, str]:
-    """The lines of the `Attributes:` section of a docstring, by name."""
+    """Return the lines of the `Attributes:` section of a docstring, by name."""
     section = (params.__doc__ or "").partition("Attributes:")[2]
     entries = re.findall(r"^        (\w+): (.*(?:\n {10,}.*)*)", section, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text).replace("%", "%%") for name, text in entries}
@@ -65,7 +65,7 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
 
 
 def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
-    """The Params that the flags say."""
+    """Return the Params that the flags say."""
     return step_inputs.params_from(vars(namespace), params)
 
 

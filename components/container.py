@@ -9,7 +9,7 @@ SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/ser
 
 
 def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
-    """Whether an image's name says which registry has it: without one it is that of whoever built it.
+    """Return whether an image's name says which registry has it: without one it is that of whoever built it.
 
     Args:
         image: Its name.
@@ -25,7 +25,7 @@ def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
 
 
 def is_pinned(image: str) -> bool:
-    """Whether an image is named by digest. Behind a tag that moves, a cached step is stale and nobody knows.
+    """Return whether an image is named by digest. Behind a tag that moves, a cached step is stale and nobody knows.
 
     Example:
         >>> is_pinned("tpu-pipelines/python:latest"), is_pinned("tpu-pipelines/python@sha256:0f")

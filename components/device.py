@@ -23,14 +23,14 @@ PRECISIONS = ("auto", "float32", "mixed_bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What was chosen.
+    """The chosen device.
 
     Attributes:
         backend: `tensorflow` or `jax`.
         accelerator: `cpu`, `gpu` or `tpu`.
         num_replicas: Devices that share a batch.
         precision: The Keras dtype policy.
-        jit_compile: What `Model.compile` gets.
+        jit_compile: Argument of `Model.compile`.
         distribution: The strategy (TensorFlow) or the mesh's DataParallel (JAX), or None with one replica.
     """
 
@@ -42,25 +42,25 @@ class Device:
     distribution: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def scope(self) -> AbstractContextManager[Any]:
-        """The context in which models are built and run."""
+        """Return the context in which models are built and run."""
         if self.backend == "tensorflow" and self.distribution is not None:
             return self.distribution.scope()
         return contextlib.nullcontext()
 
 
 def cpu_flags() -> Sequence[str]:
-    """The instruction sets of this machine's processor; empty where the system does not tell."""
+    """Return the instruction sets of this machine's processor; empty where the system does not tell."""
     return _processor("flags", "Features").split()
 
 
 def describe_host() -> str:
-    """This machine in a few words: its cores, and their make where the system tells."""
+    """Describe this machine in a few words: its cores, and their make where the system tells."""
     make = _processor("model name") or platform.machine()
     return f"{os.cpu_count()} × {' '.join(make.split())}"
 
 
 def _processor(*names: str) -> str:
-    """What /proc/cpuinfo says under the first of these names that it has; empty where it says nothing."""
+    """Return what /proc/cpuinfo says under the first of these names that it has; empty where it says nothing."""
     try:
         with open("/proc/cpuinfo") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), "")
@@ -69,7 +69,7 @@ def _processor(*names: str) -> str:
 
 
 def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> str:
-    """The precision for a device: bfloat16 where the hardware multiplies in it, float32 elsewhere.
+    """Return the precision for a device: bfloat16 where the hardware multiplies in it, float32 elsewhere.
 
     On a CPU only oneDNN, which TensorFlow uses, gains from bf16 units; XLA, which JAX uses, does not.
 
@@ -215,21 +215,21 @@ def _prepare_jax(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
         devices = jax.devices()
     except RuntimeError as error:
         raise InputError(f"Cannot use a {accelerator}: JAX says {error}. Set accelerator to auto or cpu.") from error
-    found = devices[0].platform
-    if accelerator not in ("auto", found):
+    platform = devices[0].platform
+    if accelerator not in ("auto", platform):
         raise InputError(
-            f"Cannot use a {accelerator}: JAX sees only {found}. Run on a machine that has one, or set "
+            f"Cannot use a {accelerator}: JAX sees only {platform}. Run on a machine that has one, or set "
             "accelerator to auto."
         )
-    if found == "tpu":
+    if platform == "tpu":
         _check_all_cores(num_replicas, len(devices))
-    num_replicas = num_replicas or (1 if found == "cpu" else len(devices))
+    num_replicas = num_replicas or (1 if platform == "cpu" else len(devices))
     if num_replicas > len(devices):
         raise InputError(f"Cannot use {num_replicas} replicas: expected at most {len(devices)}, the devices JAX sees.")
     import keras
 
     distribution = None
     if num_replicas > 1:
-        distribution = keras.distribution.DataParallel(devices=[f"{found}:{i}" for i in range(num_replicas)])
+        distribution = keras.distribution.DataParallel(devices=[f"{platform}:{i}" for i in range(num_replicas)])
     keras.distribution.set_distribution(distribution)
-    return found, num_replicas, distribution
+    return platform, num_replicas, distribution

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """What was asked for cannot be done: bad data, a bad parameter, or a machine too small for it.
+    """A mistake of the user: bad data, a bad parameter, or a machine too small for what is asked.
 
     Raised with a message that says what failed, what was expected and received, and what to do.
     Command lines print it and exit with code 2; anything else is a defect and keeps its stack trace.
@@ -13,7 +13,7 @@ class InputError(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question to end an error message with, or nothing where no known word is near.
+    """Return a question to end an error message with, or nothing where no known word is near.
 
     Example:
         >>> did_you_mean("epoch", ["epochs", "seed"])

@@ -19,7 +19,7 @@ _READ_AT_ONCE = 4  # Shards read side by side while streaming.
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """Batches that hold every example once.
+    """Return how many batches hold every example once.
 
     Example:
         >>> steps_per_epoch(10, 4)
@@ -32,7 +32,7 @@ class EpochReader(Protocol):
     """Gives the batches of an epoch."""
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """A tf.data.Dataset of (inputs, targets, float32[batch] weights); see `Interface.batch_shapes`."""
+        """Return a tf.data.Dataset of (inputs, targets, float32[batch] weights); see `Interface.batch_shapes`."""
 
 
 class InMemoryReader:
@@ -102,14 +102,14 @@ class StreamingReader:
 
 
 def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Whether a split of this size is read once, and not again every epoch."""
+    """Return whether a split of this size is read once, and not again every epoch."""
     return decoded_bytes <= in_memory_mib << 20
 
 
 def open_training_split(
     directory: Path, manifest: Manifest, batch_size: int, seed: int, in_memory_mib: int, shuffle_buffer: int
 ) -> EpochReader:
-    """The reader that fits: in memory where the decoded split is small enough, else streaming.
+    """Return the reader that fits: in memory where the decoded split is small enough, else streaming.
 
     Raises:
         InputError: If there is no training split.

@@ -46,7 +46,7 @@ class Code:
         return digest_files(self.files)
 
     def versions(self) -> dict[str, str]:
-        """The installed version of every library; empty for one that is not installed."""
+        """Return the installed version of every library; empty for one that is not installed."""
         return {name: _version(name) for name in sorted(self.libraries - _WITHOUT_EFFECT)}
 
 
@@ -80,7 +80,7 @@ def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = (ROOT,), data
 
 
 class _Trace:
-    """What has been found so far, from one import to the next."""
+    """The files and libraries that are reached so far, from one import to the next."""
 
     def __init__(self, roots: Sequence[Path], data_folders: Sequence[Path]) -> None:
         self.files: dict[str, Path] = {}
@@ -96,10 +96,10 @@ class _Trace:
         self._followed.add(module)
         if _is_library(library):  # Also where a file of that name lies beside the model: Python takes this one.
             self.libraries.add(library)
-        elif found := _module_files(module, self._roots):
+        elif files := _module_files(module, self._roots):
             # A package on the way to a module only has to be imported: what it offers to others decides nothing here.
-            self.files |= {self._name(package): package for package in found[:-1]}
-            self.add_file(found[-1])
+            self.files |= {self._name(package): package for package in files[:-1]}
+            self.add_file(files[-1])
         else:
             self.libraries.add(library)
 
@@ -121,12 +121,12 @@ class _Trace:
         return next((root for root in self._roots if path.is_relative_to(root)), None)
 
     def _name(self, path: Path) -> str:
-        """A file's name below the first root that holds it, or as it is named in the code."""
+        """Return a file's name below the first root that holds it, or as it is named in the code."""
         root = self._root(path)
         return (path.relative_to(root) if root else path).as_posix()
 
     def _named(self, text: str, path: Path) -> Iterator[Path]:
-        """The data files that a string names beside the file that holds it, or in a folder above, below the root."""
+        """Yield the data files that a string names, beside its own file or in a folder above, below the root."""
         root = self._root(path)
         above = [folder for folder in path.parents if root and folder.is_relative_to(root) and folder != root]
         for folder in (*(above or [path.parent]), *self._data_folders):
@@ -137,7 +137,7 @@ class _Trace:
 
 @functools.cache
 def _references(source: bytes, is_python: bool) -> tuple[tuple[tuple[int, str], ...], frozenset[str]]:
-    """The modules that a file imports, as (level, name), and the strings in it that may name a file.
+    """Return the modules that a file imports, as (level, name), and the strings in it that may name a file.
 
     `from a import b` means `a.b`, whether `b` is a module or not.
     """
@@ -161,7 +161,7 @@ def _references(source: bytes, is_python: bool) -> tuple[tuple[tuple[int, str], 
 
 
 def _path_parts(node: ast.AST) -> list[str]:
-    """A string's text, or those in which the joining of a path ends: `folder / "a" / "b"`, `os.path.join(f, "a")`."""
+    """Return a string's text, or those that end a joined path: `folder / "a" / "b"`, `os.path.join(f, "a")`."""
     parts: list[str] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         if not (right := _path_parts(node.right)):
@@ -173,20 +173,20 @@ def _path_parts(node: ast.AST) -> list[str]:
 
 
 def _arguments(call: ast.Call) -> list[str]:
-    """The texts in which a call that joins a path ends."""
+    """Return the texts in which a call that joins a path ends."""
     function, before = call.func, list[ast.expr]()
     name = _name_of(function)
     if name == "joinpath" and isinstance(function, ast.Attribute):
         before = [function.value]
     parts: list[str] = []
     for argument in [*before, *call.args] if name in _JOINING else []:
-        found = _path_parts(argument)
-        parts = [*parts, *found] if found else []
+        texts = _path_parts(argument)
+        parts = [*parts, *texts] if texts else []
     return parts
 
 
 def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node of a tree but those that stand there for a type checker alone, however deep it is."""
+    """Yield every node of a tree, however deep, but those that are there for a type checker alone."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -196,29 +196,29 @@ def _run(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """The last part of a name, as `c` of `a.b.c`; empty for what is none."""
+    """Return the last part of a name, as `c` of `a.b.c`; empty for what is none."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
-    """The files that importing a module runs: its packages' and its own; none for a library's."""
+    """Return the files that importing a module runs: its packages' and its own; none for a library's."""
     for root in roots:
         if module.partition(".")[0] not in _OUR_PACKAGES and is_installed(root):
             continue  # Where this project is installed, every library lies beside it.
-        found, folder = [], root
+        files, folder = [], root
         for part in module.split("."):
             for path in (folder / part / "__init__.py", folder / f"{part}.py"):
                 if path.is_file():
-                    found.append(path)
+                    files.append(path)
                     break
             folder /= part
-        if found:
-            return found
+        if files:
+            return files
     return []
 
 
 def _is_library(package: str) -> bool:
-    """Whether Python imports a name from where libraries lie; a model's own folder comes after those."""
+    """Return whether Python imports a name from where libraries lie; a model's own folder comes after those."""
     spec = PathFinder.find_spec(package) if package not in _OUR_PACKAGES else None
     return spec is not None and spec.origin is not None and is_installed(Path(spec.origin))
 
@@ -245,5 +245,5 @@ def _version(library: str) -> str:
 
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
-    """Names of the distributions from which each package is imported, for those that have other names."""
+    """Return the names of the distributions from which each package is imported."""
     return importlib.metadata.packages_distributions()

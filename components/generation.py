@@ -14,7 +14,7 @@ class Alphabet:
     """Characters to ids and back.
 
     Args:
-        class_names: What each id stands for; the first two are no characters.
+        class_names: Characters that the ids stand for; the first two are none.
     """
 
     def __init__(self, class_names: Sequence[str]) -> None:
@@ -22,18 +22,18 @@ class Alphabet:
         self._ids = {name: id_ for id_, name in enumerate(class_names) if id_ not in (PADDING, UNKNOWN)}
 
     def encode(self, text: str) -> np.ndarray:
-        """int32[characters]; 1 for one that is not known."""
+        """Return the id of every character, int32[characters]; 1 for an unknown one."""
         return np.array([self._ids.get(character, UNKNOWN) for character in text], np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; nothing for 0, the replacement character for 1."""
+        """Return the text; nothing for 0, the replacement character for 1."""
         return "".join(
             "" if id_ == PADDING else "\N{REPLACEMENT CHARACTER}" if id_ == UNKNOWN else self._names[id_] for id_ in ids
         )
 
 
 def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """int32[N]: a character for each row, never padding or an unknown one.
+    """Return int32[N]: a character for each row, never padding or an unknown one.
 
     Args:
         probabilities: float[N, classes].
@@ -59,11 +59,11 @@ def generate(
 
     Args:
         step: The model.
-        state_size: Of its state.
+        state_size: Size of its state.
         prompts: int32[N, characters], at least one character.
         length: Characters to add.
         temperatures: One per text; see `draw`.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Returns:
         int32[N, length]: what was added.

@@ -21,7 +21,7 @@ _COPIED = "_copied"
 
 
 def identify(content: Any) -> bytes:
-    """Eight bytes that are equal for equal content: a text's bytes, or an array's, which must be contiguous."""
+    """Return eight bytes that are equal for equal content: a text's bytes, or those of a contiguous array."""
     return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
 
@@ -39,16 +39,16 @@ def save_identities(directory: Path, by_split: Mapping[str, bytearray], copied: 
 
 
 def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
-    """uint64[num_examples] of a split; None where records say nothing of it, as of a corpus or written long ago."""
+    """Load the identities of a split, uint64[num_examples]; None where records have none: a corpus, or old ones."""
     path = records_dir / EXAMPLES_FILE
     if not path.is_file():
         return None
-    found: Mapping[str, np.ndarray] = _load(path)
-    return found.get(split)
+    stored: Mapping[str, np.ndarray] = _load(path)
+    return stored.get(split)
 
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
-    """bool[num_examples] of a split that has identities: whether an example has a copy in training."""
+    """Return bool[num_examples] of a split that has identities: whether an example has a copy in training."""
     copied: np.ndarray = _load(records_dir / EXAMPLES_FILE)[f"{split}{_COPIED}"]
     return copied
 
@@ -61,7 +61,7 @@ def save_trained_on(records_dir: Path, model_dir: Path) -> None:
 
 
 def find_seen(model_dir: Path, identities: np.ndarray) -> np.ndarray | None:
-    """bool[num_examples]: whether a model has trained on each example; None where it does not say."""
+    """Return bool[num_examples]: whether a model has trained on each example; None where it does not say."""
     path = model_dir / TRAINED_ON_FILE
     return np.isin(identities, _load(path)) if path.is_file() else None
 

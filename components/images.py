@@ -38,14 +38,14 @@ class UnreadableImageError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ImageRule:
-    """What every image must be like, or be turned into.
+    """The size and channels that every image must have, or is turned into.
 
     Attributes:
         image_size: (height, width) to resize to, or None: no resizing.
         channels: 1 or 3 to convert to, or 0: no conversion.
         max_pixels: The largest image to decode, as its header says. The default takes 400 MB.
         upright: Whether to turn a photo as its EXIF says, before all else.
-        formats: What may be read, by Pillow's names; empty for all that can be.
+        formats: Formats that may be read, by Pillow's names; empty for all that can be.
     """
 
     image_size: tuple[int, int] | None
@@ -56,14 +56,14 @@ class ImageRule:
 
 
 def has_image_suffix(name: str) -> bool:
-    """Whether a file is named like an image of a format that can be read, or could with a plugin."""
+    """Return whether a file is named like an image of a format that can be read, or could with a plugin."""
     suffix = PurePosixPath(name).suffix.lower()
     return suffix in _PLUGIN_FORMATS or Image.registered_extensions().get(suffix) in SERVED_FORMATS
 
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """All formats that can be read here."""
+    """Return all formats that can be read here."""
     with contextlib.suppress(ImportError):
         import pillow_heif
 
@@ -73,26 +73,26 @@ def _formats() -> tuple[str, ...]:
 
 
 def is_turned(content: bytes) -> bool:
-    """Whether a photo's EXIF says that it is to be turned or mirrored."""
+    """Return whether a photo's EXIF says that it is to be turned or mirrored."""
     return _orientation(content) > 1
 
 
 def _orientation(content: bytes) -> int:
-    """EXIF's orientation of an image file, from 1 (as it is) to 8; 1 where it has none."""
+    """Read EXIF's orientation of an image file, from 1 (as it is) to 8; 1 where it has none."""
     # An EXIF block stands at the start of a JPEG. Where nothing is called so, nothing is opened for it, but for TIFF.
     start = content[: 1 << 16] if content[:3] == b"\xff\xd8\xff" else content
     if content[:4] not in (b"II*\0", b"MM\0*") and not _EXIF.search(start):
         return 1
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=_formats()) as image:
-            found = image.getexif().get(_EXIF_ORIENTATION, 1)
+            orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:  # Damaged metadata turn nothing; whether the pixels are damaged is found by reading them.
         return 1
-    return found if found in range(1, 9) else 1
+    return orientation if orientation in range(1, 9) else 1
 
 
 def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """The pixels as they are to be seen (https://exiftool.org/TagNames/EXIF.html, Orientation)."""
+    """Return the pixels as they are to be seen (https://exiftool.org/TagNames/EXIF.html, Orientation)."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     rows = -1 if orientation in (3, 4, 7, 8) else 1
@@ -105,7 +105,7 @@ class OpenImage:
     """An image file of which no more than the header has been read.
 
     Attributes:
-        num_pixels: As the header says, before it is resized.
+        num_pixels: Number of pixels by the header, before it is resized.
         num_bytes: Size of the file.
         decode: Reads the rest: uint8[height, width, channels], as `decode_pixels`.
     """
@@ -116,7 +116,7 @@ class OpenImage:
 
 
 def decode_pixels(content: bytes, rule: ImageRule) -> np.ndarray:
-    """uint8[height, width, channels] of an image file, resized and converted as the rule says.
+    """Return uint8[height, width, channels] of an image file, resized and converted as the rule says.
 
     Transparency is dropped, 16 bits are cut to the upper 8, and of an animation the first frame counts.
 
@@ -131,12 +131,12 @@ def open_image(content: bytes, rule: ImageRule, watch: Callable[[], None] | None
 
     Args:
         content: The file.
-        rule: What it is turned into.
+        rule: Size and channels that it is converted to.
         watch: Called again and again while the file is read; to give up, it raises UnreadableImageError. Between two
             calls some milliseconds pass, or, where the format cannot be read in parts, the time of `num_pixels`.
 
     Raises:
-        UnreadableImageError: As `decode_pixels`, which `decode` raises too.
+        UnreadableImageError: If `decode_pixels` raises it; `decode` raises it too.
     """
     height, width, kind = _jpeg_header(content, rule.max_pixels)
     if kind in ("", _UNUSUAL) or content.count(_START_OF_SCAN) > _MAX_SCANS:
@@ -157,7 +157,7 @@ def open_image(content: bytes, rule: ImageRule, watch: Callable[[], None] | None
 
 
 def convert_pixels(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """uint8[height, width, channels]: the same picture in grey (1) or colour (3)."""
+    """Return uint8[height, width, channels]: the same picture in grey (1) or colour (3)."""
     if pixels.shape[2] == channels:
         return pixels
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
@@ -165,7 +165,7 @@ def convert_pixels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
-    """uint8[*image_size, channels]: the same picture at another size (bilinear, antialiased)."""
+    """Return uint8[*image_size, channels]: the same picture at another size (bilinear, antialiased)."""
     if pixels.shape[:2] == image_size:
         return pixels
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
@@ -173,20 +173,20 @@ def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray
 
 
 def _fit(image: Any, rule: ImageRule) -> Any:
-    """An image at the rule's size. Pillow lets other threads run meanwhile, but not while it copies into an array."""
+    """Resize an image to the rule's size. Pillow lets other threads run meanwhile, but not while it copies an array."""
     if rule.image_size is None or image.size == rule.image_size[::-1]:
         return image
     return image.resize(rule.image_size[::-1], Image.Resampling.BILINEAR)
 
 
 def _pixels(image: Any) -> np.ndarray:
-    """uint8[height, width, channels]."""
+    """Return uint8[height, width, channels]."""
     pixels = np.asarray(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
 def _jpeg_header(content: bytes, max_pixels: int = _MAX_PIXELS) -> tuple[int, int, str]:
-    """Height, width and colour space of a JPEG file, or that it is an unusual one; empty for other files."""
+    """Read height, width and colour space of a JPEG file, or that it is unusual; empty for other files."""
     if content[:3] != b"\xff\xd8\xff":
         return 0, 0, ""
     try:
@@ -227,7 +227,7 @@ def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None]
 
 
 def _load(image: Any, rule: ImageRule) -> Any:
-    """An opened image, read and in the rule's mode."""
+    """Return an opened image, read and in the rule's mode."""
     with _naming_damage():
         image.load()
         if rule.upright:
@@ -241,7 +241,7 @@ def _load(image: Any, rule: ImageRule) -> Any:
 
 
 def _brand(content: bytes) -> str:
-    """HEIC or AVIF, where a file is one; else empty."""
+    """Return HEIC or AVIF, where a file is one; else empty."""
     return _BRANDS.get(content[8:12], "") if content[4:8] == b"ftyp" else ""
 
 
@@ -264,7 +264,7 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
 
 
 def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, int, int], np.ndarray]:
-    """The bytes to store for an image that stays encoded, its (height, width, channels) once read, and its pixels.
+    """Check an image that stays encoded; returns the bytes to store, (height, width, channels) and the pixels.
 
     JPEG (but CMYK and the like) and PNG are kept to the byte. What TensorFlow cannot decode, or decodes to other
     pixels, as a photo that is to be turned, becomes PNG.
@@ -282,7 +282,7 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, in
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """A PNG file of uint8[height, width, 1 or 3], from which the very same pixels are read."""
+    """Return a PNG file of uint8[height, width, 1 or 3], from which the very same pixels are read."""
     buffer = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
     return buffer.getvalue()

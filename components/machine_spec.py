@@ -28,7 +28,7 @@ _PRICE_KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a value comes from, and the day it was true; a year where the day is not known."""
+    """The origin of a value, and the day it was true; a year where the day is not known."""
 
     text: str
     date: str
@@ -40,9 +40,9 @@ class Generation:
 
     Attributes:
         name: `v2`, `v3`, `v5e`, `v6e` or `7x`.
-        device_kind: As JAX reports it.
+        device_kind: Name of the device, as JAX reports it.
         devices_per_chip: JAX devices; v2, v3 and 7x show each half of a chip as one.
-        hbm_usable_bytes: What a compiled program may use of a JAX device's memory.
+        hbm_usable_bytes: Bytes of a JAX device's memory that a compiled program may use.
         hbm_bytes_per_second: Memory bandwidth of a chip.
         peak_bf16_flops: Floating-point operations per second of a chip.
         clock_hz: Turns the TPU compiler's cycles into seconds; fitted to the peak, not published.
@@ -51,8 +51,8 @@ class Generation:
         regions: That train on one host.
         pod_regions: That train on several hosts.
         serving_only_regions: That have it, but not for training.
-        ici_bytes_per_second: Of one link between chips, one way; None where no source says.
-        sources: Where each of these comes from, by attribute.
+        ici_bytes_per_second: Bandwidth of one link between chips, one way; None where no source says.
+        sources: Origins of these values, by attribute.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """What a whole slice is listed at in one region; `kind` says whose price it is, and for what."""
+    """The list price of a whole slice in one region; `kind` says whose price it is, and for what."""
 
     usd_per_hour: float
     region: str
@@ -101,19 +101,19 @@ class Slice:
     Attributes:
         name: Short name. v2 and v3 count cores (`v2-8`), the others chips (`v5e-8`). Where a slice of two hosts has as
             many chips as a single host, it carries the suffix of its machine type (`v5e-8-4t`).
-        generation: What its chips are.
+        generation: Generation of its chips.
         machine_type: Vertex's name of a host.
         chips: Their number.
         devices: JAX devices, which is to say replicas.
         hosts: Virtual machines. Vertex derives them: its `replica_count` is 1 for all of these.
         libtpu_topology: Its name for the TPU compiler.
-        source: Where the row comes from.
+        source: Origin of the row.
         date: When it was true.
         accelerator_type: `TPU_V2` or `TPU_V3`; empty where Vertex takes a topology.
         accelerator_count: Cores, where Vertex takes an accelerator type; else 0.
         tpu_topology: Chips along each axis (`2x4`); empty where Vertex takes an accelerator type.
         chips_per_host_bounds: One host's part of the topology, for the TPU compiler; None for its default.
-        host: What each host has; None where that is not published.
+        host: CPUs and memory of each host; None where these are not published.
         prices: List prices of the whole slice.
     """
 
@@ -144,7 +144,7 @@ class Slice:
         return {key: getattr(self, key) for key in VERTEX_FIELDS}
 
     def price(self, region: str = "", spot: bool = False) -> Price | None:
-        """The list price of the whole slice in `region`, or in the cheapest region that trains on it.
+        """Return the list price of the whole slice in `region`, or in the cheapest region that trains on it.
 
         None where no trustworthy price is known: none is made from another slice's or another region's.
 
@@ -180,7 +180,7 @@ class Catalogue:
     not_offered: tuple[UnofferedGeneration, ...]
 
     def find(self, name: str) -> Slice:
-        """The slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
+        """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
 
         Raises:
             InputError: If there is none, or the name could mean two; names the nearest.
@@ -190,17 +190,19 @@ class Catalogue:
             'ct5lp-hightpu-8t'
         """
         plain = name.strip().lower().replace("v5litepod-", "v5e-")
-        found = [one for one in self.slices if plain in (one.name, one.libtpu_topology, _topology_name(one))]
-        if not found:
+        matches = [
+            entry for entry in self.slices if plain in (entry.name, entry.libtpu_topology, _topology_name(entry))
+        ]
+        if not matches:
             raise InputError(_explain_unknown(self, name, plain))
-        if len(found) > 1:
-            raise InputError(f"{name!r} can mean {' or '.join(map(str, found))}. Write which.")
-        return found[0]
+        if len(matches) > 1:
+            raise InputError(f"{name!r} can mean {' or '.join(map(str, matches))}. Write which.")
+        return matches[0]
 
 
 @functools.cache
 def load_catalogue() -> Catalogue:
-    """The catalogue that comes with this package; read once."""
+    """Return the catalogue that comes with this package; read once."""
     raw = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
     sources = {key: Source(**source) for key, source in raw["sources"].items()}
 
@@ -214,11 +216,11 @@ def load_catalogue() -> Catalogue:
 
     def read_slice(row: dict[str, Any]) -> Slice:
         bounds = row.pop("chips_per_host_bounds", None)
-        one = Slice(
+        entry = Slice(
             **row | {"generation": generations[row["generation"]], "host": hosts.get(row["machine_type"])},
             chips_per_host_bounds=tuple(bounds) if bounds else None,
         )
-        return dataclasses.replace(one, prices=tuple(_read_prices(prices, one)))
+        return dataclasses.replace(entry, prices=tuple(_read_prices(prices, entry)))
 
     return Catalogue(
         generations=tuple(generations.values()),
@@ -237,13 +239,13 @@ def _read_generation(row: Mapping[str, Any], sources: Mapping[str, Source]) -> G
     return Generation(**values, sources=cited)
 
 
-def _read_prices(rows: Iterable[Mapping[str, Any]], one: Slice) -> Iterator[Price]:
-    """The prices of a slice: its own, or its chips' where its generation is sold by the chip."""
+def _read_prices(rows: Iterable[Mapping[str, Any]], entry: Slice) -> Iterator[Price]:
+    """Yield the prices of a slice: its own, or its chips' where its generation is sold by the chip."""
     for row in rows:
-        if row.get("slice") == one.name:
+        if row.get("slice") == entry.name:
             usd_per_hour = row["usd_per_hour"]
-        elif row.get("generation") == one.generation.name:
-            usd_per_hour = round(row["usd_per_chip_hour"] * one.chips, 4)
+        elif row.get("generation") == entry.generation.name:
+            usd_per_hour = round(row["usd_per_chip_hour"] * entry.chips, 4)
         else:
             continue
         spot = row.get("spot", False)
@@ -252,14 +254,14 @@ def _read_prices(rows: Iterable[Mapping[str, Any]], one: Slice) -> Iterator[Pric
 
 @dataclasses.dataclass(frozen=True)
 class MachineSpec:
-    """What a training job asks Vertex for. Holds only what Vertex accepts.
+    """A machine that a training job asks Vertex for. Holds only what Vertex accepts.
 
     Attributes:
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`.
         accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; else empty.
         accelerator_count: Cores, with `cloud-tpu`; else 0.
         tpu_topology: Chips along each axis, with all but `cloud-tpu`.
-        region: Where to train; empty leaves it to the settings.
+        region: Region to train in; empty leaves it to the settings.
         boot_disk_type: `pd-ssd`, `pd-standard` or `hyperdisk-balanced`; empty is Vertex's own choice for the machine.
         boot_disk_size_gb: From 100, which is Vertex's own, to 64,000.
         spot: Cheaper, and taken away at any time; only on one host.
@@ -267,7 +269,7 @@ class MachineSpec:
         timeout_seconds: The job is stopped after this time; 0 leaves it to preflight's estimate, or to a day.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not start the job again after an error of the platform.
-        max_wait_seconds: How long to wait for the machine before the next fallback is tried; 0 is without end.
+        max_wait_seconds: Seconds to wait for the machine before the next fallback is tried; 0 is without end.
         fallbacks: Machines to try, in order, where this one cannot be had; they have none of their own.
 
     Raises:
@@ -294,8 +296,8 @@ class MachineSpec:
         if self.region and self.region not in machine.regions:
             raise InputError(_explain_region(machine, self.region))
         if self.spot and machine.hosts > 1:
-            siblings = [one for one in load_catalogue().slices if one.generation == machine.generation]
-            single = [one for one in siblings if one.hosts == 1]
+            siblings = [entry for entry in load_catalogue().slices if entry.generation == machine.generation]
+            single = [entry for entry in siblings if entry.hosts == 1]
             raise InputError(
                 f"Spot machines are single hosts, and {machine.name} has {machine.hosts}. Received: spot=True. "
                 f"Set spot: false; nearest single host: {_names(_nearest(single, machine.chips))}."
@@ -342,9 +344,9 @@ class MachineSpec:
     def slice(self) -> Slice:
         """The catalogue's row."""
         wanted = {key: getattr(self, key) for key in VERTEX_FIELDS}
-        for one in load_catalogue().slices:
-            if one.vertex_fields == wanted:
-                return one
+        for entry in load_catalogue().slices:
+            if entry.vertex_fields == wanted:
+                return entry
         raise InputError(_explain_mismatch(wanted))
 
     @property
@@ -359,13 +361,13 @@ class MachineSpec:
             InputError: If one has several: each would train by itself, and write over the others' checkpoints.
         """
         for machine in self.candidates:
-            one = machine.slice
-            if one.hosts > 1:
-                same = [other for other in load_catalogue().slices if other.generation == one.generation]
+            entry = machine.slice
+            if entry.hosts > 1:
+                same = [other for other in load_catalogue().slices if other.generation == entry.generation]
                 raise InputError(
-                    f"Training on several hosts does not work yet, and {one.name} has {one.hosts}. Use "
-                    f"{_names(_nearest([other for other in same if other.hosts == 1], one.chips))}, or another of one "
-                    f"host; `tpu-pipelines preflight` takes {one.name} all the same."
+                    f"Training on several hosts does not work yet, and {entry.name} has {entry.hosts}. Use "
+                    f"{_names(_nearest([other for other in same if other.hosts == 1], entry.chips))}, or another of "
+                    f"one host; `tpu-pipelines preflight` takes {entry.name} all the same."
                 )
 
     @property
@@ -374,7 +376,7 @@ class MachineSpec:
         return dataclasses.replace(self, fallbacks=()), *self.fallbacks
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, which `parse_machine` turns into this spec again."""
+        """Return plain values, which `parse_machine` turns into this spec again."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"name": self.name, **values, "fallbacks": [fallback.as_dict() for fallback in self.fallbacks]}
 
@@ -386,8 +388,8 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
         value: A short name, or a mapping: `name` or Vertex's own fields, and any other field of `MachineSpec`. Its
             `fallbacks` are a list of either; they take from it what they do not set, but for the reservation, which
             holds one type of machine.
-        backend: What will train on it: `tensorflow`, `jax` or `auto`, which chooses one that the machine runs.
-        where: What to call it in an error.
+        backend: Backend that will train on it: `tensorflow`, `jax` or `auto`, which chooses one that the machine runs.
+        where: Name of the field in an error.
 
     Raises:
         InputError: If Vertex would refuse it, or it does not run the backend; names what is nearest.
@@ -417,7 +419,7 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
 
 
 def _as_mapping(value: Any, where: str) -> dict[str, Any]:
-    """A machine's fields, of known names and right types."""
+    """Return a machine's fields, of known names and right types."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
@@ -435,7 +437,7 @@ def _as_mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def _resolve_name(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fields with Vertex's own in place of the short name."""
+    """Return the same fields with Vertex's own in place of the short name."""
     if "name" not in fields:
         if "machine_type" not in fields:
             raise InputError(
@@ -454,48 +456,48 @@ def _resolve_name(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_backend(machine: Slice, backend: str) -> None:
     if backend == "tensorflow" and not machine.generation.supports_tensorflow:
-        able = [one for one in load_catalogue().slices if one.generation.supports_tensorflow]
+        able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
         raise InputError(
             f"TPU {machine.generation.name} does not run TensorFlow. Received: {machine.name}, backend='tensorflow'. "
             f"Use the backend jax, or one of {_names(_nearest_of_each_generation(able, machine.chips))}."
         )
 
 
-def _topology_name(one: Slice) -> str:
-    return f"{one.generation.name}:{one.libtpu_topology.partition(':')[2]}"
+def _topology_name(entry: Slice) -> str:
+    return f"{entry.generation.name}:{entry.libtpu_topology.partition(':')[2]}"
 
 
 def _names(slices: Iterable[Slice]) -> str:
-    return ", ".join(one.name for one in slices)
+    return ", ".join(entry.name for entry in slices)
 
 
-def _distance(one: Slice, chips: float) -> float:
-    return abs(math.log(one.chips / max(chips, 1)))
+def _distance(entry: Slice, chips: float) -> float:
+    return abs(math.log(entry.chips / max(chips, 1)))
 
 
 def _nearest(slices: Iterable[Slice], chips: float) -> list[Slice]:
-    """The largest slice that has no more chips, and the smallest that has no fewer."""
-    by_size = sorted({one.chips: one for one in reversed(list(slices))}.values(), key=lambda one: one.chips)
-    below = [one for one in by_size if one.chips <= chips][-1:]
-    return below + [one for one in by_size if one.chips >= chips and one not in below][:1]
+    """Return the largest slice that has no more chips, and the smallest that has no fewer."""
+    by_size = sorted({entry.chips: entry for entry in reversed(list(slices))}.values(), key=lambda entry: entry.chips)
+    below = [entry for entry in by_size if entry.chips <= chips][-1:]
+    return below + [entry for entry in by_size if entry.chips >= chips and entry not in below][:1]
 
 
 def _nearest_of_each_generation(slices: Iterable[Slice], chips: float) -> list[Slice]:
     nearest: dict[str, Slice] = {}
-    for one in slices:
-        best = nearest.get(one.generation.name, one)
-        nearest[one.generation.name] = min(best, one, key=lambda candidate: _distance(candidate, chips))
+    for entry in slices:
+        best = nearest.get(entry.generation.name, entry)
+        nearest[entry.generation.name] = min(best, entry, key=lambda candidate: _distance(candidate, chips))
     return list(nearest.values())
 
 
 def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
-    """Why no slice has this name, and which ones are nearest."""
+    """Say why no slice has this name, and which ones are nearest."""
     head, _, size = plain.partition("-")
     family, count = head.partition(":")[0], int(size) if size.isdecimal() else 0
-    siblings = [one for one in catalogue.slices if one.generation.name == family.removeprefix("tpu")]
+    siblings = [entry for entry in catalogue.slices if entry.generation.name == family.removeprefix("tpu")]
     if family == "tpu7x" and count:
         # Google's own tools disagree: for some it is chips, for others the two cores of each.
-        nearest = _names(one for one in siblings if one.chips in (count, count / 2)) or _names(siblings)
+        nearest = _names(entry for entry in siblings if entry.chips in (count, count / 2)) or _names(siblings)
         return f"{name!r} may count chips or cores. Expected 7x- and the number of chips: {nearest}."
     if siblings and count:
         unit, per_chip = ("cores", 2) if siblings[0].accelerator_type else ("chips", 1)
@@ -507,22 +509,22 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
         if family in (generation.name, generation.machine_type_prefix):
             nearest = _names(_nearest_of_each_generation(catalogue.slices, count / generation.cores_per_chip))
             return f"Vertex does not offer {generation.name} for training. Received: {name!r}. Nearest: {nearest}."
-    if same_machine := [str(one) for one in catalogue.slices if one.machine_type == plain]:
+    if same_machine := [str(entry) for entry in catalogue.slices if entry.machine_type == plain]:
         return f"{name!r} is a machine type, not a slice. Expected one of {', '.join(same_machine)}."
     return (
         f"There is no machine {name!r}. Expected a short name such as v5e-8, v3-32 or 7x-4."
-        f"{did_you_mean(plain, [one.name for one in catalogue.slices])} `tpu-pipelines machines` lists all."
+        f"{did_you_mean(plain, [entry.name for entry in catalogue.slices])} `tpu-pipelines machines` lists all."
     )
 
 
 def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
-    """Why no slice has these of Vertex's fields, and which ones are nearest."""
+    """Say why no slice has these of Vertex's fields, and which ones are nearest."""
     catalogue = load_catalogue()
     machine_type = wanted["machine_type"]
-    candidates = [one for one in catalogue.slices if one.machine_type == machine_type]
+    candidates = [entry for entry in catalogue.slices if entry.machine_type == machine_type]
     if not candidates:
-        known = dict.fromkeys(one.machine_type for one in catalogue.slices)
-        if machine_type.startswith(tuple(one.machine_type_prefix for one in catalogue.not_offered)):
+        known = dict.fromkeys(entry.machine_type for entry in catalogue.slices)
+        if machine_type.startswith(tuple(entry.machine_type_prefix for entry in catalogue.not_offered)):
             return _explain_unknown(catalogue, machine_type, machine_type)
         return (
             f"Vertex has no TPU machine type {machine_type!r}. Expected one of {', '.join(known)}."
@@ -535,12 +537,12 @@ def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
         chips = math.prod(map(int, re.findall(r"\d+", wanted["tpu_topology"])))
     else:
         chips = wanted["accelerator_count"] // len(taken)
-    generations = {one.generation.name for one in candidates}
+    generations = {entry.generation.name for entry in candidates}
 
-    def difference(one: Slice) -> tuple[int, float]:
-        return sum(one.vertex_fields[key] != wanted[key] for key in VERTEX_FIELDS), _distance(one, chips)
+    def difference(entry: Slice) -> tuple[int, float]:
+        return sum(entry.vertex_fields[key] != wanted[key] for key in VERTEX_FIELDS), _distance(entry, chips)
 
-    siblings = [one for one in catalogue.slices if one.generation.name in generations]
+    siblings = [entry for entry in catalogue.slices if entry.generation.name in generations]
     nearest = ", ".join(map(str, sorted(siblings, key=difference)[:2]))
     if received := ", ".join(f"{key}={wanted[key]!r}" for key in foreign if wanted[key]):
         return (
@@ -548,17 +550,17 @@ def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
             f"Leave that out. Nearest: {nearest}."
         )
     for key in taken:
-        expected = dict.fromkeys(str(one.vertex_fields[key]) for one in candidates)
-        candidates = [one for one in candidates if one.vertex_fields[key] == wanted[key]]
+        expected = dict.fromkeys(str(entry.vertex_fields[key]) for entry in candidates)
+        candidates = [entry for entry in candidates if entry.vertex_fields[key] == wanted[key]]
         if not candidates:
             break
     return f"{machine_type} has no {key}={wanted[key]!r}. Expected one of {', '.join(expected)}. Nearest: {nearest}."
 
 
 def _explain_region(machine: Slice, region: str) -> str:
-    """Why a slice cannot train in a region, where it can, and what can train there."""
+    """Say why a slice cannot train in a region, where it can, and what can train there."""
     generation = machine.generation
-    there = [one for one in load_catalogue().slices if region in one.regions]
+    there = [entry for entry in load_catalogue().slices if region in entry.regions]
     if region in generation.serving_only_regions:
         reason = f"{region} serves on {generation.name}, but does not train on it."
     elif machine.hosts > 1 and region in generation.regions:

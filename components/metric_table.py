@@ -26,7 +26,7 @@ class Metric:
         most: The greatest value that it can have.
         is_share: Whether reports show it in percent.
         is_headline: Whether reports show it at their top.
-        needs: What the split must have for it to be defined; empty where it always is.
+        needs: Condition on the split for it to be defined; empty where it always is.
     """
 
     task: str
@@ -84,17 +84,17 @@ BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
 def task_metrics(task: str) -> Mapping[str, Metric]:
-    """The metrics of a task by name, the judged one first."""
+    """Return the metrics of a task by name, the judged one first."""
     return {metric.name: metric for metric in METRICS if metric.task == task}
 
 
 def direction(name: str) -> int:
-    """`HIGHER` or `LOWER`, whichever is better; `NEITHER` for what is no metric."""
+    """Return `HIGHER` or `LOWER`, whichever is better; `NEITHER` for what is no metric."""
     return BY_NAME[name].direction if name in BY_NAME else NEITHER
 
 
 def scalars(metrics: Any) -> dict[str, float]:
-    """The figures of an evaluation that are one number, by name; only those that are defined.
+    """Return the figures of an evaluation that are one number, by name; only those that are defined.
 
     Args:
         metrics: The dataclass of a task's figures, which names its `task`.
@@ -104,7 +104,7 @@ def scalars(metrics: Any) -> dict[str, float]:
 
 
 def show(value: float, *beside: float) -> str:
-    """A value in as many digits as tell it from the ones that it is shown beside, at least four.
+    """Return a value in as many digits as tell it from the ones that it is shown beside, at least four.
 
     Numbers too small for four places are shown to four digits, since errors have any unit.
 

@@ -20,16 +20,16 @@ class OutageError(PlatformError):
 
 
 class MissingError(InputError):
-    """There is no such thing."""
+    """An answer that there is no such thing."""
 
 
 class ExistsError(InputError):
-    """There is one already."""
+    """An answer that there is one already."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Backoff:
-    """How to try again: after a random part of a time that doubles, so that many who wait do not come back together.
+    """A way to try again: after a random part of a time that doubles, so that those who wait do not return together.
 
     Attributes:
         first_seconds: The longest first wait.

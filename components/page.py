@@ -51,25 +51,25 @@ _STYLE: dict[Any, Any] = {
 
 
 def environment(templates: Path, **filters: Callable[..., Any]) -> jinja2.Environment:
-    """Templates of a folder; they may include `page.css`, and every text in them is escaped."""
-    found = jinja2.Environment(
+    """Return the templates of a folder; they may include `page.css`, and every text in them is escaped."""
+    jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader([templates, Path(__file__).parent]),
         autoescape=True,  # Names of classes, files, models and layers come from strangers.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(filters)
-    return found
+    jinja.filters.update(filters)
+    return jinja
 
 
 def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) -> markupsafe.Markup:
-    """A drawing as SVG to put into a page.
+    """Return a drawing as SVG to put into a page.
 
     Args:
-        name: What it shows.
-        x_label: Of the axis.
-        y_label: Of the axis.
+        name: Name of what it shows.
+        x_label: Label of the axis.
+        y_label: Label of the axis.
         plot: Draws in the colours of this module, and none of the user's text.
     """
     import matplotlib

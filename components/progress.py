@@ -18,12 +18,12 @@ _LINE_EVERY_SECONDS = 5.0
 
 
 def is_quiet() -> bool:
-    """Whether nothing is to be said but results and what went wrong."""
+    """Return whether nothing is to be said but results and what went wrong."""
     return os.environ.get(LOUDNESS_VARIABLE) == QUIET
 
 
 def is_verbose() -> bool:
-    """Whether all is to be said, also what libraries say."""
+    """Return whether all is to be said, also what libraries say."""
     return os.environ.get(LOUDNESS_VARIABLE) == VERBOSE
 
 
@@ -77,7 +77,7 @@ class _Bar:
 
 
 def say(step: str, message: str) -> None:
-    """One line on stderr, marked with the step it comes from; nothing where all is to be quiet."""
+    """Print a line on stderr, marked with the step it comes from; nothing where all is to be quiet."""
     if is_quiet():
         return
     print(printable(f"[{step}] {message}"), file=sys.stderr, flush=True)

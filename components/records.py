@@ -28,7 +28,7 @@ _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, i
 
 @functools.cache
 def _example_class() -> Any:
-    """The message class of tf.train.Example, built from its descriptor so that writers need no TensorFlow."""
+    """Return the message class of tf.train.Example, built from its descriptor so that writers need no TensorFlow."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
@@ -84,7 +84,7 @@ def _example_class() -> Any:
 
 
 def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[float]]) -> bytes:
-    """A serialized tf.train.Example; equal fields give equal bytes. Numbers are stored as int64 or float32."""
+    """Return a serialized tf.train.Example; equal fields give equal bytes. Numbers are stored as int64 or float32."""
     example = _example_class()()
     features = example.features.feature
     for name, value in fields.items():
@@ -105,13 +105,13 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 def frame_record(payload: bytes) -> bytes:
-    """`payload` as one TFRecord: its length, the length's checksum, the payload, the payload's checksum."""
+    """Frame a payload as one TFRecord: its length, the length's checksum, the payload, the payload's checksum."""
     length = struct.pack("<Q", len(payload))
     return b"".join((length, _masked_crc(length), payload, _masked_crc(payload)))
 
 
 def tensorflow() -> Any:
-    """TensorFlow, imported when first needed (5 s), told to stay off the GPU's memory and quiet about it."""
+    """Import TensorFlow when it is first needed (5 s), and tell it to stay off the GPU's memory and be quiet."""
     import os
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -121,7 +121,7 @@ def tensorflow() -> Any:
 
 
 def static_options() -> Any:
-    """tf.data options for pipelines that are rebuilt every epoch.
+    """Return tf.data options for pipelines that are rebuilt every epoch.
 
     Autotuning is off: its thread sleeps for up to a minute between rounds, and an iterator that ends waits for it.
     """
@@ -133,7 +133,7 @@ def static_options() -> Any:
 
 
 def decode_image(encoded: Any, image_shape: tuple[int, int, int]) -> Any:
-    """uint8[height, width, channels] from an encoded image: the one rule for training and for serving.
+    """Return uint8[height, width, channels] from an encoded image: the one rule for training and for serving.
 
     The same pixels, to the bit, as create_tfrecords stores for a JPEG, PNG or GIF file of the right size. Where it
     resizes, Pillow and TensorFlow round differently: up to one level (of 255) apart.
@@ -170,7 +170,7 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int]) -> Any:
 
 
 def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
-    """The files of one split, in order."""
+    """Return the files of one split, in order."""
     return [str(directory / shard.name) for shard in manifest.split(split).shards]
 
 
@@ -184,22 +184,22 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
         also `key` string[batch], and of texts `text` string[batch].
     """
     tf = tensorflow()
-    given, interface = manifest.input, manifest.interface
-    task, parse_input = interface.task, _parser(given)
-    finish = _next_characters(given) if isinstance(given, CorpusInput) else None
+    inputs, interface = manifest.input, manifest.interface
+    task, parse_input = interface.task, _parser(inputs)
+    finish = _next_characters(inputs) if isinstance(inputs, CorpusInput) else None
     spec = {
-        given.feature: tf.io.FixedLenFeature([], tf.string),
+        inputs.feature: tf.io.FixedLenFeature([], tf.string),
         LABEL_FEATURE: tf.io.FixedLenFeature(
-            () if isinstance(given, CorpusInput) else interface.target_shape, task.stored_dtype
+            () if isinstance(inputs, CorpusInput) else interface.target_shape, task.stored_dtype
         ),
     }
     if with_keys:
-        for name in (KEY_FEATURE, TEXT_FEATURE) if isinstance(given, TextInput) else (KEY_FEATURE,):
+        for name in (KEY_FEATURE, TEXT_FEATURE) if isinstance(inputs, TextInput) else (KEY_FEATURE,):
             spec[name] = tf.io.FixedLenFeature([], tf.string)
 
     def parse(batch: Any) -> Any:
         fields = tf.io.parse_example(batch, spec)
-        fields[given.feature] = parse_input(fields[given.feature])
+        fields[inputs.feature] = parse_input(fields[inputs.feature])
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
         return fields | finish(fields) if finish else fields
 
@@ -207,15 +207,15 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
 
 
 @functools.singledispatch
-def _parser(given: Any) -> Callable[[Any], Any]:
-    """A function from string[batch], inputs as records hold them, to dtype[batch, *shape]."""
-    raise TypeError(f"No reader for inputs of {type(given)}.")
+def _parser(inputs: Any) -> Callable[[Any], Any]:
+    """Return a function from string[batch], inputs as records hold them, to dtype[batch, *shape]."""
+    raise TypeError(f"No reader for inputs of {type(inputs)}.")
 
 
 @_parser.register
-def _(given: ImageInput) -> Callable[[Any], Any]:
+def _(inputs: ImageInput) -> Callable[[Any], Any]:
     tf = tensorflow()
-    shape = given.image_shape
+    shape = inputs.image_shape
 
     def parse_raw(stored: Any) -> Any:
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8, fixed_length=math.prod(shape)), (-1, *shape))
@@ -228,29 +228,29 @@ def _(given: ImageInput) -> Callable[[Any], Any]:
             parallel_iterations=_DECODE_THREADS,
         )
 
-    return parse_raw if given.encoding == RAW else parse_encoded
+    return parse_raw if inputs.encoding == RAW else parse_encoded
 
 
 @_parser.register
-def _(given: TextInput | CorpusInput) -> Callable[[Any], Any]:
+def _(inputs: TextInput | CorpusInput) -> Callable[[Any], Any]:
     tf = tensorflow()
-    num_bytes = given.stored_tokens * np.dtype(given.stored_dtype).itemsize
+    num_bytes = inputs.stored_tokens * np.dtype(inputs.stored_dtype).itemsize
 
     def parse(stored: Any) -> Any:
-        ids = tf.io.decode_raw(stored, given.stored_dtype, little_endian=True, fixed_length=num_bytes)
-        return tf.cast(tf.reshape(ids, (-1, given.stored_tokens)), given.dtype)
+        ids = tf.io.decode_raw(stored, inputs.stored_dtype, little_endian=True, fixed_length=num_bytes)
+        return tf.cast(tf.reshape(ids, (-1, inputs.stored_tokens)), inputs.dtype)
 
     return parse
 
 
-def _next_characters(given: CorpusInput) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """A function to inputs and targets from stored ids: each target is the next id, or 0 where it does not count."""
+def _next_characters(inputs: CorpusInput) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return a function from stored ids to inputs and targets: the next ids, or 0 where these do not count."""
     tf = tensorflow()
 
     def predict_next(fields: Mapping[str, Any]) -> dict[str, Any]:
-        ids, num_counted = fields[given.feature], fields[LABEL_FEATURE]
-        counts = tf.range(given.num_tokens) >= given.num_tokens - num_counted[:, None]
-        return {given.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
+        ids, num_counted = fields[inputs.feature], fields[LABEL_FEATURE]
+        counts = tf.range(inputs.num_tokens) >= inputs.num_tokens - num_counted[:, None]
+        return {inputs.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
 
     return predict_next
 
@@ -258,7 +258,7 @@ def _next_characters(given: CorpusInput) -> Callable[[Mapping[str, Any]], dict[s
 def read_batches(
     directory: Path, manifest: Manifest, split: str, batch_size: int = _PARSE_BATCH, with_keys: bool = False
 ) -> Any:
-    """One pass over a split in its stored order, as a tf.data.Dataset of batches; see `parse_batches`.
+    """Read a split once in its stored order, as a tf.data.Dataset of batches; see `parse_batches`.
 
     The batch comes first and the parsing second: one op parses hundreds of examples.
     """
@@ -275,7 +275,7 @@ class Examples:
     Attributes:
         inputs: dtype[num_examples, *shape] as the manifest's input says, of images uint8[N, height, width, channels].
         labels: Their targets, of classes int32[num_examples], else float32[num_examples, …].
-        keys: Where each example came from; empty unless asked for.
+        keys: Origins of the examples; empty unless asked for.
     """
 
     inputs: np.ndarray
@@ -302,41 +302,41 @@ def load_split(directory: Path, manifest: Manifest, split: str, with_keys: bool 
     return Examples(inputs, labels, tuple(keys))
 
 
-def input_bytes(given: AnyInput) -> int:
-    """The size of one example's input in memory, in bytes."""
-    return math.prod(given.shape) * np.dtype(given.dtype).itemsize
+def input_bytes(inputs: AnyInput) -> int:
+    """Return the size of one example's input in memory, in bytes."""
+    return math.prod(inputs.shape) * np.dtype(inputs.dtype).itemsize
 
 
 def decoded_bytes(manifest: Manifest, split: str) -> int:
-    """The size of a split's inputs in memory, in bytes."""
+    """Return the size of a split's inputs in memory, in bytes."""
     return manifest.split(split).num_examples * input_bytes(manifest.input)
 
 
 def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
-    """Some inputs of a split, dtype[*shape] each, by their place in its stored order."""
+    """Pick inputs of a split, dtype[*shape] each, by their place in its stored order."""
     return _pick(directory, manifest, split, indices, manifest.input.feature)
 
 
 def pick_texts(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, str]:
-    """Some texts of a split as they were found, by their place in its stored order."""
-    found = _pick(directory, manifest, split, indices, TEXT_FEATURE)
-    return {index: text.decode() for index, text in found.items()}
+    """Pick texts of a split as they were read, by their place in its stored order."""
+    texts = _pick(directory, manifest, split, indices, TEXT_FEATURE)
+    return {index: text.decode() for index, text in texts.items()}
 
 
 def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int], field: str) -> dict[int, Any]:
     wanted = sorted(set(indices))
-    found: dict[int, Any] = {}
+    picked: dict[int, Any] = {}
     start = 0
     for batch in read_batches(directory, manifest, split, with_keys=field == TEXT_FEATURE).as_numpy_iterator():
         end = start + len(batch[LABEL_FEATURE])
-        found |= {index: batch[field][index - start] for index in wanted if start <= index < end}
+        picked |= {index: batch[field][index - start] for index in wanted if start <= index < end}
         start = end
-    return found
+    return picked
 
 
 def spread_inputs(directory: Path, manifest: Manifest, split: str, count: int) -> tuple[list[int], np.ndarray]:
-    """At most `count` inputs, spread evenly over a split: their places in its order, and dtype[N, *shape]."""
+    """Pick at most `count` inputs, spread evenly over a split: their places in its order, and dtype[N, *shape]."""
     available = manifest.split(split).num_examples
     indices = np.linspace(0, available - 1, min(count, available)).astype(int).tolist()
-    found = pick_inputs(directory, manifest, split, indices)
-    return indices, np.stack([found[index] for index in indices])
+    picked = pick_inputs(directory, manifest, split, indices)
+    return indices, np.stack([picked[index] for index in indices])

@@ -23,7 +23,7 @@ def leave_current_folder() -> None:
 
 @contextlib.contextmanager
 def safe_children() -> Iterator[None]:
-    """Within the block, let processes that are started import nothing from the current folder either."""
+    """Let processes that are started in the block import nothing from the current folder either."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1"
     try:
@@ -37,7 +37,7 @@ def safe_children() -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_folders(*folders: Path) -> Iterator[None]:
-    """Within the block, import from these folders too, after all others."""
+    """Import from these folders too in the block, after all others."""
     added = [str(folder) for folder in folders if str(folder) not in sys.path]
     sys.path += added
     try:

@@ -47,7 +47,7 @@ def _typed(value: Any, kind: Any) -> Any:
 
 
 def whole_numbers(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters, nested or not, as they were before they travelled as JSON, whose 32.0 was a 32."""
+    """Return parameters, nested or not, as they were before they travelled as JSON, whose 32.0 was a 32."""
 
     def whole(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 
 def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
-    """A line of headings and one for each row, every column as wide as it needs.
+    """Return a line of headings and one for each row, every column as wide as it needs.
 
     Args:
         columns: Headings, and on which side each column is aligned: `<` or `>`.
         rows: A cell for every column.
-        width: Of the terminal, where columns are to stand closer rather than reach beyond it; 0 is any.
+        width: Width of the terminal, where columns are to stand closer rather than reach beyond it; 0 is any.
 
     Example:
         >>> lay_out({"name": "<", "chips": ">"}, [("v5e-4", "4")])
@@ -28,10 +28,10 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters escaped: names out of data are not to write on a terminal by themselves.
+    r"""Return the text with control characters escaped: names out of data are not to write on a terminal by themselves.
 
     Example:
         >>> printable("cat\x1b[2J")
         'cat\\x1b[2J'
     """
-    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)

@@ -32,7 +32,7 @@ _BREAKS = re.compile(_BREAK.encode())
 
 
 def split_words(text: bytes) -> list[bytes]:
-    """The tokens of a text in UTF-8.
+    """Return the tokens of a text in UTF-8.
 
     Example:
         >>> split_words(b"It's GREAT!<br />10/10")
@@ -42,7 +42,7 @@ def split_words(text: bytes) -> list[bytes]:
 
 
 def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
-    """The most frequent tokens, by falling frequency and then by their bytes; the ids 0 and 1 take two of `size`."""
+    """Return the most frequent tokens, by falling frequency, then by bytes; the ids 0 and 1 take two of `size`."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return tuple(token for token, _ in ranked[: size - len(_RESERVED)])
 
@@ -60,30 +60,30 @@ class Tokenizer:
     """Turns texts into ids.
 
     Args:
-        given: How.
+        inputs: Description of the inputs.
         vocabulary: The known tokens; the first has the id 2.
     """
 
-    def __init__(self, given: TextInput, vocabulary: Sequence[bytes]) -> None:
-        self._given = given
-        self.shape, self.dtype, self.noun = given.shape, given.dtype, given.noun
+    def __init__(self, inputs: TextInput, vocabulary: Sequence[bytes]) -> None:
+        self._given = inputs
+        self.shape, self.dtype, self.noun = inputs.shape, inputs.dtype, inputs.noun
         self._ids = {token: id_ for id_, token in enumerate(vocabulary, len(_RESERVED))}
 
     def encode(self, text: bytes) -> EncodedText:
-        """The ids of a text in UTF-8, cut or padded at the side that `truncate` says."""
+        """Return the ids of a text in UTF-8, cut or padded at the side that `truncate` says."""
         tokens = split_words(text)
         wanted = self._given.num_tokens
         kept = tokens[:wanted] if self._given.truncate == END else tokens[-wanted:]
-        found = [self._ids.get(token, UNKNOWN) for token in kept]
+        numbers = [self._ids.get(token, UNKNOWN) for token in kept]
         ids = np.full(wanted, PADDING, np.int32)
         if self._given.truncate == END:
-            ids[: len(found)] = found
+            ids[: len(numbers)] = numbers
         else:
-            ids[wanted - len(found) :] = found
-        return EncodedText(ids, len(tokens), found.count(UNKNOWN))
+            ids[wanted - len(numbers) :] = numbers
+        return EncodedText(ids, len(tokens), numbers.count(UNKNOWN))
 
     def read(self, text: str) -> np.ndarray:
-        """int32[num_tokens].
+        """Return the ids of a text, int32[num_tokens].
 
         Raises:
             InputError: See `encode_all`.
@@ -91,7 +91,7 @@ class Tokenizer:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> np.ndarray:
-        """int32[len(texts), num_tokens].
+        """Return the ids of texts, int32[len(texts), num_tokens].
 
         Raises:
             InputError: If a text holds half a surrogate pair, which no file can.
@@ -102,8 +102,8 @@ class Tokenizer:
             raise InputError(f"Expected text that can be written in UTF-8. Received: {error}.") from error
 
 
-def tokenizer_ops(given: TextInput, vocabulary: Sequence[bytes]) -> tuple[Callable[[Any], Any], Any]:
-    """The same as TensorFlow operations: a function from string[batch] to int32[batch, num_tokens], and its table.
+def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Callable[[Any], Any], Any]:
+    """Build the same of TensorFlow operations: a function from string[batch] to int32[batch, num_tokens], its table.
 
     Whoever saves the function has to keep the table, a keras.layers.StringLookup, beside it.
     """
@@ -120,20 +120,20 @@ def tokenizer_ops(given: TextInput, vocabulary: Sequence[bytes]) -> tuple[Callab
     def tokenize(texts: Any) -> Any:
         plain = tf.strings.regex_replace(tf.strings.lower(texts), _BREAK, " ")
         tokens = tf.strings.split(tf.strings.regex_replace(plain, to_space, " "))
-        if given.truncate == END:
-            kept = tokens[:, : given.num_tokens].to_tensor("", shape=(None, given.num_tokens))
+        if inputs.truncate == END:
+            kept = tokens[:, : inputs.num_tokens].to_tensor("", shape=(None, inputs.num_tokens))
         else:
-            kept = tokens[:, -given.num_tokens :]
-            missing = given.num_tokens - kept.row_lengths()
+            kept = tokens[:, -inputs.num_tokens :]
+            missing = inputs.num_tokens - kept.row_lengths()
             padding = tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(missing)], ""), missing)
-            kept = tf.concat([padding, kept], axis=1).to_tensor("", shape=(None, given.num_tokens))
+            kept = tf.concat([padding, kept], axis=1).to_tensor("", shape=(None, inputs.num_tokens))
         return tf.cast(lookup(kept), tf.int32)
 
     return tokenize, lookup
 
 
 def vocabulary_bytes(vocabulary: Sequence[bytes]) -> bytes:
-    """The vocabulary's file: a token a line, in the order of their ids, `[PAD]` and `[UNK]` first."""
+    """Return the vocabulary's file: a token a line, in the order of their ids, `[PAD]` and `[UNK]` first."""
     return b"\n".join((*_RESERVED, *vocabulary)) + b"\n"
 
 
@@ -144,8 +144,8 @@ def save_vocabulary(vocabulary: Sequence[bytes], directory: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def load_vocabulary(directory: Path, given: TextInput) -> tuple[bytes, ...]:
-    """The tokens of `vocabulary.txt`, without the two that are reserved.
+def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
+    """Return the tokens of `vocabulary.txt`, without the two that are reserved.
 
     Raises:
         InputError: If the file is missing, or is not the one that `given` was written with.
@@ -158,19 +158,19 @@ def load_vocabulary(directory: Path, given: TextInput) -> tuple[bytes, ...]:
             f"Cannot read the vocabulary {path}: {error.strerror}. Expected it beside the manifest, the model or the "
             "export; write these again."
         ) from error
-    if (received := hashlib.sha256(content).hexdigest()) != given.vocabulary_sha256:
+    if (received := hashlib.sha256(content).hexdigest()) != inputs.vocabulary_sha256:
         raise InputError(
-            f"The vocabulary {path} has changed: expected SHA-256 {given.vocabulary_sha256[:16]}…, received "
+            f"The vocabulary {path} has changed: expected SHA-256 {inputs.vocabulary_sha256[:16]}…, received "
             f"{received[:16]}…. Write the records, the model or the export again."
         )
     return tuple(content[:-1].split(b"\n")[len(_RESERVED) :])
 
 
-def copy_vocabulary(source: Path, target: Path, given: Input) -> None:
+def copy_vocabulary(source: Path, target: Path, inputs: Input) -> None:
     """Take the vocabulary along from one folder to the next, where there is one.
 
     Raises:
         InputError: See `load_vocabulary`.
     """
-    if isinstance(given, TextInput):
-        save_vocabulary(load_vocabulary(source, given), target)
+    if isinstance(inputs, TextInput):
+        save_vocabulary(load_vocabulary(source, inputs), target)

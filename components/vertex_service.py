@@ -26,8 +26,9 @@ class VertexService:
 
     Args:
         project: Google Cloud project.
-        region: Where calls go that name no other.
-        address: Of the service, where it is not the region's own; by default what TPU_PIPELINES_VERTEX_ENDPOINT says.
+        region: Region of calls that name no other.
+        address: Address of the service, where it is not the region's own; by default what TPU_PIPELINES_VERTEX_ENDPOINT
+            says.
         credentials: Google's; the environment's if not given.
     """
 
@@ -65,7 +66,7 @@ class VertexService:
             return getattr(client, method)(request=request, retry=None, timeout=_TIMEOUT_SECONDS)
 
     def list(self, kind: str, method: str, request: Any, region: str = "") -> list[Any]:
-        """Everything that a listing gives, page by page."""
+        """Return everything that a listing gives, page by page."""
         pages = self.call(kind, method, request, region)
         with self._translated(method):
             return list(pages)
@@ -122,7 +123,7 @@ class VertexService:
 
 
 def sign_in() -> Any:
-    """Google's credentials, as the environment has them.
+    """Return Google's credentials, as the environment has them.
 
     Raises:
         InputError: If it has none.
@@ -141,7 +142,7 @@ def sign_in() -> Any:
 
 
 def types() -> Any:
-    """The service's own types.
+    """Return the service's own types.
 
     Raises:
         InputError: If its client is not installed.

@@ -29,9 +29,9 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        about: What it is, as `data`.
+        about: Name of what was looked at, as `data`.
         state: `ok`, `hint` or `error`.
-        said: What there is to say of it.
+        said: Sentence about it.
     """
 
     about: str
@@ -40,7 +40,7 @@ class Finding:
 
 
 def is_sound(findings: Sequence[Finding]) -> bool:
-    """Whether nothing that was found would stop a run."""
+    """Return whether nothing that was found would stop a run."""
     return all(finding.state != ERROR for finding in findings)
 
 
@@ -50,7 +50,7 @@ def check_config(config: Config, workspace: Path) -> list[Finding]:
     What does not depend on a mistake is looked at all the same, so that one call finds as many as there are.
 
     Args:
-        config: What to check, already read.
+        config: Configuration to check, already read.
         workspace: Folder for runs, which may hold the champion.
     """
     findings = [Finding("settings", OK, f"{config.name}: {config.data.asked}, {config.training.epochs} epochs")]

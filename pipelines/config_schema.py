@@ -62,8 +62,8 @@ class Setting:
     Attributes:
         name: With its section, as `training.epochs`.
         kind: Its type, as Python writes it.
-        default: Where nothing is said; None where something must be.
-        meaning: What it is.
+        default: Value where nothing is said; None where something must be.
+        meaning: Description of the setting.
     """
 
     name: str
@@ -72,13 +72,13 @@ class Setting:
     meaning: str
 
     def as_schema(self) -> dict[str, Any]:
-        """The setting as JSON Schema."""
-        found = {"description": self.meaning, **_type_of(self.kind, CHOICES.get(self.name, ()))}
-        return found if self.default is None else {**found, "default": _plain(self.default)}
+        """Return the setting as JSON Schema."""
+        schema = {"description": self.meaning, **_type_of(self.kind, CHOICES.get(self.name, ()))}
+        return schema if self.default is None else {**schema, "default": _plain(self.default)}
 
 
 def settings() -> Iterator[Setting]:
-    """Every setting, in the order of the sections."""
+    """Yield every setting, in the order of the sections."""
     yield Setting("name", str, None, _docs(Config)["name"])
     for section in ("data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources"):
         yield from _SPECIAL[section]() if section in _SPECIAL else _of(section, _PARAMS[section], SETTINGS[section])
@@ -112,8 +112,8 @@ def _model() -> Iterator[Setting]:
 def _machine() -> Iterator[Setting]:
     yield Setting("machine.name", str, None, _NAME_DOC)
     names = tuple(field.name for field in dataclasses.fields(MachineSpec))
-    for one in _of("machine", MachineSpec, names):
-        yield dataclasses.replace(one, kind=tuple[Any, ...]) if one.name == "machine.fallbacks" else one
+    for setting in _of("machine", MachineSpec, names):
+        yield dataclasses.replace(setting, kind=tuple[Any, ...]) if setting.name == "machine.fallbacks" else setting
 
 
 def _resources() -> Iterator[Setting]:
@@ -129,8 +129,8 @@ def _type_of(kind: Any, choices: tuple[Any, ...] = ()) -> dict[str, Any]:
     if origin is tuple:
         item = _type_of(inner[0], choices)
         # Or values with commas between them.
-        one = f"({'|'.join(choices)})"
-        joined = {"type": "string", **({"pattern": f"^{one}(, *{one})*$"} if choices else {})}
+        choice = f"({'|'.join(choices)})"
+        joined = {"type": "string", **({"pattern": f"^{choice}(, *{choice})*$"} if choices else {})}
         return {"anyOf": [{"type": "array", "items": item}, *([item] if item else []), joined]}
     if origin is Mapping:
         return {"type": "object", "additionalProperties": _type_of(inner[1]) or True}
@@ -144,20 +144,20 @@ def _plain(value: Any) -> Any:
 
 
 def as_json_schema() -> dict[str, Any]:
-    """The configuration as JSON Schema (https://json-schema.org/draft-07)."""
-    found = {one.name: one for one in settings()}
-    sections = {name: _section(name, found) for name in (*_PARAMS, "model", "machine")}
+    """Return the configuration as JSON Schema (https://json-schema.org/draft-07)."""
+    known = {entry.name: entry for entry in settings()}
+    sections = {name: _section(name, known) for name in (*_PARAMS, "model", "machine")}
     sections["model"] = {"anyOf": [{"type": "string", "examples": list(REGISTRY)}, sections["model"]]}
-    sections["machine"] = {"anyOf": [{"enum": [one.name for one in load_catalogue().slices]}, sections["machine"]]}
+    sections["machine"] = {"anyOf": [{"enum": [entry.name for entry in load_catalogue().slices]}, sections["machine"]]}
     for name in _OPTIONAL:
         sections[name] = {"anyOf": [sections[name], {"type": "boolean"}]}
-    step = _section("resources.STEP", found)
+    step = _section("resources.STEP", known)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A configuration of tpu-pipelines",
         "type": "object",
         "properties": {
-            "name": found["name"].as_schema(),
+            "name": known["name"].as_schema(),
             **{name: _or_nothing(section) for name, section in sections.items()},
             "resources": {"type": "object", "properties": dict.fromkeys(STEPS, step), "additionalProperties": False},
         },
@@ -167,36 +167,38 @@ def as_json_schema() -> dict[str, Any]:
 
 
 def _or_nothing(section: dict[str, Any]) -> dict[str, Any]:
-    """A section, which may be a heading with nothing below it."""
+    """Return a section, which may be a heading with nothing below it."""
     return {"anyOf": [section, {"type": "null"}]}
 
 
-def _section(section: str, found: Mapping[str, Setting]) -> dict[str, Any]:
-    inside = {name.removeprefix(f"{section}."): one for name, one in found.items() if name.startswith(f"{section}.")}
-    needed = [name for name, one in inside.items() if one.default is None and section in ("data", "model")]
+def _section(section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
+    inside = {
+        name.removeprefix(f"{section}."): setting for name, setting in known.items() if name.startswith(f"{section}.")
+    }
+    needed = [name for name, setting in inside.items() if setting.default is None and section in ("data", "model")]
     return {
         "type": "object",
-        "properties": {name: one.as_schema() for name, one in inside.items()},
+        "properties": {name: setting.as_schema() for name, setting in inside.items()},
         "additionalProperties": False,
         **({"required": needed} if needed else {}),
     }
 
 
 def as_text() -> str:
-    """The schema as it is written into a file."""
+    """Return the schema as it is written into a file."""
     return json.dumps(as_json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def as_markdown() -> str:
-    """A table of all settings, and one of the variables that say where pipelines run."""
-    rows = [(one.name, _shown(one), one.meaning) for one in settings()]
+    """Return a table of all settings, and one of the variables that say where pipelines run."""
+    rows = [(setting.name, _shown(setting), setting.meaning) for setting in settings()]
     docs = _docs(Settings)
     variables = [(variable(field.name), "", docs[field.name]) for field in dataclasses.fields(Settings)]
     return "\n\n".join((_table("setting", rows), _table("variable", variables))) + "\n"
 
 
-def _shown(one: Setting) -> str:
-    return "" if one.default is None else f"`{json.dumps(_plain(one.default), ensure_ascii=False)}`"
+def _shown(setting: Setting) -> str:
+    return "" if setting.default is None else f"`{json.dumps(_plain(setting.default), ensure_ascii=False)}`"
 
 
 def _table(first: str, rows: list[tuple[str, str, str]]) -> str:

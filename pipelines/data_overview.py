@@ -31,15 +31,15 @@ _MOST_LEVELS = 20  # Of numbers as classes; more of them are rather a measure.
 
 @dataclasses.dataclass(frozen=True)
 class DataOverview:
-    """What the data are, as far as looking at some of them tells.
+    """A description of data, as far as looking at some of them tells.
 
     Attributes:
-        params: How they are read.
-        kind: What an example is: `image`, `text` or `corpus`.
+        params: Parameters by which they are read.
+        kind: Kind of example: `image`, `text` or `corpus`.
         split_examples: Number of examples by split.
         class_examples: Number of examples by class or label; empty where there are none.
         has_splits: Whether the source has splits of its own.
-        notes: What the source left out or took for something, for people.
+        notes: Sentences for people on what the source left out or took for something.
         num_looked_at: Examples that were read.
         sizes: (height, width) of each image that was read.
         channels: 1, 3 or both, as the images have them.
@@ -60,7 +60,7 @@ class DataOverview:
     damaged: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """The overview for a terminal."""
+        """Return the overview for a terminal."""
         total = sum(self.split_examples.values())
         splits = ", ".join(f"{name} {count:,}" for name, count in self.split_examples.items())
         own = "the source's own" if self.has_splits else "held out by hash"
@@ -98,7 +98,7 @@ def _span(sizes: tuple[tuple[int, int], ...]) -> str:
 
 
 def source_of(place: str, kind: str = "") -> str:
-    """The source, as `images:DIR`, of a place and of what it holds; a source itself stays as it is.
+    """Return the source, as `images:DIR`, of a place and of what it holds; a source itself stays as it is.
 
     Args:
         place: A folder or file, here or on gs://.
@@ -136,7 +136,7 @@ def _some_names(place: str) -> list[str]:
 
 
 def guess_task(params: WriteParams) -> WriteParams:
-    """The parameters with the task that the labels of a CSV file suggest: `cat|dog` or numbers with a fraction.
+    """Return the parameters with the task that the labels of a CSV file suggest: `cat|dog` or numbers with a fraction.
 
     Raises:
         InputError: If the source cannot be listed.
@@ -162,7 +162,7 @@ def look_at(params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview
     """List the data, divide them, and read some of them.
 
     Args:
-        params: How to read them.
+        params: Parameters by which to read them.
         seconds: When to stop reading.
 
     Raises:
@@ -172,7 +172,7 @@ def look_at(params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview
 
 
 def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview:
-    """What a plan's data are; see `look_at`."""
+    """Describe a plan's data; see `look_at`."""
     listing = plan.listing
     overview = DataOverview(
         params=params,

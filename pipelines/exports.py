@@ -15,7 +15,7 @@ _EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of t
 
 
 def find_export(name: str, workspace: Path) -> str:
-    """The export folder, local or on gs://, that a name means; `load_model` checks it if it is a registered version's.
+    """Find the export folder, local or on gs://, that a name means; `load_model` checks a registered version's.
 
     Args:
         name: An export folder, a run's folder, a version's folder, `NAME`, `NAME@ALIAS` or `NAME@VERSION` of the
@@ -33,8 +33,8 @@ def find_export(name: str, workspace: Path) -> str:
     path = Path(name)
     if folder := _in_folder(path):
         return str(folder)
-    if found := re.fullmatch(r"([\w-][\w.-]*)(?:@([\w-]+))?", name):
-        return _of_workspace(found[1], found[2] or CHAMPION, workspace, path.exists())
+    if match := re.fullmatch(r"([\w-][\w.-]*)(?:@([\w-]+))?", name):
+        return _of_workspace(match[1], match[2] or CHAMPION, workspace, path.exists())
     if path.exists():
         raise InputError(
             f"Cannot predict with {path}: there is no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/. Expected "
@@ -44,7 +44,7 @@ def find_export(name: str, workspace: Path) -> str:
 
 
 def _in_folder(path: Path) -> Path | None:
-    """The export that a folder is or holds."""
+    """Return the export that a folder is or holds."""
     return next((folder for folder in (path, path / EXPORT_DIR) if (folder / EXPORT_FILE).is_file()), None)
 
 

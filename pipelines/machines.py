@@ -28,14 +28,14 @@ quota     0 by default: ask for TPU training quota in your region first"""
 
 
 def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
-    """The slices of one generation, or that train in one region, or both; empty is any.
+    """Return the slices of one generation, or that train in one region, or both; empty is any.
 
     Raises:
         InputError: If there is no such generation or region, or the one does not train in the other.
     """
     catalogue = load_catalogue()
-    generations = {one.name: one for one in catalogue.generations}
-    regions = sorted({name for one in catalogue.generations for name in one.regions})
+    generations = {entry.name: entry for entry in catalogue.generations}
+    regions = sorted({name for entry in catalogue.generations for name in entry.regions})
     for what, name, known in (("generation", generation, list(generations)), ("region", region, regions)):
         if name and name not in known:
             raise InputError(f"Unknown {what} {name!r}: expected one of {', '.join(known)}.{did_you_mean(name, known)}")
@@ -44,40 +44,41 @@ def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
             f"{generation} does not train in {region}. Expected one of {', '.join(generations[generation].regions)}."
         )
     return tuple(
-        one
-        for one in catalogue.slices
-        if generation in ("", one.generation.name) and (not region or region in one.regions)
+        entry
+        for entry in catalogue.slices
+        if generation in ("", entry.generation.name) and (not region or region in entry.regions)
     )
 
 
 def as_rows(slices: Sequence[Slice], region: str = "") -> list[dict[str, Any]]:
-    """Plain values: the fields of each slice, its regions, and its price in `region` or where it is cheapest."""
+    """Return plain values: the fields of each slice, its regions, and its price in `region` or where it is cheapest."""
     rows = []
-    for one in slices:
-        price = one.price(region)
+    for entry in slices:
+        price = entry.price(region)
         rows.append(
-            dataclasses.asdict(one) | {"regions": one.regions, "price": dataclasses.asdict(price) if price else None}
+            dataclasses.asdict(entry)
+            | {"regions": entry.regions, "price": dataclasses.asdict(price) if price else None}
         )
     return rows
 
 
 def as_table(slices: Sequence[Slice], region: str = "") -> str:
-    """A table of the slices; below it, where each generation trains, and what the columns and prices are."""
-    table = lay_out(_COLUMNS, [_cells(one, region) for one in slices])
+    """Return a table of the slices; below it, where each generation trains, and what the columns and prices are."""
+    table = lay_out(_COLUMNS, [_cells(entry, region) for entry in slices])
     return "\n".join([*table, "", *_regions(slices), "", _NOTES, *_price_notes(slices, region)])
 
 
-def _cells(one: Slice, region: str) -> tuple[str, ...]:
-    price = one.price(region)
+def _cells(entry: Slice, region: str) -> tuple[str, ...]:
+    price = entry.price(region)
     return (
-        one.name,
-        one.machine_type,
-        one.tpu_topology or f"{one.accelerator_count} {one.accelerator_type}",
-        str(one.chips),
-        str(one.devices),
-        str(one.hosts),
-        f"{one.generation.hbm_usable_bytes / 2**30:.2f}",
-        f"{one.chips * one.generation.peak_bf16_flops / 1e12:,.0f}",
+        entry.name,
+        entry.machine_type,
+        entry.tpu_topology or f"{entry.accelerator_count} {entry.accelerator_type}",
+        str(entry.chips),
+        str(entry.devices),
+        str(entry.hosts),
+        f"{entry.generation.hbm_usable_bytes / 2**30:.2f}",
+        f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
         f"{price.usd_per_hour:,.2f}" if price else "?",
         price.region if price else "",
     )
@@ -85,7 +86,7 @@ def _cells(one: Slice, region: str) -> tuple[str, ...]:
 
 def _regions(slices: Sequence[Slice]) -> list[str]:
     lines = []
-    for generation in dict.fromkeys(one.generation for one in slices):
+    for generation in dict.fromkeys(entry.generation for entry in slices):
         line = f"{generation.name:<10}{', '.join(generation.regions)}"
         if generation.pod_regions != generation.regions:
             line += f"; several hosts: {', '.join(generation.pod_regions)}"
@@ -94,7 +95,7 @@ def _regions(slices: Sequence[Slice]) -> list[str]:
 
 
 def _price_notes(slices: Sequence[Slice], region: str) -> list[str]:
-    prices = [one.price(region) for one in slices]
+    prices = [entry.price(region) for entry in slices]
     notes = dict.fromkeys(
         f"$/hour    {price.kind} ({price.date})\n          {price.source}" for price in prices if price
     )

@@ -71,7 +71,7 @@ def check_model(config: Config, interface: Interface) -> None:
 
 
 def sample_interface(config: Config, plan: DatasetPlan) -> Interface:
-    """What the model must take and give, from a few examples written as the data set will be.
+    """Return what the model must take and give, from a few examples written as the data set will be.
 
     Raises:
         InputError: If they cannot be read, or do not fit together.

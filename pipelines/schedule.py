@@ -19,11 +19,11 @@ _TIME_ZONE = re.compile(r"(CRON_)?TZ=\S+\s+")
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What became of a schedule.
+    """The change that was made to a schedule.
 
     Attributes:
         action: `created`, `updated` or `unchanged`.
-        schedule: As it is now.
+        schedule: Schedule as it is now.
         difference: Lines of what is no more (`-`) and what is new (`+`).
         duplicates: Other schedules of the same name, which somebody else has made.
     """
@@ -35,7 +35,7 @@ class Change:
 
 
 def check_cron(cron: str) -> str:
-    """The cron expression, if it looks like one.
+    """Return the cron expression, if it looks like one.
 
     Raises:
         InputError: If it does not have five fields.
@@ -61,9 +61,9 @@ def upsert(scheduler: Scheduler, job: Job, cron: str, backoff: Backoff | None = 
 
     Args:
         scheduler: The platform.
-        job: What it starts.
+        job: Job that it starts.
         cron: When.
-        backoff: How to wait out an outage.
+        backoff: Way to wait out an outage.
         dry_run: Only say what would happen.
 
     Raises:
@@ -74,9 +74,9 @@ def upsert(scheduler: Scheduler, job: Job, cron: str, backoff: Backoff | None = 
 
 
 def _upsert(scheduler: Scheduler, job: Job, cron: str, dry_run: bool) -> Change:
-    found = scheduler.schedules(job.name)
+    schedules = scheduler.schedules(job.name)
     wanted = scheduler.schedule_content(job, cron)
-    if not found:
+    if not schedules:
         difference = _difference({}, wanted)
         if dry_run:
             return Change("created", Schedule("", job.name, cron, False, wanted), difference)
@@ -88,7 +88,7 @@ def _upsert(scheduler: Scheduler, job: Job, cron: str, dry_run: bool) -> Change:
         if oldest.schedule_id == created.schedule_id:
             return Change("created", created, difference)
         return _upsert(scheduler, job, cron, dry_run)
-    current, *others = found
+    current, *others = schedules
     difference = _difference(current.content, wanted)
     if difference and not dry_run:
         current = scheduler.update_schedule(current.schedule_id, job, cron)
@@ -97,7 +97,7 @@ def _upsert(scheduler: Scheduler, job: Job, cron: str, dry_run: bool) -> Change:
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What changes, line by line; empty if nothing does."""
+    """Return what changes, line by line; empty if nothing does."""
     old, new = (yaml.safe_dump(content).splitlines() if content else [] for content in comparable(before, after))
     lines = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
     return "\n".join(line for line in lines if not line.startswith("@@"))
@@ -110,9 +110,9 @@ def change_state(
 
     Args:
         scheduler: The platform.
-        name: Of the runs.
+        name: Name of the runs.
         action: `pause`, `resume` or `delete`.
-        backoff: How to wait out an outage.
+        backoff: Way to wait out an outage.
         dry_run: Only say what would happen.
 
     Returns:
@@ -122,15 +122,15 @@ def change_state(
         InputError: If there is none.
     """
     backoff = backoff or Backoff()
-    found = backoff(lambda: scheduler.schedules(name))
-    if not found:
+    schedules = backoff(lambda: scheduler.schedules(name))
+    if not schedules:
         raise InputError(f"Cannot {action} the schedule of {name!r}: there is none. Check the name and the settings.")
     act = {
         "pause": scheduler.pause_schedule,
         "resume": scheduler.resume_schedule,
         "delete": scheduler.delete_schedule,
     }[action]
-    for schedule in () if dry_run else found:
+    for schedule in () if dry_run else schedules:
         if action == "delete" or schedule.is_paused == (action == "resume"):
             backoff(functools.partial(act, schedule.schedule_id))
-    return found
+    return schedules

@@ -41,8 +41,8 @@ class Start:
 
     Attributes:
         config_path: The configuration.
-        files: What to write, by path.
-        hints: What to know beside.
+        files: Contents to write, by path.
+        hints: Sentences to know beside.
     """
 
     config_path: Path
@@ -68,7 +68,7 @@ class Start:
 
 
 def name_of(place: str) -> str:
-    """A run's name from where its data are.
+    """Return a run's name from where its data are.
 
     Example:
         >>> name_of("images:/data/My flowers/"), name_of("csv:reviews 2.csv")
@@ -91,9 +91,9 @@ def plan_start(
 
     Args:
         overview: The data.
-        name: Of the runs, and of the files.
+        name: Name of the runs, and of the files.
         model: The model's name or file; empty to write one.
-        folder: Where to write the configuration and the model.
+        folder: Folder for the configuration and the model.
         overrides: `section.key=value` each, over what is chosen.
         workflow: Whether to write a GitHub workflow that retrains.
 
@@ -105,8 +105,8 @@ def plan_start(
         path = folder / f"{name.replace('-', '_').replace('.', '_')}_model.py"
         model, files[path] = str(path), _render(f"{_MODELS[overview.kind]}.py.jinja", name=name, **_facts(overview))
     raw, reasons = _choose(overview, name, model)
-    for one in overrides:
-        override(raw, one)
+    for text in overrides:
+        override(raw, text)
     files = {config_path: _as_yaml(raw, reasons, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:
@@ -147,7 +147,7 @@ Reasons = dict[str, str]
 
 
 def _choose(overview: DataOverview, name: str, model: str) -> tuple[dict[str, Any], Reasons]:
-    """The configuration's sections, and for a key `section.key` why it is so."""
+    """Return the configuration's sections, and for a key `section.key` why it is so."""
     data, reasons = _choose_data(overview, model)
     training, more = _choose_training(overview)
     return {"name": name, "data": data, "model": model, "training": training}, reasons | more
@@ -198,7 +198,7 @@ def _choose_size(overview: DataOverview, model: str) -> tuple[list[int], str] | 
 
 
 def _input_size(model: str) -> list[int] | None:
-    """The height and width that a .keras file takes, as its own description says; None where it does not."""
+    """Return the height and width that a .keras file takes, as its own description says; None where it does not."""
     if not model.endswith(".keras"):
         return None
     try:
@@ -210,7 +210,7 @@ def _input_size(model: str) -> list[int] | None:
 
 
 def _choose_length(lengths: Sequence[int]) -> int:
-    """A length that nine texts in ten do not exceed, in steps of 16, up to 400."""
+    """Return a length that nine texts in ten do not exceed, in steps of 16, up to 400."""
     longest = sorted(lengths)[int(0.9 * (len(lengths) - 1))]
     return min(400, max(16, 16 * math.ceil(longest / 16)))
 
@@ -283,7 +283,7 @@ def _entry(section: str, key: str, value: Any, reasons: Reasons) -> list[str]:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML on one line: JSON is YAML, and plain words need no quotes."""
+    """Return a value as YAML on one line: JSON is YAML, and plain words need no quotes."""
     is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value)
     is_word = is_plain and value.lower() not in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
     return value if is_word else json.dumps(value, ensure_ascii=False)

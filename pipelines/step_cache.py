@@ -38,19 +38,19 @@ class StepCache:
 
     @property
     def entries_dir(self) -> Path:
-        """Where kfp.local keeps its entries."""
+        """Folder in which kfp.local keeps its entries."""
         return self.directory / _ENTRIES
 
     def output(self, key: str, name: str) -> Path | None:
-        """The output of a step that is done, if it is there.
+        """Return the output of a step that is done, if it is there.
 
         Args:
             key: The entry's, as kfp.local computes it.
             name: The output's.
         """
         outputs = self._read(self.entries_dir / f"{key}.json")
-        found = outputs.get(name) if outputs else None
-        return Path(found["uri"]) if isinstance(found, dict) and "uri" in found else None
+        value = outputs.get(name) if outputs else None
+        return Path(value["uri"]) if isinstance(value, dict) and "uri" in value else None
 
     def remove(self, output: Path) -> None:
         """Delete an output; what is not of this cache stays."""
@@ -70,7 +70,7 @@ class StepCache:
             if outputs is None:
                 path.unlink()
             else:
-                kept.update(Path(one["uri"]).parent for one in outputs.values() if _is_artifact(one))
+                kept.update(Path(value["uri"]).parent for value in outputs.values() if _is_artifact(value))
         for pipeline_dir in self.directory.glob(f"{_PIPELINE}*"):
             if pipeline_dir.is_symlink():
                 pipeline_dir.unlink()
@@ -85,8 +85,8 @@ class StepCache:
         """Take a step's output over from another cache of the workspace, if it is done there; the files are shared.
 
         Args:
-            key: As in `output`.
-            name: As in `output`.
+            key: Key as in `output`.
+            name: Name as in `output`.
             other: The other cache's folder.
         """
         if other.resolve() == self.directory.resolve() or not (other / _ENTRIES / f"{key}.json").is_file():
@@ -94,9 +94,9 @@ class StepCache:
         with contextlib.suppress(OSError):  # Its own run may be deleting it.
             theirs = StepCache(other)
             outputs = theirs._read(theirs.entries_dir / f"{key}.json")
-            if outputs is not None and (found := theirs.output(key, name)) is not None:
-                uri = f"{_PIPELINE}shared-{key[:16]}/{found.parent.name}/{name}"
-                storage.link_tree(found, self.directory / uri)
+            if outputs is not None and (value := theirs.output(key, name)) is not None:
+                uri = f"{_PIPELINE}shared-{key[:16]}/{value.parent.name}/{name}"
+                storage.link_tree(value, self.directory / uri)
                 entry = {**outputs, name: {**outputs[name], "uri": uri}}
                 storage.write_bytes(self.entries_dir / f"{key}.json", json.dumps(entry).encode())
         return self.output(key, name)
@@ -107,14 +107,14 @@ class StepCache:
         held = {(status.st_dev, status.st_ino) for status in map(Path.lstat, files)}
         for path in self.entries_dir.glob("*.json"):
             outputs = self._read(path) or {}
-            own = [file for one in outputs.values() if _is_artifact(one) for file in Path(one["uri"]).rglob("*")]
+            own = [file for value in outputs.values() if _is_artifact(value) for file in Path(value["uri"]).rglob("*")]
             if not any((status.st_dev, status.st_ino) in held for status in map(Path.lstat, own)):
                 path.unlink()
         self.drop_leftovers()
 
     @contextlib.contextmanager
     def for_kfp(self) -> Iterator[Path]:
-        """The entries' folder as kfp.local reads it, for as long as the block runs: with absolute paths."""
+        """Give the entries' folder as kfp.local reads it, with absolute paths, for as long as the block runs."""
         self._rewrite(str)
         try:
             yield self.entries_dir
@@ -125,16 +125,16 @@ class StepCache:
         for path in self.entries_dir.glob("*.json"):
             if outputs := self._read(path):
                 named = {
-                    key: {**one, "uri": name(Path(one["uri"]))} if _is_artifact(one) else one
-                    for key, one in outputs.items()
+                    key: {**value, "uri": name(Path(value["uri"]))} if _is_artifact(value) else value
+                    for key, value in outputs.items()
                 }
                 storage.write_bytes(path, json.dumps(named).encode())
 
     def _read(self, path: Path) -> dict[str, Any] | None:
-        """An entry with absolute paths; None if it is damaged, or its outputs are not in this cache."""
+        """Return an entry with absolute paths; None if it is damaged, or its outputs are not in this cache."""
         try:
             outputs = json.loads(storage.read_bytes(str(path)))
-            located = {key: self._locate(one["uri"]) for key, one in outputs.items() if _is_artifact(one)}
+            located = {key: self._locate(value["uri"]) for key, value in outputs.items() if _is_artifact(value)}
         except (InputError, ValueError, AttributeError, TypeError):
             return None
         if None in located.values():
@@ -142,7 +142,7 @@ class StepCache:
         return outputs | {key: {**outputs[key], "uri": str(output)} for key, output in located.items()}
 
     def _locate(self, uri: str) -> Path | None:
-        """The output of this cache that a path means, if it does and the output is there."""
+        """Return the output of this cache that a path means, if it does and the output is there."""
         parts = PurePosixPath(uri).parts[-3:]
         if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
             return None

@@ -19,13 +19,13 @@ _GIB = {"Mi": 2.0**-10, "Gi": 1.0, "Ti": 2.0**10, "M": 1e6 / 2**30, "G": 1e9 / 2
 
 @dataclasses.dataclass(frozen=True)
 class StepResources:
-    """What one step asks for; what is left out follows from the configuration, see `resources_of`.
+    """The resources that a step asks for; what is left out follows from the configuration, see `resources_of`.
 
     Attributes:
         cpu: CPUs.
-        memory: As `16Gi`.
+        memory: Memory, as `16Gi`.
         disk: Local disk, as `200Gi`.
-        retries: How often the step is started again when it fails.
+        retries: Number of times that the step is started again when it fails.
         timeout: Seconds after which the step is stopped; 0 is never.
 
     Raises:
@@ -48,7 +48,7 @@ class StepResources:
 
 
 def parse_resources(raw: Any) -> dict[str, StepResources]:
-    """The section `resources` of a configuration: a mapping for each step that is named.
+    """Return the section `resources` of a configuration: a mapping for each step that is named.
 
     Raises:
         InputError: If a step or key is unknown, or a value is of the wrong type or form.
@@ -85,7 +85,7 @@ def _parse_step(step: str, values: Any) -> StepResources:
 
 
 def as_dict(resources: Mapping[str, StepResources]) -> dict[str, dict[str, Any]]:
-    """The section as it stands in a configuration: what is set, and nothing else."""
+    """Return the section as it stands in a configuration: what is set, and nothing else."""
     unset = dataclasses.asdict(StepResources())
     return {
         step: {key: value for key, value in dataclasses.asdict(asked).items() if value != unset[key]}
@@ -94,7 +94,7 @@ def as_dict(resources: Mapping[str, StepResources]) -> dict[str, dict[str, Any]]
 
 
 def gib(quantity: str) -> float:
-    """A quantity in GiB.
+    """Return a quantity in GiB.
 
     Example:
         >>> gib("512Mi"), gib("2Ti")

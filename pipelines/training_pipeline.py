@@ -20,7 +20,7 @@ PIPELINE_NAME = "training-pipeline"
 
 
 def _constants(params: Any, *but: str) -> dict[str, Any]:
-    """The fields of a Params dataclass as component inputs, without those that arrive another way."""
+    """Return the fields of a Params dataclass as component inputs, without those that arrive another way."""
     values = {name: value for name, value in dataclasses.asdict(params).items() if name not in but}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -37,14 +37,14 @@ def training_pipeline(
     """Build the pipeline of a configuration.
 
     Args:
-        config: What every step takes. The pipeline's own inputs are the few that an operator changes per run.
+        config: Parameters of every step. The pipeline's own inputs are the few that an operator changes per run.
         train_step: The training component: the plain one, or one that a target has wrapped with a machine.
         cache_keys: A key per step, under which a local run finds its outputs again. Without it the platform makes its
             own keys, for which a step of its own lists the source each time.
-        lineage: What the registry is to record of the run beside what its artifacts say.
+        lineage: Facts that the registry records of the run beside what its artifacts say.
         place: Asks a platform for what KFP itself has no words for.
         estimated_timeout: Whether the training step takes its time from preflight, if there is that.
-        fingerprints: What a platform's cache is to know of each step beside its inputs; see `platform_fingerprints`.
+        fingerprints: Facts that a platform's cache counts for each step beside its inputs; see `platform_fingerprints`.
 
     Returns:
         A KFP pipeline, to be compiled or, inside a kfp.local session, called.

@@ -29,7 +29,7 @@ _COLUMNS = {
 
 
 def as_rows(root: Path, model_name: str = "") -> list[dict[str, Any]]:
-    """One row per version, of one model or of all: its number, aliases, time, metrics, parent, size and damage.
+    """Return a row per version, of one model or of all: number, aliases, time, metrics, parent, size and damage.
 
     Every file of every version is read and checked.
 
@@ -54,7 +54,7 @@ def _row(model: ModelRegistry, number: str) -> dict[str, Any]:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows, to be read by people; what is damaged is named below them."""
+    """Return the rows, to be read by people; what is damaged is named below them."""
     lines = []
     for row in rows:
         metrics = row["metrics"]
@@ -68,7 +68,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
-    """One version, the champion if none is named, with all that is recorded of it, and the alias's history.
+    """Describe a version, the champion if none is named, with all that is recorded of it, and the alias's history.
 
     Raises:
         InputError: If there is no such version, or it is damaged.
@@ -92,7 +92,7 @@ def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
 
 
 def as_text(description: Mapping[str, Any]) -> str:
-    """A description, to be read by people: without checksums."""
+    """Return a description, to be read by people: without checksums."""
     shown = {name: value for name, value in description.items() if name not in ("files", "history", "lineage")}
     moves = [
         f"{move['time']}  {move['by']:<9}{move['previous'] or '-'} → {move['version']}  {move['reason']}"

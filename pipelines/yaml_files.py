@@ -12,7 +12,7 @@ class _Loader(yaml.SafeLoader):
     """YAML that refuses a key given twice instead of taking the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As the base class, which this checks on behalf of."""
+        """Construct a mapping as the base class does, after a check of its keys."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if repeated := [key for key in keys if keys.count(key) > 1]:
             raise yaml.YAMLError(f"the key {repeated[0]!r} is given twice{node.start_mark}")
@@ -20,12 +20,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
-    """The mapping that a file holds.
+    """Return the mapping that a file holds.
 
     Args:
         path: The file.
-        what: What it is, as "the configuration".
-        content: What it is to hold, as "sections".
+        what: Name of the file in errors, as "the configuration".
+        content: Name of its content in errors, as "sections".
 
     Raises:
         InputError: If it cannot be read, is not YAML, gives a key twice, or holds something else.

@@ -26,7 +26,7 @@ _LISTED = 1000
 
 
 def thin_out(pixels: np.ndarray) -> np.ndarray:
-    """A picture, uint8[height, width, channels], with every so manieth pixel left, at most 127 on a side."""
+    """Return a picture, uint8[height, width, channels], with every so manieth pixel left, at most 127 on a side."""
     height, width, _ = pixels.shape
     if height < 2 * _MAX_SIDE and width < 2 * _MAX_SIDE:
         return pixels
@@ -35,7 +35,7 @@ def thin_out(pixels: np.ndarray) -> np.ndarray:
 
 
 def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """uint8[num_pictures, 8, 9]: what is left from afar of pictures, uint8[height, width, channels] of any sizes."""
+    """Shrink pictures, uint8[height, width, channels] of any sizes, to looks from afar: uint8[num_pictures, 8, 9]."""
     looks = np.empty((len(pictures), *LOOK_SHAPE), np.uint8)
     shapes = [picture.shape for picture in pictures]
     for shape in set(shapes):
@@ -50,7 +50,7 @@ def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 @functools.cache
 def _averages(size: int, count: int) -> np.ndarray:
-    """float32[count, size]: the mean of each of `count` equal parts of a line of `size` points."""
+    """Return float32[count, size]: the mean of each of `count` equal parts of a line of `size` points."""
     edges = np.linspace(0, size, count + 1)
     starts, ends = edges[:-1, None], edges[1:, None]
     points = np.arange(size)
@@ -59,7 +59,7 @@ def _averages(size: int, count: int) -> np.ndarray:
 
 
 def find_alike(looks: np.ndarray) -> np.ndarray:
-    """int[num_pairs, 2]: pictures that look alike though resized, recompressed, or brighter.
+    """Return int[num_pairs, 2]: pictures that look alike though resized, recompressed, or brighter.
 
     Two are compared if they agree in a quarter of the bits that say where a look darkens, each with at most 16. So not
     every pair of a long series is found, and none of plain pictures.
@@ -79,28 +79,28 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
         part = (bits >> np.uint64(16 * band)) & np.uint64(0xFFFF)
         order = np.lexsort((bits, part))
         for distance in range(1, min(_NEIGHBOURS, len(order) - 1) + 1):
-            one, other = order[:-distance], order[distance:]
-            near = (part[one] == part[other]) & (np.bitwise_count(bits[one] ^ bits[other]) <= _MAX_BITS)
-            one, other = one[near], other[near]
-            alike = np.einsum("ij,ij->i", values[one], values[other]) >= _LEAST_CORRELATION
-            pairs.append(np.stack([one[alike], other[alike]], axis=1))
+            earlier, other = order[:-distance], order[distance:]
+            near = (part[earlier] == part[other]) & (np.bitwise_count(bits[earlier] ^ bits[other]) <= _MAX_BITS)
+            earlier, other = earlier[near], other[near]
+            alike = np.einsum("ij,ij->i", values[earlier], values[other]) >= _LEAST_CORRELATION
+            pairs.append(np.stack([earlier[alike], other[alike]], axis=1))
     return shown[np.concatenate(pairs)]
 
 
 def same_words(words: Iterable[bytes]) -> bytes:
-    """Eight bytes that are equal for texts of the same words, by what `split_words` gives of each."""
+    """Return eight bytes that are equal for texts of the same words."""
     return identify(b" ".join(words))
 
 
 def pairs_of_equal(values: np.ndarray) -> np.ndarray:
-    """int[num_pairs, 2]: each element that is equal to an earlier one, with the last such."""
+    """Return int[num_pairs, 2]: each element that is equal to an earlier one, with the last such."""
     order = np.argsort(values, kind="stable")
     equal = values[order[:-1]] == values[order[1:]]
     return np.stack([order[:-1][equal], order[1:][equal]], axis=1)
 
 
 def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Sets of at least two examples, int[…] each, that pairs connect; those of the first example come first."""
+    """Return the sets of at least two examples, int[…] each, that pairs connect; the first example's comes first."""
     parent: dict[int, int] = {}
 
     def root(example: int) -> int:
@@ -109,8 +109,8 @@ def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
             example = above
         return example
 
-    for one, other in np.concatenate([np.empty((0, 2), int), *pairs]).tolist():
-        first, second = sorted((root(one), root(other)))
+    for left, other in np.concatenate([np.empty((0, 2), int), *pairs]).tolist():
+        first, second = sorted((root(left), root(other)))
         parent[second] = first
     sets: dict[int, list[int]] = {}
     for example in sorted(parent):
@@ -121,7 +121,7 @@ def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
 def keep_together(
     splits: np.ndarray, sets: Sequence[np.ndarray], units: Sequence[object], is_free: np.ndarray
 ) -> np.ndarray:
-    """str[num_examples]: the splits once each set is in one.
+    """Return str[num_examples]: the splits once each set is in one.
 
     That is the test split if one of its examples has been drawn for it, else validation: a copy that comes later takes
     no example out of them. A large set would nearly always be tested then: it goes with its first example.
@@ -129,21 +129,21 @@ def keep_together(
     Args:
         splits: str[num_examples], drawn for each example by itself.
         sets: Copies; see `connect`.
-        units: What was drawn as one for each example: its group, else itself.
+        units: Unit that was drawn for each example: its group, else itself.
         is_free: bool[num_examples]: those that are not in a split of the source's own.
     """
     result = splits.copy()
     sizes = {name: int(np.count_nonzero(splits == name)) for name in SPLITS}
     for members in sets:
         free = members[is_free[members]]
-        found = result[free].tolist()
-        drawn = set(found)
+        names = result[free].tolist()
+        drawn = set(names)
         if len(drawn) < 2:
             continue
         target = TEST if TEST in drawn else VALIDATION
         if len({units[i] for i in free.tolist()}) > _MAX_JOINED:
-            target = found[0]
-        lost = {name: found.count(name) for name in drawn - {target}}
+            target = names[0]
+        lost = {name: names.count(name) for name in drawn - {target}}
         if all(sizes[name] > count for name, count in lost.items()):  # No split is emptied for this.
             result[free] = target
             for name, count in lost.items():
@@ -172,7 +172,7 @@ class Copies:
 
     @classmethod
     def find(cls, listing: Listing, examples: np.ndarray, identities: np.ndarray, near: np.ndarray) -> Self:
-        """Those among some examples of a listing.
+        """Find the copies among some examples of a listing.
 
         Args:
             listing: The source.
@@ -187,7 +187,7 @@ class Copies:
         return cls(listing, [examples[members] for members in sets], are_equal, len(equal), num_near)
 
     def joined(self, splits: np.ndarray) -> np.ndarray:
-        """str[num_examples], the splits of all the listing's examples, once each set is in one."""
+        """Return str[num_examples], the splits of all the listing's examples, once each set is in one."""
         groups, sets = self.listing.groups, self.sets
         if groups is not None and sets:
             numbers = np.unique(groups, return_inverse=True)[1]
@@ -198,7 +198,7 @@ class Copies:
         return keep_together(splits, sets, groups or range(len(splits)), is_free)
 
     def in_training_too(self, splits: np.ndarray) -> np.ndarray:
-        """bool[num_examples]: whether an example of another split has a copy in training."""
+        """Return bool[num_examples]: whether an example of another split has a copy in training."""
         result = np.zeros(len(splits), bool)
         for members in self.sets:
             result[members] = (splits[members] != TRAIN) & (splits[members] == TRAIN).any()
@@ -208,7 +208,7 @@ class Copies:
         return bool(np.any(self.listing.labels[members] != self.listing.labels[members[0]]))
 
     def summary(self, splits: np.ndarray) -> dict[str, Any]:
-        """What `copies.json` says: counts, and the sets, those of several labels or splits first."""
+        """Return what `copies.json` says: counts, and the sets, those of several labels or splits first."""
         sets = [
             {
                 "equal": equal,
@@ -218,12 +218,12 @@ class Copies:
             }
             for members, equal in zip(self.sets, self.are_equal, strict=True)
         ]
-        sets.sort(key=lambda one: (not one["contradictory"], not one["across_splits"]))
+        sets.sort(key=lambda copies: (not copies["contradictory"], not copies["across_splits"]))
         return {
             "exact": self.num_exact,
             "near": self.num_near,
-            "contradictory": sum(bool(one["contradictory"]) for one in sets),
-            "across_splits": sum(bool(one["across_splits"]) for one in sets),
+            "contradictory": sum(bool(copies["contradictory"]) for copies in sets),
+            "across_splits": sum(bool(copies["across_splits"]) for copies in sets),
             "sets": sets[:_LISTED],
         }
 

@@ -26,11 +26,11 @@ class Corpus:
     """A text, divided.
 
     Attributes:
-        input: What a passage is.
-        class_names: What each id stands for.
+        input: Description of a passage.
+        class_names: Characters that the ids stand for.
         ids: The text of each split as ids, of the input's stored dtype; splits without characters are left out.
-        starts: Where in the text each split begins.
-        strides: How many characters of each split a passage predicts; the others of it are read only.
+        starts: Position in the text at which each split begins.
+        strides: Number of characters that a passage of each split predicts; its others are read only.
         version: SHA-256 of the file.
     """
 
@@ -43,19 +43,19 @@ class Corpus:
 
     @property
     def split_rule(self) -> str:
-        """How the splits came to be, in words."""
+        """The rule by which the splits are made, in words."""
         return "by position: " + ", ".join(
             f"{name} {self.starts[name]:,} to {self.starts[name] + len(ids):,}" for name, ids in self.ids.items()
         )
 
     def ends(self, split: str) -> np.ndarray:
-        """int64[passages]: where in the split each ends. The first is full; each of the others adds a stride."""
+        """Return int64[passages]: where in the split each ends. The first is full; each of the others adds a stride."""
         size, stride = len(self.ids[split]), self.strides[split]
         ends = np.arange(self.input.num_tokens, max(size + stride, self.input.num_tokens + 1), stride)
         return np.minimum(ends, size)[: 1 + -(-max(size - self.input.num_tokens, 0) // stride)]
 
     def passage(self, split: str, start: int, end: int) -> np.ndarray:
-        """The num_tokens + 1 ids that end at `end`; 0 where the split has not begun."""
+        """Return the num_tokens + 1 ids that end at `end`; 0 where the split has not begun."""
         ids, width = self.ids[split], self.input.num_tokens + 1
         known = ids[max(end - width, 0) : end]
         return np.concatenate([np.full(width - len(known), PADDING, ids.dtype), known])
@@ -97,8 +97,8 @@ def read_corpus(location: str, params: WriteParams) -> Corpus:
             f"A language model needs at least two different characters to train on. Received: {known} in the first "
             f"{sizes[TRAIN]:,} characters of {location}. Give another text."
         )
-    given = CorpusInput(params.num_tokens, len(known) + len(_RESERVED))
-    ids = _to_ids(text, known).astype(given.stored_dtype)
+    passages = CorpusInput(params.num_tokens, len(known) + len(_RESERVED))
+    ids = _to_ids(text, known).astype(passages.stored_dtype)
     parts, starts, at = {}, {}, 0
     for name, size in sizes.items():
         if size:
@@ -106,19 +106,19 @@ def read_corpus(location: str, params: WriteParams) -> Corpus:
         at += size
     strides = dict.fromkeys(parts, params.num_tokens - params.context_tokens) | {TRAIN: params.num_tokens}
     version = hashlib.sha256(content).hexdigest()
-    return Corpus(given, (*_RESERVED.values(), *known), parts, starts, strides, version)
+    return Corpus(passages, (*_RESERVED.values(), *known), parts, starts, strides, version)
 
 
 def _to_ids(text: str, known: list[str]) -> np.ndarray:
-    """int64[characters]."""
+    """Return the id of every character, int64[characters]."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     alphabet = np.array([ord(character) for character in known], np.uint32)
-    found = np.minimum(np.searchsorted(alphabet, points), len(known) - 1)
-    return np.where(alphabet[found] == points, found + len(_RESERVED), UNKNOWN)
+    places = np.minimum(np.searchsorted(alphabet, points), len(known) - 1)
+    return np.where(alphabet[places] == points, places + len(_RESERVED), UNKNOWN)
 
 
 def list_passages(corpus: Corpus) -> Iterator[tuple[str, str, int, int]]:
-    """Split, key, start and end of every passage: from start to end, of the split, its characters are predicted."""
+    """Yield split, key, start and end of every passage, which predicts the characters from start to end."""
     for split in corpus.ids:
         start = 0
         for end in corpus.ends(split).tolist():
@@ -145,9 +145,9 @@ class CorpusWriter:
 
         Args:
             split: Its name.
-            keys: Of its passages.
+            keys: Keys of its passages.
             spans: From where to where each predicts.
-            directory: Where.
+            directory: Folder to write to.
         """
         plan = plan_shards(split, len(keys), len(keys) * self.bytes_each, self._target_shard_mib)
         self._digest.update(f"{split}\0".encode())
@@ -171,7 +171,7 @@ class CorpusWriter:
         return Split(len(keys), tuple(counts), tuple(shards), statistics)
 
     def fingerprint(self) -> str:
-        """Of everything written so far."""
+        """Return the SHA-256 of everything written so far."""
         self._digest.update(repr((self.corpus.class_names, self.corpus.input)).encode())
         return self._digest.hexdigest()
 

@@ -52,10 +52,10 @@ class EncodedExample:
     """An example as it is stored.
 
     Attributes:
-        fields: Of its record, without label and key.
-        counts: What its split's statistics add up.
+        fields: Fields of its record, without label and key.
+        counts: Counts that its split's statistics add up.
         identity: Equal for equal examples.
-        picture: Of images, what their look is taken from.
+        picture: Small picture from which an image's look is taken.
     """
 
     fields: Mapping[str, bytes | int]
@@ -65,7 +65,7 @@ class EncodedExample:
 
 
 class Encoder(Protocol):
-    """How examples are checked and encoded; travels to the workers."""
+    """A way to check and encode examples; travels to the workers."""
 
     @property
     def root(self) -> str:
@@ -73,18 +73,18 @@ class Encoder(Protocol):
 
     @property
     def input(self) -> ImageInput | TextInput:
-        """What the manifest is to say of them."""
+        """The manifest's description of the examples."""
 
     @property
     def features(self) -> Mapping[str, str]:
         """The fields that `store` gives, and their types."""
 
     def store(self, content: Any, known: bytes | None) -> EncodedExample:
-        """What becomes of a file's bytes or an array's element.
+        """Check and encode a file's bytes or an array's element.
 
         Args:
-            content: These.
-            known: What `identify` gives of `content`, where that is known.
+            content: Bytes of the file, or element of the array.
+            known: Result of `identify` for `content`, where that is known.
 
         Raises:
             UnusableError: If it is to be set aside.
@@ -172,13 +172,13 @@ class TextEncoder:
 
 
 def choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
-    """How to encode texts by the words of those that train, and the estimated bytes of a record."""
+    """Choose how to encode texts, by the words of those that train; returns the estimated bytes of a record too."""
     if not counts:
         raise InputError(
             f"Found no word in the training texts of {listing.source!r}: expected UTF-8 text. Check the source."
         )
     vocabulary = build_vocabulary(counts, params.vocabulary_size)
-    given = TextInput(
+    tokens = TextInput(
         num_tokens=params.num_tokens,
         vocabulary_size=params.vocabulary_size,
         vocabulary_sha256=hashlib.sha256(vocabulary_bytes(vocabulary)).hexdigest(),
@@ -186,12 +186,12 @@ def choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[b
         truncate=params.truncate,
     )
     sizes = [len(text) for text in listing.texts or ()] or [file.num_bytes for file in listing.files.values()]
-    payload = sum(sizes) // len(sizes) + params.num_tokens * np.dtype(given.stored_dtype).itemsize
-    return TextEncoder(listing.root, given, vocabulary), payload + _RECORD_OVERHEAD_BYTES
+    payload = sum(sizes) // len(sizes) + params.num_tokens * np.dtype(tokens.stored_dtype).itemsize
+    return TextEncoder(listing.root, tokens, vocabulary), payload + _RECORD_OVERHEAD_BYTES
 
 
 def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageEncoder, int]:
-    """How to encode images, judged by the first readable one, and the estimated bytes of a record."""
+    """Choose how to encode images, by the first readable one; returns the estimated bytes of a record too."""
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
     image = ImageRule(size, params.channels, upright=params.apply_rotation)

@@ -92,7 +92,7 @@ class Merger:
         return np.concatenate([examples for _, _, examples, _ in self.written])
 
     def stored(self) -> dict[str, np.ndarray]:
-        """The same for each split."""
+        """Return the same for each split."""
         names = dict.fromkeys(split for split, *_ in self.written)
         return {
             name: np.concatenate([examples for split, _, examples, _ in self.written if split == name])
@@ -100,7 +100,7 @@ class Merger:
         }
 
     def find_copies(self, listing: Listing, words: np.ndarray | None) -> tuple[Copies, np.ndarray]:
-        """The copies, and str[num_examples], the splits of all examples; of texts by uint64[num_examples] of words."""
+        """Find the copies, of texts by uint64[num_examples] of words; returns the splits too, str[num_examples]."""
         splits = np.full(len(listing.keys), "", "<U10")
         for split, _, examples, _ in self.written:
             splits[examples] = split
@@ -121,7 +121,7 @@ class Merger:
         """Return what the manifest says of each split."""
         result: dict[str, Split] = {}
         for split in dict.fromkeys(split for split, _ in self._labels):
-            members = {name: labels for (of, name), labels in self._labels.items() if of == split}
+            members = {name: labels for (owner, name), labels in self._labels.items() if owner == split}
             # Of a split whose every input was set aside nothing is left to count.
             labels = np.array([label for of_shard in members.values() for label in of_shard])
             is_regression = task == REGRESSION and len(labels)
@@ -147,7 +147,7 @@ class Merger:
 
 
 def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
-    """Examples of every class."""
+    """Count the examples of every class."""
     if task == CLASSIFICATION:
         return tuple(np.bincount(labels.astype(int), minlength=num_classes).tolist())
     return tuple(labels.reshape(-1, num_classes).astype(int).sum(axis=0).tolist())

@@ -24,19 +24,19 @@ DIGEST_BYTES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a worker made of a run of examples.
+    """A run of examples as a worker wrote it.
 
     Attributes:
         path: A file of framed records.
-        kept: Which of the run these are, by their places in it.
+        kept: Places of the kept examples in the run.
         sizes: Bytes of each record.
         labels: The label of each.
         digests: The SHA-256 of each record, one after the other.
-        bad: What was set aside.
+        bad: Examples that were set aside.
         odd: The name and shape of an image unlike the others, which ends the writing.
-        counts: What the split's statistics add up.
+        counts: Counts that the split's statistics add up.
         identities: Eight bytes of each.
-        looks: Of images, uint8[kept, 8, 9].
+        looks: Looks of images, uint8[kept, 8, 9]; None for texts.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Part:
 
 
 def content_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
-    """The keys of some examples, and their content where the listing has it; else it is read from their files."""
+    """Return the keys of examples, and their content where the listing has it; else it is read from their files."""
     keys = [listing.keys[i] for i in indices]
     if listing.texts is not None:
         return keys, [listing.texts[i] for i in indices]
@@ -67,7 +67,7 @@ def count_per_task(bytes_each: int) -> int:
 def cut_into_tasks(
     order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Splits, names of shards and examples in order; a shard is one or more tasks."""
+    """Yield split, name of the shard and examples of every task, in order; a shard is one or more tasks."""
     for split, indices in order.items():
         shards = plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib)
         for name, (start, end) in zip(shards.names, shards.boundaries, strict=True):

@@ -22,7 +22,7 @@ class DatasetPlan:
     Attributes:
         listing: The examples.
         order: int64 indices into the listing, by split; splits without examples are left out.
-        split_rule: How the splits came to be, in words.
+        split_rule: Rule by which the splits are made, in words.
         rank: int64[num_examples]: the place of each in the order in which all would be stored.
     """
 
@@ -32,7 +32,7 @@ class DatasetPlan:
     rank: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
 
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
-        """The plan with these examples, int[…], in these splits, str[…]; others are left out."""
+        """Return the plan with these examples, int[…], in these splits, str[…]; others are left out."""
         by_rank = np.argsort(self.rank[examples])
         examples, splits = examples[by_rank], splits[by_rank]
         order = {name: examples[splits == name] for name in SPLITS}
@@ -45,7 +45,7 @@ class DatasetPlan:
 
 
 def _where(listing: Listing, params: WriteParams) -> str:
-    """Where more data would help, in words."""
+    """Say, in words, where more data would help."""
     if params.group_column:
         return ", or use other groups"
     if params.task == CLASSIFICATION and params.stratify and listing.splits is None:

@@ -19,12 +19,12 @@ _SHOWN = 5
 def index_labels(
     names: Sequence[str], class_names: Sequence[str], where: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """int32[num_examples] indices of the given names, and the class names: those given, or those found, sorted.
+    """Return int32[num_examples] indices of names, and the class names: those wanted, or all that occur, sorted.
 
     Args:
         names: The class of every example.
         class_names: The classes in order; empty for those found.
-        where: What an example is called in messages.
+        where: Name of each example in messages.
 
     Raises:
         InputError: If a name is not among the classes.
@@ -37,7 +37,7 @@ def index_labels(
 def split_labels(
     cells: Sequence[str], class_names: Sequence[str], where: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """uint8[num_examples, num_classes] of cells such as `cat|dog`, an empty one having no label; and the class names.
+    """Read cells such as `cat|dog`, where an empty one has no label: uint8[num_examples, num_classes], and class names.
 
     Args:
         cells: The labels of every example.
@@ -55,8 +55,8 @@ def split_labels(
                 "them, or, if it is one label, name all of them in data.class_names."
             )
     labels = [{name for part in cell.split(SEPARATOR) if (name := part.strip())} for cell in cells]
-    found = set().union(*labels)
-    classes = _classes(found, class_names, lambda unknown: where[_first(bool(of & unknown) for of in labels)])
+    occurring = set().union(*labels)
+    classes = _classes(occurring, class_names, lambda unknown: where[_first(bool(own & unknown) for own in labels)])
     index = {name: i for i, name in enumerate(classes)}
     hot = np.zeros((len(cells), len(classes)), np.uint8)
     for row, of_one in zip(hot, labels, strict=True):
@@ -65,7 +65,7 @@ def split_labels(
 
 
 def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
-    """uint8[num_examples, num_classes] of an array of truth values or of 0 and 1.
+    """Check an array of truth values or of 0 and 1; returns uint8[num_examples, num_classes].
 
     Raises:
         InputError: If it is anything else.
@@ -81,7 +81,7 @@ def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
 
 
 def parse_numbers(cells: Sequence[Sequence[str]], columns: Sequence[str], where: Sequence[str]) -> np.ndarray:
-    """float32[num_examples, num_targets] of cells with numbers.
+    """Read cells with numbers as float32[num_examples, num_targets].
 
     Raises:
         InputError: If a cell holds something else, or a number that is not finite as float32.
@@ -99,7 +99,7 @@ def parse_numbers(cells: Sequence[Sequence[str]], columns: Sequence[str], where:
 
 
 def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str]) -> np.ndarray:
-    """`values`, float32[num_examples, num_targets].
+    """Check that numbers are finite; returns them as float32[num_examples, num_targets].
 
     Raises:
         InputError: If one is not finite as float32.
@@ -131,14 +131,14 @@ def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
 
 
 def describe_targets(values: np.ndarray) -> tuple[TargetStatistics, ...]:
-    """Statistics of every column of float32[num_examples, num_targets]."""
+    """Return the statistics of every column of float32[num_examples, num_targets]."""
     values = values.astype(np.float64)
     columns = (values.mean(0), values.std(0), values.min(0), values.max(0))
     return tuple(TargetStatistics(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
 
 
 def shown(items: Sequence[str]) -> str:
-    """The first few of them, quoted."""
+    """Return the first few of them, quoted."""
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return ", ".join(repr(item) for item in items[:_SHOWN]) + more
 
@@ -147,15 +147,15 @@ def _first(flags: Iterable[bool]) -> int:
     return next(i for i, flag in enumerate(flags) if flag)
 
 
-def _classes(found: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
-    """The classes: those given, which must hold those found, or those found, sorted."""
+def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
+    """Return the classes: those given, which must hold those found, or those found, sorted."""
     if class_names:
-        if unknown := found - set(class_names):
+        if unknown := occurring - set(class_names):
             raise InputError(
                 f"Labels outside the class list: {shown(sorted(unknown))} (first at {example(unknown)}). Expected one "
                 f"of {list(class_names)}. Correct the labels, or add them to data.class_names."
             )
         return tuple(class_names)
     # Python refuses to parse thousands of digits; 18 fit an int64.
-    numeric = all(name.isdecimal() and len(name) <= 18 for name in found)
-    return tuple(sorted(found, key=(lambda name: (int(name), name)) if numeric else None))
+    numeric = all(name.isdecimal() and len(name) <= 18 for name in occurring)
+    return tuple(sorted(occurring, key=(lambda name: (int(name), name)) if numeric else None))

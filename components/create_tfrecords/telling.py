@@ -21,10 +21,10 @@ _LISTED = 100  # Of bad inputs, when there are too many of them.
 
 def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
     """Say how many words are known, and how many texts were cut or padded."""
-    given = encoder.input
-    side = "first" if given.truncate == END else "last"
+    texts = encoder.input
+    side = "first" if texts.truncate == END else "last"
     progress.say(
-        STEP, f"{len(encoder.vocabulary):,} words known; of a longer text the {side} {given.num_tokens} tokens are kept"
+        STEP, f"{len(encoder.vocabulary):,} words known; of a longer text the {side} {texts.num_tokens} tokens are kept"
     )
     for name, split in manifest.splits.items():
         told = split.statistics
@@ -47,7 +47,7 @@ def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarr
             progress.say(STEP, f"{here} stand in {TRAIN} too, equal or nearly so, and flatter the result")
     if summary["contradictory"]:
         first = summary["sets"][0]["examples"]
-        shown = " and ".join(f"{one['key']!r} ({one['label']})" for one in first[:_SHOWN])
+        shown = " and ".join(f"{example['key']!r} ({example['label']})" for example in first[:_SHOWN])
         progress.say(STEP, f"{summary['contradictory']:,} sets of copies have several labels, the first: {shown}")
 
 

@@ -49,7 +49,7 @@ def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, n
 def _read_texts(
     params: WriteParams, listing: Listing, examples: np.ndarray, are_counted: np.ndarray
 ) -> tuple[bytes, Counter[bytes]]:
-    """What `_read_words` gives of some texts, in worker processes, by bool[num_examples] of those to count."""
+    """Read the words of some texts in worker processes, and count them where bool[num_examples] says so."""
     from joblib import Parallel, delayed
 
     hashes, counts = bytearray(), Counter[bytes]()
@@ -74,7 +74,7 @@ def _read_texts(
 def _read_words(
     root: str, keys: Sequence[str], texts: Sequence[bytes] | None, are_counted: Sequence[bool]
 ) -> tuple[bytes, Counter[bytes]]:
-    """Eight bytes of each text's words, and how often each word stands in those to count; runs in a worker process.
+    """Return eight bytes of each text's words, and how often each word occurs in those to count.
 
     A text that cannot be read has no words in common with another, and what is not UTF-8 is not counted: both are for
     `store` to set aside.

@@ -33,8 +33,9 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
     """Write labelled examples as sharded TFRecord files with a manifest.
 
     Args:
-        params: What to write.
-        directory: Where; appears whole or not at all. Records that it already holds of the same source are replaced.
+        params: Source to read, and how to divide it.
+        directory: Folder to write; appears whole or not at all. Records that it already holds of the same source are
+            replaced.
         plan: The plan of `params`, where the caller has it already.
 
     Returns:

@@ -30,7 +30,7 @@ class LanguageMetrics:
     Attributes:
         num_examples: Passages that were scored.
         num_characters: Characters that were predicted, each of the split once.
-        num_unknown: Of these, how many the training split has none of: a model can only foresee that one comes.
+        num_unknown: Number of these that the training split lacks: a model can only foresee that one comes.
         bits_per_character: Mean of -log2 of the probability of the character that came, clipped at 1e-7.
         loss: The same in nats.
         accuracy: Share of characters that were the likeliest; the first class wins a tie.
@@ -47,7 +47,7 @@ class LanguageMetrics:
 
 @dataclasses.dataclass(frozen=True)
 class PassageScores:
-    """What one model made of a split's passages.
+    """The scores of one model on a split's passages.
 
     Attributes:
         nats: float64[passages, num_tokens]: minus the logarithm of the probability of what came; 0 where it does not
@@ -80,7 +80,7 @@ def score_outputs(targets: np.ndarray, outputs: np.ndarray) -> PassageScores:
 
 
 def compute_language_metrics(targets: np.ndarray, scores: PassageScores, num_unknown: int) -> LanguageMetrics:
-    """The figures of one model."""
+    """Return the figures of one model."""
     num_characters = int((targets != PADDING).sum())
     loss = float(scores.nats.sum() / num_characters)
     return LanguageMetrics(
@@ -142,7 +142,7 @@ def _join(parts: Sequence[PassageScores]) -> PassageScores:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What the model wrote after a prompt from the split."""
+    """A text that the model wrote after a prompt from the split."""
 
     temperature: float
     prompt: str
@@ -174,7 +174,7 @@ class Passage:
     """A passage to show.
 
     Attributes:
-        key: Where it stands.
+        key: Key of the passage.
         bits: Mean of the characters that count.
         characters: Each with its bits; None for one that was only read.
     """
@@ -185,7 +185,7 @@ class Passage:
 
 
 def hardest_passages(scored: ScoredPassages, class_names: Sequence[str]) -> list[Passage]:
-    """The passages with the most bits per character, the hardest first."""
+    """Return the passages with the most bits per character, the hardest first."""
     counts, bits = scored.targets != PADDING, scored.models[0].nats / np.log(2)
     means = bits.sum(1) / counts.sum(1)
     alphabet = Alphabet(class_names)
@@ -202,7 +202,7 @@ def hardest_passages(scored: ScoredPassages, class_names: Sequence[str]) -> list
 
 
 def predictions(scored: ScoredPassages) -> Mapping[str, Any]:
-    """What predictions.npz holds: of every passage the last character and its probabilities, and the bits of all."""
+    """Return what predictions.npz holds: each passage's last character with its probabilities, and the bits of all."""
     return {
         "labels": scored.targets[:, -1],
         "probabilities": scored.models[0].last,

@@ -59,7 +59,7 @@ class Metrics:
     Attributes:
         num_examples: Examples that were scored.
         accuracy: Share whose most probable class is the true one; the first class wins a tie.
-        top_k: How many classes `top_k_accuracy` looks at.
+        top_k: Number of classes that `top_k_accuracy` looks at.
         top_k_accuracy: Share whose true class is among the `top_k` most probable ones.
         loss: Mean cross-entropy in nats; probabilities are clipped at 1e-7.
         macro_precision: Mean over all classes, a class without predictions counting 0.
@@ -154,7 +154,7 @@ def compute_metrics(
 
 
 def macro_notes(metrics: Any) -> dict[str, str]:
-    """What to know of the macro figures of classes or labels, by name; nothing if all occur in the split."""
+    """Return what to know of the macro figures, by name; nothing if all classes or labels occur in the split."""
     absent = getattr(metrics, "num_absent_classes", 0)
     present = [item for item in metrics.per_class if item.support] if absent else []
     text = f"{absent:,} of {len(present) + absent:,} classes have no examples and count 0; the mean of the others is"
@@ -211,8 +211,8 @@ def check_probabilities(probabilities: np.ndarray, ending: str) -> None:
     """Check that float[num_examples, num_classes] holds probabilities.
 
     Args:
-        probabilities: What a model gave.
-        ending: What it should end with, in words.
+        probabilities: Answers of a model.
+        ending: Ending that it should have, in words.
 
     Raises:
         InputError: If a number is not finite, or outside [0, 1] by more than bfloat16's rounding.
@@ -244,7 +244,7 @@ def _calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[Calibrati
 
 
 def roc_curve(positive: np.ndarray, score: np.ndarray) -> tuple[float | None, tuple[RocPoint, ...]]:
-    """The area under the ROC curve of bool[N] by float[N], and at most 200 of its points; None without both kinds."""
+    """Return the area under the ROC curve of bool[N] by float[N], and at most 200 points; None without both kinds."""
     if positive.all() or not positive.any():
         return None, ()
     rates = reference.roc_curve(positive, score, drop_intermediate=False)

@@ -15,7 +15,7 @@ _SIDES = {"minimum": HIGHER, "maximum": LOWER}
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateParams:
-    """What to score and what to ask of it; one field per component input.
+    """The split to score and the rules of the gate; one field per component input.
 
     Attributes:
         champion: Model to beat: a folder as train_model wrote it, here or on gs://, or `REGISTRY/MODEL@champion` (or
@@ -24,7 +24,7 @@ class EvaluateParams:
             none without one.
         minimum: Least value of a metric of which more is better, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric of which less is better, such as {"loss": 0.5}.
-        max_regression: How much worse than the champion a metric may be; 0 means that a tie is promoted. In a
+        max_regression: Margin by which a metric may be worse than the champion's; 0 means that a tie is promoted. In a
             configuration, the default is the task's own figure: accuracy, micro_f1 of multi-label data, r2 of a
             regression, bits_per_character of a language model.
         beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:

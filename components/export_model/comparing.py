@@ -98,7 +98,7 @@ def verify_in_fresh_process(export_dir: Path, work: Path, formats: Iterable[str]
 
 
 def find_too_far(params: ExportParams, compared: Compared, measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """By format, why it is too far from the trained model, for those that are."""
+    """Find the formats that are too far from the trained model, each with the reason."""
     far = {}
     for name, facts in measured.items():
         problems = [facts["error"]] if "error" in facts else _problems(params, compared, name, facts)

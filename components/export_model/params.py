@@ -11,15 +11,15 @@ from components.export_model.formats.table import FORMATS
 
 @dataclasses.dataclass(frozen=True)
 class ExportParams:
-    """What to export and how close it must be; one field per component input.
+    """The formats to export and how close they must be; one field per component input.
 
     Attributes:
         tolerance: Largest difference of a probability, or of a number in its target's standard deviations, SavedModel
             and float LiteRT against the trained model.
         min_agreement: Least share of examples for which these predict the same class or the same labels as the trained
             model, or numbers within a twentieth of a standard deviation.
-        max_int8_accuracy_drop: How much accuracy int8 may lose against the trained model; of multi-label data micro_f1,
-            of a regression r2. It is left out where it loses more with 95 % confidence, which few examples do not give.
+        max_int8_accuracy_drop: Accuracy that int8 may lose against the trained model; of multi-label data micro_f1, of
+            a regression r2. It is left out where it loses more with 95 % confidence, which few examples do not give.
         calibration_examples: Training images that set the ranges of int8; texts need none.
         split: The split to compare on.
         required: Formats without which nothing is exported, of `saved_model`, `float` and `int8`. Another that cannot
@@ -55,7 +55,7 @@ class ExportParams:
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """What every format is compared with: how many examples, by which figure, and that of the trained model."""
+    """The measure of every format: how many examples, which figure, and that of the trained model."""
 
     num_examples: int
     judged: str
@@ -64,16 +64,16 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class ExportResult:
-    """What was exported.
+    """The exported formats, and those left out.
 
     Attributes:
         num_examples: Examples compared.
         judged: The figure that is compared: `accuracy` (of a language model the next character's), `micro_f1` or `r2`.
         trained_score: That of the trained model on them; None where it cannot be measured, as R² of equal targets.
-        formats: By format (`saved_model`, `float`, `int8`): file, bytes, the figure, drop_interval (what it loses of
-            the figure against the trained model: the least and the most, each with 95 % confidence), agreement,
+        formats: Facts by format (`saved_model`, `float`, `int8`): file, bytes, the figure, drop_interval (what it loses
+            of the figure against the trained model: the least and the most, each with 95 % confidence), agreement,
             max_difference, latency_ms at batch 1 (median) and examples_per_second at batch 64.
-        left_out: By format, why it was not exported.
+        left_out: Reasons why formats were not exported, by format.
     """
 
     num_examples: int

@@ -60,7 +60,7 @@ def _refuse_device_ops(signature: Any) -> None:
 
 
 def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str) -> None:
-    """The signature for encoded images must answer like the one for pixels."""
+    """Check that the signature for encoded images answers like the one for pixels."""
     import tensorflow as tf
 
     some = images[:_ENCODED_CHECKED]
@@ -71,12 +71,12 @@ def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str) 
 
 
 def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
-    """The model of a LiteRT file as a function: pixels or ids of N examples → float32[N, outputs], any N.
+    """Load the model of a LiteRT file as a function: pixels or ids of N examples → float32[N, outputs], any N.
 
     Args:
         path: The file.
-        scale: What an answer is multiplied by.
-        offset: What is added to it then.
+        scale: Factor of an answer.
+        offset: Number that is added to it then.
     """
     factor, addend = np.float32(scale), np.float32(offset)
     from ai_edge_litert.interpreter import Interpreter
@@ -86,12 +86,12 @@ def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
 
     def predict(inputs: np.ndarray) -> np.ndarray:
         nonlocal current
-        given = interpreter.get_input_details()[0]
+        details = interpreter.get_input_details()[0]
         if len(inputs) != current:
-            interpreter.resize_tensor_input(given["index"], inputs.shape)
+            interpreter.resize_tensor_input(details["index"], inputs.shape)
             interpreter.allocate_tensors()
             current = len(inputs)
-        interpreter.set_tensor(given["index"], _as_input(inputs, given))
+        interpreter.set_tensor(details["index"], _as_input(inputs, details))
         interpreter.invoke()
         return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
@@ -101,7 +101,7 @@ def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
 
 
 def _one_at_a_time(path: Path) -> Predict:
-    """For a model with loops, whose batch is fixed at 1: an interpreter per core, each of one thread."""
+    """Return a predictor of a model with loops, whose batch is fixed at 1: an interpreter of one thread per core."""
     from ai_edge_litert.interpreter import Interpreter
 
     count = os.cpu_count() or 1
@@ -115,8 +115,8 @@ def _one_at_a_time(path: Path) -> Predict:
     def predict_one(row: np.ndarray) -> np.ndarray:
         interpreter = free.get()
         try:
-            given = interpreter.get_input_details()[0]
-            interpreter.set_tensor(given["index"], row[None].astype(given["dtype"]))
+            details = interpreter.get_input_details()[0]
+            interpreter.set_tensor(details["index"], row[None].astype(details["dtype"]))
             interpreter.invoke()
             return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
         finally:
@@ -126,11 +126,11 @@ def _one_at_a_time(path: Path) -> Predict:
 
 
 def step_predictor(path: Path, num_classes: int) -> Predict:
-    """A LiteRT file of one step of a language model: int32[N, length] ids → float32[N, length, classes], any N."""
+    """Load one step of a language model from LiteRT: int32[N, length] ids → float32[N, length, classes], any N."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=os.cpu_count())
-    tokens, state = sorted(interpreter.get_input_details(), key=lambda given: given["dtype"] == np.float32)
+    tokens, state = sorted(interpreter.get_input_details(), key=lambda details: details["dtype"] == np.float32)
     answer = interpreter.get_output_details()[0]
 
     def predict(passages: np.ndarray) -> np.ndarray:
@@ -151,7 +151,7 @@ def step_predictor(path: Path, num_classes: int) -> Predict:
 
 
 def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
-    """The signature for single steps must answer like the one for passages."""
+    """Check that the signature for single steps answers like the one for passages."""
     import tensorflow as tf
 
     step = loaded.signatures["step"]
@@ -165,12 +165,12 @@ def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
             raise DisagreementError(f"The SavedModel answers differently step by step, at character {position}.")
 
 
-def _as_input(images: np.ndarray, given: dict[str, Any]) -> np.ndarray:
-    """Pixels as the model takes them: float32, or uint8 on the scale that calibration found (1, zero 0, as a rule)."""
-    scale, zero_point = given["quantization"]
-    if given["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
+def _as_input(images: np.ndarray, details: dict[str, Any]) -> np.ndarray:
+    """Convert pixels to what the model takes: float32, or uint8 on the calibration's scale (as a rule 1, zero 0)."""
+    scale, zero_point = details["quantization"]
+    if details["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
         images = np.clip(np.round(images / scale) + zero_point, 0, 255)
-    return images.astype(given["dtype"])
+    return images.astype(details["dtype"])
 
 
 def _size(path: Path) -> int:
@@ -183,7 +183,7 @@ def _batches(inputs: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _contributions(task: str, labels: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """float64[examples, …]: what each example adds to the sums of which the task's figure is made."""
+    """Return float64[examples, …]: what each example adds to the sums of which the task's figure is made."""
     if task == "classification":
         correct = answers.argmax(1) == labels
         return np.stack([correct, np.ones_like(correct)], axis=-1).astype(np.float64)
@@ -201,7 +201,7 @@ def _contributions(task: str, labels: np.ndarray, answers: np.ndarray) -> np.nda
 
 
 def _figure(task: str, sums: np.ndarray) -> np.ndarray:
-    """Accuracy, micro F1 or R², by the task, of sums of contributions; R² is the mean over the targets."""
+    """Return a task's accuracy, micro F1 or R² from sums of contributions; R² is the mean over the targets."""
     # Of no examples nothing is known; a target that does not vary has no R²: 0 / 0.
     with np.errstate(divide="ignore", invalid="ignore"):
         if task == "multi_label":
@@ -218,7 +218,7 @@ def _judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
 
 
 def _drop_interval(task: str, labels: np.ndarray, expected: np.ndarray, answers: np.ndarray) -> list[float] | None:
-    """How much of the figure answers lose against those expected: the least and the most, each with 95 % confidence.
+    """Return how much of the figure answers lose at least and at most, each with 95 % confidence.
 
     By the jackknife over the examples, which are the same for both; None of one example, or where there is no figure.
     """
@@ -231,7 +231,7 @@ def _drop_interval(task: str, labels: np.ndarray, expected: np.ndarray, answers:
 
 
 def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """bool[examples]: whether an answer means the same; of a language model bool[examples, length]."""
+    """Return bool[examples]: whether an answer means the same; of a language model bool[examples, length]."""
     if task == "classification":
         return answers.argmax(1) == expected.argmax(1)
     if task == "language_model":
@@ -243,7 +243,7 @@ def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> 
 
 
 def _differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """How far answers lie apart; of a regression in units of `scale`."""
+    """Return how far answers lie apart; a regression's in units of `scale`."""
     distances = np.abs(answers.astype(np.float64) - expected)
     if scale is None:
         return distances
@@ -262,9 +262,9 @@ def _measure(
     predict(np.asarray(inputs[:1]))
     for run in range(_LATENCY_RUNS):
         at = run % len(inputs)
-        one = np.asarray(inputs[at : at + 1])
+        example = np.asarray(inputs[at : at + 1])
         begin = time.perf_counter()
-        predict(one)
+        predict(example)
         times.append(time.perf_counter() - begin)
     scale = task.get("scale", 1.0)
     return {
@@ -304,8 +304,8 @@ def main(export_dir: Path, work: Path, formats: Mapping[str, str]) -> None:
     def facts(file: str) -> dict[str, Any]:
         path = export_dir / file
         try:
-            predict, given = lite(path) if path.suffix == ".tflite" else saved_model(path)
-            return {"file": file, "bytes": _size(path), **_measure(predict, given, labels, expected, task)}
+            predict, examples = lite(path) if path.suffix == ".tflite" else saved_model(path)
+            return {"file": file, "bytes": _size(path), **_measure(predict, examples, labels, expected, task)}
         except DisagreementError as error:
             return {"error": str(error)}
         except Exception as error:  # What a file that does not load raises depends on the library.

@@ -113,7 +113,7 @@ def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
 
 
 def _opens_an_account(content: bytes) -> bool:
-    """Whether a file is a key or the credentials of an account with Google."""
+    """Return whether a file is a key or the credentials of an account with Google."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -127,7 +127,7 @@ def data_files(bundle: Bundle) -> dict[str, int]:
         return {}
     with zipfile.ZipFile(io.BytesIO(bundle.content)) as zipped:
         infos = zipped.infolist()
-    sizes = {one.filename: one.file_size for one in infos if not one.filename.endswith(".py")}
+    sizes = {member.filename: member.file_size for member in infos if not member.filename.endswith(".py")}
     del sizes[_ENTRY_FILE]
     return sizes
 
@@ -147,8 +147,8 @@ class Opened:
     @property
     def files(self) -> dict[str, Path]:
         """Path of every file, by its name below the folder."""
-        found = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
-        return {path.relative_to(self.folder).as_posix(): path for path in found}
+        paths = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+        return {path.relative_to(self.folder).as_posix(): path for path in paths}
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -164,10 +164,10 @@ def fetch(reference: str) -> Opened:
     Raises:
         InputError: If there is none, or it is not what its digest says.
     """
-    found = _REFERENCE.fullmatch(reference)
-    if found is None:
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
         raise InputError(f"Cannot open the model {reference!r}: expected …/SHA256/NAME.zip or …/SHA256/NAME.keras.")
-    return _fetch(reference, found[1])
+    return _fetch(reference, match[1])
 
 
 @functools.cache
@@ -181,7 +181,7 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
     Args:
         content: Its bytes.
         digest: SHA-256 that they must have.
-        where: What to call it in errors.
+        where: Name of the model in errors.
 
     Raises:
         InputError: If it is another, or damaged.
@@ -218,13 +218,13 @@ def _lay_out(content: bytes, folder: Path, keras_file: str) -> Opened:
         return Opened(folder, str(folder / keras_file))
     with zipfile.ZipFile(io.BytesIO(content)) as zipped:
         entry = json.loads(zipped.read(_ENTRY_FILE))["model"]
-        zipped.extractall(folder, [one for one in zipped.namelist() if one != _ENTRY_FILE])
+        zipped.extractall(folder, [member for member in zipped.namelist() if member != _ENTRY_FILE])
     return Opened(folder, str(folder / entry) if entry.endswith(".py") else entry)
 
 
 @functools.cache
 def _scratch() -> Path:
-    """A folder that ends with this process."""
+    """Return a folder that ends with this process."""
     folder = Path(tempfile.mkdtemp(prefix="tpu-pipelines-code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

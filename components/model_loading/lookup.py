@@ -68,7 +68,7 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
 
 
 def _signature_in_file(path: Path) -> set[str] | None:
-    """The parameters of the file's `build_model`, read without running it; None where it takes any."""
+    """Return the parameters of the file's `build_model`, read without running it; None where it takes any."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
@@ -76,7 +76,7 @@ def _signature_in_file(path: Path) -> set[str] | None:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == _BUILDER:
             arguments = node.args
-            names = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+            names = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
             return None if arguments.kwarg else names
     return None  # Imported from elsewhere, perhaps; known once the file runs.
 
@@ -91,7 +91,7 @@ def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str
 
 
 def _find_module(module_name: str) -> str:
-    """The file of an importable module, found without running it."""
+    """Return the file of an importable module, found without running it."""
     try:
         with with_folders(Path.cwd()):
             spec = importlib.util.find_spec(module_name)
@@ -158,7 +158,7 @@ def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
 
 
 def _module_code(module: str) -> Code:
-    """The code of a model in an importable module."""
+    """Return the code of a model in an importable module."""
     file = Path(_find_module(module))
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
     if not is_installed(root):
@@ -169,7 +169,7 @@ def _module_code(module: str) -> Code:
 
 
 def _own_folders() -> tuple[Path, ...]:
-    """The folders from which Python imports that hold code of the user's own, and this project's."""
+    """Return the folders from which Python imports that hold code of the user's own, and this project's."""
     folders = [Path(folder).resolve() for folder in (*sys.path, os.getcwd())]
     return (*(folder for folder in folders if folder.is_dir() and not is_installed(folder)), ROOT)
 
@@ -180,7 +180,7 @@ def named_files(parameters: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in nested parameters."""
+    """Yield every text in nested parameters."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -209,7 +209,7 @@ def _builder(name: str) -> Callable[..., Any]:
 
 
 def _said(error: Exception) -> str:
-    """An error's kind and first line, or what a layer said whose error Keras has wrapped."""
+    """Return an error's kind and first line, or what a layer said whose error Keras has wrapped."""
     wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     text = wrapped[1] if wrapped else str(error)
     line, *_ = (text.partition("Error encountered:")[2] or text).strip().splitlines() or [""]
@@ -222,7 +222,7 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
     Args:
         name: A registered name, a `.py` file with a function `build_model`, a `.keras` file, `module:function`, or the
             place of any of these as a bundle.
-        interface: What it must take and give.
+        interface: Input and output that it must have.
         parameters: Hyper-parameters, passed on by name.
 
     Returns:
@@ -277,14 +277,14 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any]) 
 
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
-    """A model whose shapes are not known yet, called on its input: a functional one, which can be saved and rebuilt."""
+    """Call a model whose shapes are not known yet on its input, for a functional one that can be saved and rebuilt."""
     import keras
 
-    given = keras.Input(interface.input.shape, dtype=interface.input.dtype)
+    inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):
-        return keras.Sequential([given, *model.layers], name=model.name)
+        return keras.Sequential([inputs, *model.layers], name=model.name)
     try:
-        return keras.Model(given, model(given))
+        return keras.Model(inputs, model(inputs))
     except Exception as error:  # See `_builder`.
         raise InputError(
             f"The model {name!r} cannot be called on keras.Input({interface.input.shape}): {_said(error)}. Make its "
@@ -309,7 +309,7 @@ def _check_ending(name: str, model: Any, task: Task) -> None:
 
 
 def _ending(model: Any) -> str:
-    """Keras's name of the activation that gives a model's output; empty where it is not told."""
+    """Return Keras's name of the activation that gives a model's output; empty where it cannot be told."""
     import keras
 
     layer = model.outputs[0]._keras_history.operation

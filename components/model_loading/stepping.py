@@ -51,7 +51,7 @@ class StepModel:
         self.state_size = sum(self._sizes)
 
     def step(self, tokens: Any, state: Any) -> tuple[Any, Any]:
-        """The answer to one more character of each text.
+        """Return the answer to one more character of each text.
 
         Args:
             tokens: int32[batch] ids.
@@ -76,7 +76,7 @@ class StepModel:
         return values, ops.concatenate(after, axis=-1)
 
     def compiled(self) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """`step` on arrays, compiled once for each size of the batch."""
+        """Compile `step` for arrays, once for each size of the batch."""
         import keras
 
         if keras.backend.backend() == "jax":

@@ -37,7 +37,7 @@ def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -
 
 
 def _with_precision(config: Any, precision: str | None) -> Any:
-    """The configuration with every mixed-precision policy replaced; with None, without what compilation added."""
+    """Replace every mixed-precision policy in a configuration; with None, take out what compilation added."""
     if isinstance(config, dict):
         if precision and config.get("class_name") == "DTypePolicy" and config["config"]["name"].startswith("mixed_"):
             return {**config, "config": {"name": precision}}
@@ -56,10 +56,10 @@ def load_trained_model(
     """Rebuild a model from `architecture.json` and weights, on whatever device Keras runs on.
 
     Args:
-        directory: What train_model wrote.
-        weights_file: Which weights.
+        directory: Folder that train_model wrote.
+        weights_file: File of the weights to load.
         precision: The dtype policy to compute in, whatever the model was trained in: float32 is what CPUs serve.
-        input_dtype: What the input takes, if not what it took in training; its values stay in [0, 255].
+        input_dtype: Dtype of the input, if not that of the training; its values stay in [0, 255].
 
     Returns:
         The keras.Model, not compiled.
@@ -104,8 +104,8 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
 
     Args:
         model: A keras.Model.
-        name: What the user calls it.
-        task: What it is asked.
+        name: Name that the user gave it.
+        task: Task of the model.
 
     Returns:
         The code without which it cannot, to be kept with the model; None for one of Keras's own layers.
@@ -171,14 +171,14 @@ def _reason(error: Exception) -> str:
 
 
 def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:
-    """The answer to every example, exactly once, whatever the batch size and number of replicas.
+    """Return the answer to every example, exactly once, whatever the batch size and number of replicas.
 
     The last batch is padded to full size and its padding cut off again, so every replica always runs the same program
     on the same shape: the result does not depend on how examples were shared out.
 
     Args:
         model: A keras.Model of the backend that runs.
-        inputs: As the model takes them, of images uint8[num_examples, height, width, channels].
+        inputs: Inputs as the model takes them, of images uint8[num_examples, height, width, channels].
         batch_size: Examples per replica and step.
         num_replicas: Replicas that share a step.
 

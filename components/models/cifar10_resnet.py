@@ -8,7 +8,7 @@ from components.errors import InputError
 def build_model(
     image_shape: tuple[int, int, int], num_classes: int, depth: int = 20, width: int = 16, stem_pooling: bool = False
 ) -> Any:
-    """The CIFAR-10 network of https://arxiv.org/abs/1512.03385: 274,042 parameters for 20 layers and 32×32×3.
+    """Return the CIFAR-10 network of https://arxiv.org/abs/1512.03385: 274,042 parameters for 20 layers and 32×32×3.
 
     A convolution, three stages of (depth - 2) / 6 blocks of two convolutions, one dense layer. As in version 1.5, where
     a stage halves the image, its first 3×3 convolution does so; the shortcut then is a 1×1 convolution. The last

@@ -13,7 +13,7 @@ def build_model(
     dropout: float = 0.5,
     unroll: bool = False,
 ) -> Any:
-    """Embedding, a bidirectional LSTM, its maximum over time, sigmoid: 496,705 parameters for 15,000 words, 2 classes.
+    """Build embedding, bidirectional LSTM, maximum over time, sigmoid: 496,705 parameters for 15,000 words, 2 classes.
 
     The maximum lets a strong word count wherever it stands, so the answer does not have to survive 320 steps; padding
     can be left unmasked, and a loop without masks is what every backend, LiteRT and the TPU run best.

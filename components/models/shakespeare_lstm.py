@@ -12,7 +12,7 @@ def build_model(
     num_layers: int = 2,
     dropout: float = 0.3,
 ) -> Any:
-    """Embedding, LSTM layers (https://arxiv.org/abs/1308.0850), softmax: 875,523 parameters for 67 characters.
+    """Build embedding, LSTM layers (https://arxiv.org/abs/1308.0850), softmax: 875,523 parameters for 67 characters.
 
     `tpu-pipelines run shakespeare_lstm`: 2.16 bits per character on the last tenth of the plays, 11 minutes of training
     on 2 cores of an AMD EPYC with bf16 units.

@@ -18,7 +18,7 @@ class LargestBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Whether a batch fits (None: it could not be told), and the memory that it takes, 0 where that is not known."""
+    """A batch that was tried: whether it fits (None: cannot be told), and its memory, 0 where that is not known."""
 
     fits: bool | None
     num_bytes: int = 0
@@ -32,8 +32,8 @@ def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_byt
 
     Args:
         attempt: Tries a batch.
-        first: To be tried first.
-        capacity_bytes: What there is.
+        first: Batch to try first.
+        capacity_bytes: Bytes of memory that there are.
 
     Returns:
         The batch; size 0 if not even one example fits, and None if it could not be told.
@@ -65,7 +65,7 @@ def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_byt
 
 
 def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:
-    """Where the line through the last two batches and their bytes, or the only one's and zero, meets the bound."""
+    """Extrapolate the last two batches and their bytes, or the only one's and zero, to the bound."""
     if not known:
         return None
     (size, num_bytes), (other, other_bytes) = known[-1], known[-2] if len(known) > 1 else (0, 0)
@@ -79,7 +79,7 @@ def _whole(size: int) -> int:
 
 
 def _within(size: int, low: int, high: int) -> int:
-    """The nearest batch above `low` and, where it is known, below `high`."""
+    """Return the nearest batch above `low` and, where it is known, below `high`."""
     return max(min(size, high - 1) if high else size, low + 1)
 
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def recall(path: Path, read: Callable[[Any], T]) -> T | None:
-    """What is kept under a path, or None.
+    """Return what is kept under a path, or None.
 
     Args:
         path: The file; its name is its key.
@@ -42,7 +42,7 @@ def keep(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def is_own(directory: Path) -> bool:
-    """Whether a folder is this user's, or not there yet."""
+    """Return whether a folder is this user's, or not there yet."""
     try:
         return directory.stat().st_uid == os.geteuid()
     except FileNotFoundError:

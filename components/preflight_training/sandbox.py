@@ -38,14 +38,14 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one compilation may take."""
+    """The time and memory that one compilation may take."""
 
     timeout_seconds: float
     memory_mib: int
 
 
 def default_cache_dir() -> Path:
-    """Where outcomes are kept between runs: this user's cache, or a folder of theirs in TPU_PIPELINES_CACHE_DIR."""
+    """Return where outcomes are kept between runs: the user's cache, or the folder in TPU_PIPELINES_CACHE_DIR."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     directory = Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
     return directory if remembering.is_own(directory) else directory.with_name(f"preflight-{os.geteuid()}")
@@ -76,7 +76,7 @@ def compile_all(
         InputError: If the model cannot be built, or the compiler is not installed.
     """
     require_compiler()
-    paths = [cache_dir / f"request-{_key(task, one)}.json" for one in compilations]
+    paths = [cache_dir / f"request-{_key(task, compilation)}.json" for compilation in compilations]
     kept = [remembering.recall(path, compiler.read_outcome) for path in paths]
     known = {i: outcome for i, outcome in enumerate(kept) if outcome is not None}
     results: dict[int, Outcome] = dict(known)
@@ -100,10 +100,10 @@ def _key(task: Task, compilation: Compilation) -> str:
 def _run_child(
     task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path
 ) -> Iterator[tuple[int, Outcome]]:
-    """What came of each, as it comes, up to the one that ended the process, if one did."""
+    """Yield the outcome of each request as it comes, up to the one that ended the process, if one did."""
     request = {
         "task": dataclasses.asdict(task),
-        "compilations": [dataclasses.asdict(one) for one in compilations],
+        "compilations": [dataclasses.asdict(compilation) for compilation in compilations],
         "cache_dir": str(cache_dir),
         "parent": os.getpid(),
     }

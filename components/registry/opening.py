@@ -18,7 +18,7 @@ from components.registry.versions import Registry
 
 
 def parse_reference(text: str) -> tuple[Registry, str] | None:
-    """The registry of a model, and a version's number or an alias; None if the text is not such a reference.
+    """Return the registry of a model, and a version's number or an alias; None if the text is not such a reference.
 
     Example:
         >>> registry, version = parse_reference("runs/registry/digits@champion")
@@ -28,16 +28,16 @@ def parse_reference(text: str) -> tuple[Registry, str] | None:
         '3'
         >>> parse_reference("runs/digits/model")
     """
-    if found := re.fullmatch(rf"({VERTEX_ROOT})/({VERTEX_MODEL_NAME})@(\d+|{ALIAS})", text):
-        return open_registry(found[1], found[2]), found[3]
-    found = re.fullmatch(f"(.+)/({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", text)
-    if not found or storage.is_remote(text) or Path(text).exists():
+    if match := re.fullmatch(rf"({VERTEX_ROOT})/({VERTEX_MODEL_NAME})@(\d+|{ALIAS})", text):
+        return open_registry(match[1], match[2]), match[3]
+    match = re.fullmatch(f"(.+)/({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", text)
+    if not match or storage.is_remote(text) or Path(text).exists():
         return None
-    return ModelRegistry(found[1], found[2]), found[3]
+    return ModelRegistry(match[1], match[2]), match[3]
 
 
 def open_registry(root: Path | str, model_name: str) -> Registry:
-    """The registry of a model: a folder on this machine, or `projects/PROJECT/locations/REGION/models`.
+    """Return the registry of a model: a folder on this machine, or `projects/PROJECT/locations/REGION/models`.
 
     Raises:
         InputError: If it can be neither, or not with this name.

@@ -31,12 +31,12 @@ VERTEX_MODEL_NAME = r"[a-z_][a-z0-9_-]{0,62}"
 
 
 def reference(root: Path | str, model_name: str, version: str) -> str:
-    """`REGISTRY/MODEL@VERSION_OR_ALIAS`: a version as text, where a folder may be named too; see `parse_reference`."""
+    """Return `REGISTRY/MODEL@VERSION_OR_ALIAS`, which goes where a folder may be named too; see `parse_reference`."""
     return f"{root}/{model_name}@{version}"
 
 
 def is_on_vertex(root: str) -> bool:
-    """Whether a registry is Vertex AI's.
+    """Return whether a registry is Vertex AI's.
 
     Example:
         >>> is_on_vertex("projects/my-project/locations/us-west1/models"), is_on_vertex("runs/registry")
@@ -64,7 +64,7 @@ def check_registry(root: str, model_name: str) -> None:
 
 
 def check_model_name(name: str) -> str:
-    """A model's name, if it can be one.
+    """Return a model's name, if it can be one.
 
     Raises:
         InputError: If it cannot.
@@ -75,7 +75,7 @@ def check_model_name(name: str) -> str:
 
 
 def check_alias(alias: str) -> str:
-    """An alias, if it can be one.
+    """Return an alias, if it can be one.
 
     Raises:
         InputError: If it cannot.

@@ -18,7 +18,7 @@ _SPARE_FILES = 128
 
 
 class _Phase(enum.Enum):
-    """Whose turn it is on a connection."""
+    """The side whose turn it is on a connection."""
 
     HEAD = "the client is sending the head of a request, or what is left of a body that nobody reads any more"
     BODY = "the client is sending a body, whose time the application watches"
@@ -27,7 +27,7 @@ class _Phase(enum.Enum):
 
 
 def connection_limit(max_connections: int) -> int:
-    """How many connections to hold: `max_connections`, or what the system's limit of open files leaves."""
+    """Return how many connections to hold: `max_connections`, or what the system's limit of open files leaves."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return max_connections
@@ -35,7 +35,7 @@ def connection_limit(max_connections: int) -> int:
 
 
 def head_fault(received: bytes) -> str:
-    r"""What is wrong with the head of a request, as far as it has arrived; empty if nothing is.
+    r"""Say what is wrong with the head of a request, as far as it has arrived; empty if nothing is.
 
     Refused is what servers and proxies understand differently, through which one request can be smuggled within
     another: https://www.rfc-editor.org/rfc/rfc9112#section-11.2. The parser, h11, would let these three pass.
@@ -81,7 +81,7 @@ class Places:
         self._waiting: dict[Connection, None] = {}  # For their clients, the longest first.
 
     def __len__(self) -> int:
-        """Connections that are open."""
+        """Return how many connections are open."""
         return len(self._open)
 
     def enter(self, connection: "Connection") -> bool:

@@ -35,7 +35,7 @@ class FairQueue(Generic[T]):
         self._ends: list[float] = []  # At which share each request would be done; those that would be are left out.
 
     def __len__(self) -> int:
-        """How much waits."""
+        """Return how much waits."""
         return len(self._waiting)
 
     def put(self, item: T, cost: float, is_last: bool = True) -> None:
@@ -68,9 +68,9 @@ class FairThreads:
     """Threads that requests share fairly.
 
     Args:
-        num_threads: How many.
+        num_threads: Number of threads.
         name: Theirs.
-        niceness: By how much all other threads come first where the processor is busy.
+        niceness: Niceness of the threads: the higher, the more others come first where the processor is busy.
     """
 
     def __init__(self, num_threads: int, name: str, niceness: int = 0) -> None:
@@ -145,7 +145,7 @@ class HeldBytes:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator["Hold"]:
-        """Room for a request's bytes, given back when the block ends."""
+        """Hold room for a request's bytes, which is given back when the block ends."""
         hold = Hold(self)
         try:
             yield hold
@@ -154,7 +154,7 @@ class HeldBytes:
 
     def _make_room(self, hold: "Hold") -> None:
         while self.total > self.limit:
-            oldest = next((one for one in self._arriving if one.num_bytes), hold)
+            oldest = next((other for other in self._arriving if other.num_bytes), hold)
             if oldest is hold:
                 raise NoRoomError
             give_way = self._arriving.pop(oldest)
@@ -163,7 +163,7 @@ class HeldBytes:
 
 
 class Hold:
-    """What one request holds. `num_bytes` is how much; to be told, by `resize`, before it is."""
+    """The memory that a request holds, `num_bytes`; tell `resize` before it grows."""
 
     def __init__(self, held: HeldBytes) -> None:
         self._held = held
@@ -188,7 +188,7 @@ class Hold:
 
     @contextlib.contextmanager
     def arriving(self, give_way: Callable[[], None]) -> Iterator[None]:
-        """Within the block more is arriving; `give_way` is called where others need the room: nothing is held then."""
+        """Let more arrive in the block; `give_way` is called where others need the room: nothing is held then."""
 
         def remember() -> None:
             self.gave_way = True

@@ -64,11 +64,11 @@ class _ProcessorTime:
 
 @dataclasses.dataclass(frozen=True)
 class PredictRequest:
-    """What a request asks for.
+    """The parsed content of a request.
 
     Attributes:
-        inputs: As the model takes them, of images uint8[N, height, width, channels]; N from 1.
-        top: How many probabilities to give; None is all of them.
+        inputs: Inputs as the model takes them, of images uint8[N, height, width, channels]; N from 1.
+        top: Number of probabilities to give; None is all of them.
         waiting: Images that are still to be decoded, part by part, by their number; gone once they are.
     """
 
@@ -79,11 +79,11 @@ class PredictRequest:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes until it is answered."""
+        """Memory that the request takes until it is answered."""
         return self.inputs.nbytes + sum(image.num_bytes for image in self.waiting.values())
 
     def parts(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """The images that wait, some at a time: how many pixels, and which."""
+        """Yield the images that wait, some at a time: how many pixels, and which."""
         numbers: list[int] = []
         cost = 0
         for number, of_one in [(number, _cost(image, self.inputs.shape)) for number, image in self.waiting.items()]:
@@ -108,7 +108,7 @@ class PredictRequest:
 
 
 def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
-    """In pixels: those that it has, or those that it is enlarged to."""
+    """Return the cost of an image in pixels: those that it has, or those that it is enlarged to."""
     return max(image.num_pixels, shape[1] * shape[2])
 
 
@@ -142,7 +142,7 @@ def parse_request(
 
 
 def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
-    """uint8[1, height, width, channels] of one IMAGE as `parse_request` takes it, however large.
+    """Return uint8[1, height, width, channels] of one IMAGE as `parse_request` takes it, however large.
 
     Raises:
         InputError: If it is none.
@@ -158,7 +158,7 @@ def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: S
 
     Raises:
         InputError: If it is no image, or the model takes none.
-        TooLargeError: As `parse_request`.
+        TooLargeError: If an image is too large, as in `parse_request`.
     """
     if not isinstance(wanted, ImageInput):
         raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON.")
@@ -198,7 +198,7 @@ def _naming(number: int) -> Iterator[None]:
 
 
 def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | None) -> bytes:
-    """`{"predictions": [{"class": …, "confidence": …, "probabilities": {class: probability, best first}}, …]}`.
+    """Render `{"predictions": [{"class": …, "confidence": …, "probabilities": {class: probability, best first}}, …]}`.
 
     Of multi-label data a prediction is `{"labels": [those above 0.5, best first], "probabilities": {…}}`, of a
     regression `{"values": {target: number}}`.
@@ -206,7 +206,7 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
     Args:
         model: Names the classes or targets.
         outputs: float32[N, classes or targets].
-        top: How many probabilities to give; None is all of them.
+        top: Number of probabilities to give; None is all of them.
 
     Raises:
         InputError: If `top` is given and the answers are no probabilities.
@@ -239,7 +239,7 @@ def _load_json(body: bytes | bytearray) -> Any:
 
 
 def _known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
-    """`value`, if it is an object without other keys."""
+    """Return `value`, if it is an object without other keys."""
     if not isinstance(value, dict):
         raise InputError(f"{name} must be a JSON object. Received: {_describe(value)}.")
     for key in value:
@@ -265,7 +265,7 @@ def _parse_top(parameters: Any) -> int | None:
 
 @functools.singledispatch
 def _parse_instance(wanted: Any, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray | OpenImage:
-    """One instance as the model takes it, or an image that is still to be decoded."""
+    """Parse an instance to what the model takes, or to an image that is still to be decoded."""
     raise TypeError(f"No reader for instances of {type(wanted)}.")
 
 
@@ -340,7 +340,7 @@ def _lists(shape: tuple[int, ...]) -> str:
 
 
 def _describe(value: Any) -> str:
-    """A value without its content, which has no place in a log."""
+    """Return a value without its content, which has no place in a log."""
     if isinstance(value, dict):
         return f"an object with {', '.join(repr(key[:40]) for key in list(value)[:5]) or 'nothing in it'}"
     return _KINDS.get(type(value), "a number")

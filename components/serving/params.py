@@ -27,7 +27,7 @@ _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_
 
 @dataclasses.dataclass(frozen=True)
 class ServeParams:
-    """Where the server listens and what it takes on.
+    """The address that the server listens on, and the load that it takes.
 
     Attributes:
         host: Address to listen on; 0.0.0.0 is every one of this machine.
@@ -37,8 +37,8 @@ class ServeParams:
         int8: Serve the int8 model.
         num_threads: Threads for one batch; 0 is one per core.
         max_batch_size: Images that the model takes at once. Requests that wait for it are answered together.
-        max_wait_ms: How long an idle model waits for company to the first request. On a CPU an image of a batch costs
-            what it costs alone, so waiting gains little.
+        max_wait_ms: Milliseconds that an idle model waits for company to the first request. On a CPU an image of a
+            batch costs what it costs alone, so waiting gains little.
         max_connections: Connections held at once, fewer where the system's limit of open files is lower. One more gets
             the place of the one that has kept the server waiting longest, or 503 if all are being answered.
         max_requests: Requests whose bodies have arrived that are held at once; one more gets 503 and Retry-After.
@@ -91,7 +91,7 @@ class ServeParams:
 
 
 def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of ServeParams as Vertex tells them to a container, which must listen on every address.
+    """Return the fields of ServeParams that Vertex tells a container, which must listen on every address.
 
     Raises:
         InputError: If AIP_HTTP_PORT is no number.
@@ -100,10 +100,10 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
         >>> vertex_defaults({"AIP_HTTP_PORT": "8080", "AIP_PREDICT_ROUTE": "/v1/models/m:predict"})
         {'host': '0.0.0.0', 'port': 8080, 'predict_route': '/v1/models/m:predict'}
     """
-    given: dict[str, Any] = {field: environ[name] for name, field in _VARIABLES.items() if environ.get(name)}
-    if "port" in given:
+    settings: dict[str, Any] = {field: environ[name] for name, field in _VARIABLES.items() if environ.get(name)}
+    if "port" in settings:
         try:
-            given["port"] = int(given["port"])
+            settings["port"] = int(settings["port"])
         except ValueError as error:
-            raise InputError(f"AIP_HTTP_PORT must be a number. Received: {given['port']!r}.") from error
-    return {"host": "0.0.0.0", **given}
+            raise InputError(f"AIP_HTTP_PORT must be a number. Received: {settings['port']!r}.") from error
+    return {"host": "0.0.0.0", **settings}

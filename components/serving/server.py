@@ -41,7 +41,7 @@ def serve(export_uri: str, params: ServeParams) -> None:
 
     Args:
         export_uri: The folder that export_model wrote, local or on gs://.
-        params: Where to listen and what to take on.
+        params: Address to listen on, and the load to take.
 
     Raises:
         InputError: If it cannot listen there, or the export is missing or damaged.

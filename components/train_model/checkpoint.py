@@ -20,10 +20,10 @@ _PROGRESS = "progress"
 
 @dataclasses.dataclass
 class TrainingProgress:
-    """Where training stands.
+    """The progress of a training.
 
     Attributes:
-        identity: What must be equal for a checkpoint to be continued: parameters, data set and device.
+        identity: Facts that must be equal for a checkpoint to be continued: parameters, data set and device.
         epoch: Epochs finished.
         step: Steps finished within the epoch after these.
         seconds: Training time so far.
@@ -49,12 +49,12 @@ def _array(variable: Any) -> np.ndarray:
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A copy of every variable's value."""
+    """Return a copy of every variable's value."""
     return {name: np.array(_array(variable)) for name, variable in variables.items()}
 
 
 def all_finite(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether no value is NaN or infinite."""
+    """Return whether no value is NaN or infinite."""
     return all(bool(np.isfinite(array).all()) for array in arrays.values() if array.dtype.kind == "f")
 
 
@@ -67,7 +67,7 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], progress: Training
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], TrainingProgress | None]:
-    """What `save_arrays` wrote.
+    """Load what `save_arrays` wrote.
 
     Raises:
         InputError: If the file is damaged.

@@ -72,7 +72,7 @@ class Draws:
             self._key = tf.random.fold_in(tf.random.fold_in(start, tf.cast(step, tf.int32)), replica)
 
     def integers(self, size: Any, limit: int) -> Any:
-        """int32[size] in [0, limit), other ones in every call."""
+        """Draw int32[size] in [0, limit), others in every call."""
         self._num_calls += 1
         if self._uses_jax:
             import jax
@@ -85,14 +85,14 @@ class Draws:
 
 
 def augment(images: Any, labels: Any, settings: TrainParams, draws: Draws, num_classes: int, groups: int) -> Any:
-    """A batch as the training step is to see it.
+    """Return a batch as the training step is to see it.
 
     Args:
         images: uint8[batch, height, width, channels].
         labels: int32[batch].
-        settings: What to do.
-        draws: Where chance comes from.
-        num_classes: Of the model.
+        settings: Augmentations to apply.
+        draws: Source of random numbers.
+        num_classes: Number of classes of the model.
         groups: Equal parts of the batch within which images are mixed: replicas that share this array.
 
     Returns:
@@ -115,7 +115,7 @@ def augment(images: Any, labels: Any, settings: TrainParams, draws: Draws, num_c
 
 
 def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws) -> Any:
-    """Images moved by up to `random_crop_pixels` either way, what comes in mirrored at the edge, and flipped."""
+    """Move images by up to `random_crop_pixels` either way, mirrored at the edge, and flip them."""
     from keras import ops
 
     batch = ops.shape(images)[0]
@@ -136,7 +136,7 @@ def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws) -> Any:
 
 
 def _take(images: Any, places: Any, axis: int) -> Any:
-    """`images[b, places[b, i], …]`, or the same along the second axis of an image."""
+    """Take `images[b, places[b, i], …]`, or the same along the second axis of an image."""
     import keras
 
     if keras.backend.backend() == "tensorflow":
@@ -154,7 +154,7 @@ def _take(images: Any, places: Any, axis: int) -> Any:
 
 
 def mixup_shares(alpha: float) -> np.ndarray:
-    """Evenly spaced quantiles of how much of its partner an image takes: float32[1024] in [0, 0.5].
+    """Return evenly spaced quantiles of how much of its partner an image takes: float32[1024] in [0, 0.5].
 
     The smaller of the two shares that Beta(alpha, alpha) gives (https://arxiv.org/abs/1710.09412), so an image keeps
     most of itself. A table, because drawing from that distribution takes a loop of unknown length.
@@ -168,7 +168,7 @@ def mixup_shares(alpha: float) -> np.ndarray:
 
 
 def _mix(values: Any, share: Any, groups: int) -> Any:
-    """Each value with a share of the one in the mirrored place of its group; no value leaves its replica."""
+    """Return each value with a share of the one in the mirrored place of its group; no value leaves its replica."""
     from keras import ops
 
     grouped = ops.reshape(values, (groups, -1, *values.shape[1:]))

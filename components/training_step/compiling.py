@@ -27,7 +27,7 @@ _DECAYED_ROLES = ("kernel", "embedding")
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, optimizer: str) -> float:
-    """The peak learning rate for a global batch of `num_replicas` times the size.
+    """Return the peak learning rate for a global batch of `num_replicas` times the size.
 
     Linear for SGD (https://arxiv.org/abs/1706.02677), the square root for adaptive methods
     (https://arxiv.org/abs/2205.10287).
@@ -42,7 +42,7 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, o
 
 
 def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -> int:
-    """Steps of warm-up; always fewer than all.
+    """Return the steps of warm-up; always fewer than all.
 
     Example:
         >>> warmup_steps(0.5, steps_per_epoch=10, total_steps=100)
@@ -52,7 +52,7 @@ def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -
 
 
 def learning_rate_at(optimizer: Any, step: int) -> float:
-    """The rate by which a step, counted from 0 over the whole training, changes the weights."""
+    """Return the rate by which a step, counted from 0 over the whole training, changes the weights."""
     import keras
 
     rate = optimizer._learning_rate
@@ -61,7 +61,7 @@ def learning_rate_at(optimizer: Any, step: int) -> float:
 
 
 def exempt_from_decay(model: Any) -> list[Any]:
-    """The trained variables that weight decay leaves alone, by the role that they play and not by their shape.
+    """Return the trained variables that weight decay leaves alone, by the role that they play and not by their shape.
 
     These are biases, of whatever shape (a GRU's has two axes, as has that of an attention's heads), everything that a
     layer of normalisation learns, and the slopes of activations: shrinking them regularises nothing. Of variables whose
@@ -93,7 +93,7 @@ def exempt_from_decay(model: Any) -> list[Any]:
 
 
 def _is_penalized(model: Any) -> bool:
-    """Whether Keras adds penalties to the model's loss: of weights, or of what a layer gives."""
+    """Return whether Keras adds penalties to the model's loss: of weights, or of what a layer gives."""
     layers = model._flatten_layers()
     return any(getattr(variable, "regularizer", None) for variable in model.trainable_variables) or any(
         getattr(layer, "activity_regularizer", None) for layer in layers
@@ -127,7 +127,7 @@ def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, m
 
 
 def next_character_loss(targets: Any, outputs: Any) -> Any:
-    """float32[batch]: cross-entropy summed over the targets that count, by the length of a passage.
+    """Return the cross-entropy summed over the targets that count, by the length of a passage, float32[batch].
 
     By that and not by their number, so that every character weighs the same, however a batch is shared out.
     """
@@ -182,10 +182,10 @@ def compile_model(
 
     Args:
         model: A keras.Model as `build_model` gives it.
-        interface: What it takes and gives: decides loss and metric.
+        interface: Input and output of the model: decides loss and metric.
         settings: Optimizer, learning rate, augmentation and averaging.
         num_replicas: Replicas that share a batch.
-        steps_per_epoch: Of training.
+        steps_per_epoch: Number of training steps in an epoch.
         jit_compile: Whether XLA compiles the step.
 
     Returns:

@@ -36,7 +36,7 @@ _OUTSIDE_THE_PROGRAM = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainParams:
-    """How to train; one field per component input.
+    """The hyper-parameters of a training; one field per component input.
 
     Attributes:
         model: A registered name, a .py or .keras file, or module:function.
@@ -45,8 +45,8 @@ class TrainParams:
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
         optimizer: `adam`, `adamw` or `sgd` (with Nesterov momentum 0.9).
         learning_rate: Peak learning rate for one replica.
-        learning_rate_scaling: How it grows with the replicas: `linear`, `sqrt`, `none`; `auto` is linear for sgd,
-            else sqrt.
+        learning_rate_scaling: Growth of the learning rate with the replicas: `linear`, `sqrt`, `none`; `auto` is linear
+            for sgd, else sqrt.
         learning_rate_schedule: `constant`, or `cosine` down to zero after the last step.
         warmup_epochs: Epochs over which the learning rate rises from zero.
         weight_decay: Share of a weight, times the learning rate, that each step takes off (decoupled, as in AdamW), for
@@ -58,7 +58,7 @@ class TrainParams:
         ema_decay: Judge and save a running average of the weights, of which every step keeps this share; 0 is none.
         early_stopping_epochs: Stop after so many epochs without a lower validation loss, or training loss where there
             is no validation split; 0 is never.
-        seed: Of initial weights, order, dropout and augmentation.
+        seed: Seed of initial weights, order, dropout and augmentation.
         backend: `tensorflow`, `jax` or `auto`.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`; a TPU must be asked for.
         num_replicas: Devices to use; 0 is all, and one on a CPU. On a CPU any number is simulated.

@@ -90,7 +90,7 @@ def synchronize_normalization(model: Any, num_replicas: int) -> None:
 
 
 def count_synchronized_layers(model: Any, num_replicas: int) -> int:
-    """Layers of batch normalisation whose statistics are those of several replicas."""
+    """Count the layers of batch normalisation whose statistics are those of several replicas."""
     return len(_batch_normalization(model)) if num_replicas > 1 else 0
 
 
@@ -101,7 +101,7 @@ def _batch_normalization(model: Any) -> list[Any]:
 
 
 def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Mean and variance over all axes but the layer's own, of the examples and places that the mask has."""
+    """Return mean and variance over all axes but the layer's own, of the examples and places that the mask has."""
     import tensorflow as tf
 
     replica = tf.distribute.get_replica_context()

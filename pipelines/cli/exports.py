@@ -85,14 +85,14 @@ def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
     predictions = predict_inputs(
         export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
     )
-    for one in predictions:
+    for prediction in predictions:
         if arguments.json:
-            print(json.dumps({"input": one.name, _ANSWERS[one.task]: dict(one.classes)}))
-        elif one.task == "regression":
-            show_text(f"{one.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in one.classes))
+            print(json.dumps({"input": prediction.name, _ANSWERS[prediction.task]: dict(prediction.classes)}))
+        elif prediction.task == "regression":
+            show_text(f"{prediction.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in prediction.classes))
         else:
-            named = "  ".join(f"{name} {probability:.1%}" for name, probability in one.classes)
-            show_text(f"{_one_line(one.name)}  {named or 'no label'}")
+            named = "  ".join(f"{name} {probability:.1%}" for name, probability in prediction.classes)
+            show_text(f"{_one_line(prediction.name)}  {named or 'no label'}")
     return DONE
 
 

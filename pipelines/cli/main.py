@@ -89,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _platform_error() -> type[Exception]:
-    """Asked for only when something was raised."""
+    """Return the error's class; asked for only when something was raised."""
     from components.outages import PlatformError
 
     return PlatformError

@@ -71,7 +71,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace, answer: Callable[[str], str] = input) -> argparse.Namespace:
-    """What the command line does not say, asked for on the terminal."""
+    """Ask on the terminal for what the command line does not say."""
     from pipelines.starting import name_of
 
     def ask(question: str, default: str) -> str:
@@ -106,12 +106,12 @@ def _check(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides)
     findings = check_config(config, arguments.workspace)
     if arguments.json:
-        print(json.dumps([dataclasses.asdict(one) for one in findings]))
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
     else:
         colours = {"ok": "green", "hint": "yellow", "error": "red"}
-        for one in findings:
-            show_text(f"{one.state:<6}", end="", colours=colours)
-            show_text(f"{one.about:<10}{one.said}")
+        for finding in findings:
+            show_text(f"{finding.state:<6}", end="", colours=colours)
+            show_text(f"{finding.about:<10}{finding.said}")
         if is_sound(findings):
             show_text(f"\nnext: tpu-pipelines run {arguments.config}{_again(arguments.overrides)}")
     return DONE if is_sound(findings) else BAD_INPUT
@@ -120,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _again(overrides: list[str]) -> str:
     import shlex
 
-    return "".join(f" --set {shlex.quote(one)}" for one in overrides)
+    return "".join(f" --set {shlex.quote(override)}" for override in overrides)
 
 
 def _add_schema(commands: Any) -> None:

@@ -14,11 +14,11 @@ def examine(config: Config, target: str, settings: Settings, context: str = "", 
     """Return whether everything that a run needs is there.
 
     Args:
-        config: What is to run.
+        config: Configuration that is to run.
         target: The platform, as `vertex`.
-        settings: Where.
-        context: Of Kubernetes, for Kubeflow; empty asks the cluster nothing.
-        image: What every step is to run in; empty is what TPU_PIPELINES_IMAGE says.
+        settings: Project, region, bucket and images.
+        context: Context of Kubernetes, for Kubeflow; empty asks the cluster nothing.
+        image: Image that every step is to run in; empty is what TPU_PIPELINES_IMAGE says.
 
     Raises:
         InputError: If settings are missing, or the configuration names no machine that the platform has.
@@ -37,13 +37,13 @@ def require_ready(config: Config, target: str, settings: Settings, image: str) -
     """
     first, others = _checks(config, target, settings, "", image)
     findings = ask_all(first if first.is_cheap else None, [check for check in others if check.is_cheap])
-    if fatal := [one for one in missing_of(findings) if one.is_fatal]:
-        said = "; ".join(f"{one.what}: {one.said} → {one.remedy}" for one in fatal)
+    if fatal := [finding for finding in missing_of(findings) if finding.is_fatal]:
+        said = "; ".join(f"{finding.what}: {finding.said} → {finding.remedy}" for finding in fatal)
         raise InputError(
             f"Refused to send a run that cannot work. Missing: {said}. `tpu-pipelines doctor` asks for everything, and "
             "--no-doctor sends it all the same."
         )
-    return [one for one in findings if one.verdict is not Verdict.THERE]
+    return [finding for finding in findings if finding.verdict is not Verdict.THERE]
 
 
 def _checks(config: Config, target: str, settings: Settings, context: str, image: str) -> tuple[Check, Sequence[Check]]:
@@ -63,4 +63,4 @@ def _checks(config: Config, target: str, settings: Settings, context: str, image
 
 def as_dicts(findings: Sequence[Finding]) -> list[dict[str, object]]:
     """Return findings as JSON has them; the verdict in a word."""
-    return [{**dataclasses.asdict(one), "verdict": one.verdict.name.lower()} for one in findings]
+    return [{**dataclasses.asdict(finding), "verdict": finding.verdict.name.lower()} for finding in findings]

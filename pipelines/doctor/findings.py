@@ -12,7 +12,7 @@ _THREADS = 8
 
 
 class Verdict(enum.StrEnum):
-    """Whether something is there; `UNKNOWN` where nobody would say."""
+    """The answer whether something is there; `UNKNOWN` where nobody would say."""
 
     THERE = "✓"
     MISSING = "✗"
@@ -26,8 +26,8 @@ class Finding:
     Attributes:
         what: Its name, as `bucket`.
         verdict: Whether it is there.
-        said: What was found, or why it could not be asked.
-        remedy: What to do, for one that is missing; a command where one does it.
+        said: Sentence on the outcome, or on why it could not be asked.
+        remedy: Advice for one that is missing; a command where one does it.
         is_fatal: Whether a run without it surely fails, so that `submit` refuses to send one.
     """
 
@@ -78,14 +78,15 @@ def ask_all(first: Check | None, others: Sequence[Check]) -> list[Finding]:
     """Ask every check, the others side by side.
 
     Args:
-        first: As the sign-in: where it fails, only what is apart from it can be asked. None is taken to be there.
+        first: Check that the others need, as the sign-in: where it fails, only what is apart from it can be asked. None
+            is taken to be there.
         others: The rest.
 
     Returns:
         The findings in the order of the checks; what could not be asked is unknown, whatever the reason.
     """
     findings = _ask(first) if first else []
-    stops = any(one.verdict is Verdict.MISSING for one in findings)
+    stops = any(earlier.verdict is Verdict.MISSING for earlier in findings)
 
     def ask(check: Check) -> list[Finding]:
         if first and stops and not check.is_apart:
@@ -93,7 +94,7 @@ def ask_all(first: Check | None, others: Sequence[Check]) -> list[Finding]:
         return _ask(check)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return findings + [finding for found in pool.map(ask, others) for finding in found]
+        return findings + [finding for answers in pool.map(ask, others) for finding in answers]
 
 
 def _ask(check: Check) -> list[Finding]:
@@ -105,15 +106,15 @@ def _ask(check: Check) -> list[Finding]:
 
 def as_table(findings: Sequence[Finding]) -> str:
     """Return the findings, a line each, and below what is not there what to do."""
-    width = max(len(one.what) for one in findings)
+    width = max(len(finding.what) for finding in findings)
     lines = []
-    for one in findings:
-        lines.append(f"{one.verdict}  {one.what:<{width}}  {one.said}")
-        if one.remedy:
-            lines.append(f"   {'':<{width}}  → {one.remedy}")
+    for finding in findings:
+        lines.append(f"{finding.verdict}  {finding.what:<{width}}  {finding.said}")
+        if finding.remedy:
+            lines.append(f"   {'':<{width}}  → {finding.remedy}")
     return "\n".join(lines)
 
 
 def missing_of(findings: Sequence[Finding]) -> list[Finding]:
     """Return those that are missing."""
-    return [one for one in findings if one.verdict is Verdict.MISSING]
+    return [finding for finding in findings if finding.verdict is Verdict.MISSING]

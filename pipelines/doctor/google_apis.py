@@ -13,11 +13,11 @@ _TIMEOUT_SECONDS = 20
 
 
 class GoogleApis:
-    """Whoever is signed in, asking.
+    """The APIs of Google Cloud, asked by whoever is signed in.
 
     Args:
         project: Google Cloud project.
-        address: Where an API is, `{host}` standing for its own host; empty is there itself.
+        address: Address of an API, `{host}` standing for its own host; empty is that host.
         credentials: Google's; the environment's if not given.
     """
 
@@ -150,7 +150,7 @@ class GoogleApis:
 
 
 def _message(response: Any) -> str:
-    """What an error of an API says, in a line."""
+    """Return what an error of an API says, in a line."""
     try:
         return str(response.json()["error"]["message"]).splitlines()[0]
     except (ValueError, KeyError, TypeError, IndexError):

@@ -18,7 +18,7 @@ Policy = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Granted:
-    """What policies say of an account.
+    """The rights that policies give to an account.
 
     Attributes:
         surely: Permissions that it has.
@@ -32,7 +32,7 @@ class Granted:
 
     def lacks(self, permissions: tuple[str, ...]) -> tuple[list[str], str]:
         """Return those that it does not surely have, and why it may have them all the same; empty if it has not."""
-        lacking = [one for one in permissions if one not in self.surely]
+        lacking = [permission for permission in permissions if permission not in self.surely]
         if lacking and set(lacking) <= self.maybe:
             return lacking, "a group or a condition may grant it, which cannot be seen"
         return lacking, self.unread if lacking else ""
@@ -54,7 +54,7 @@ class Policies:
         """Return what a member may do.
 
         Args:
-            member: As `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
+            member: Member, as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
             own: Reads the policy of what is asked for; the project's, and those above it, count anyhow.
 
         """
@@ -94,26 +94,26 @@ class Policies:
         return frozenset(permission for role in roles for permission in self._permissions_of(role))
 
     def _permissions_of(self, role: str) -> frozenset[str]:
-        """What a role grants: google/iam/admin/v1/iam.proto, GetRole."""
+        """Return what a role grants: google/iam/admin/v1/iam.proto, GetRole."""
         if role not in self._permissions:
             try:
-                found = self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ())
+                permissions = self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ())
             except MissingError:
-                found = ()
-            self._permissions[role] = frozenset(found)
+                permissions = ()
+            self._permissions[role] = frozenset(permissions)
         return self._permissions[role]
 
 
 def _roles(policies: Iterable[Policy], member: str, held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """The roles that policies surely bind to a member, and those that they may; `held` are its roles in the project."""
+    """Return the roles that policies surely bind to a member, and those that they may; `held` are the project's."""
     surely, maybe = set(), set()
     for policy in policies:
         for binding in policy.get("bindings", ()):
             members = binding.get("members", ())
-            is_named = member in members or any(one in members for one in _EVERYONE)
-            is_named = is_named or any(_CONVENIENCE.get(one.partition(":")[0]) in held for one in members)
+            is_named = member in members or any(other in members for other in _EVERYONE)
+            is_named = is_named or any(_CONVENIENCE.get(other.partition(":")[0]) in held for other in members)
             if is_named and not binding.get("condition"):
                 surely.add(binding["role"])
-            elif is_named or any(one.startswith(("group:", "domain:", "principalSet:")) for one in members):
+            elif is_named or any(other.startswith(("group:", "domain:", "principalSet:")) for other in members):
                 maybe.add(binding["role"])
     return frozenset(surely), frozenset(maybe - surely)

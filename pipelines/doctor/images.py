@@ -29,8 +29,8 @@ class Image:
     """An image in a registry.
 
     Attributes:
-        digest: As `sha256:…`: what its name means now.
-        platforms: As `linux/amd64`.
+        digest: Digest, as `sha256:…`, that its name means now.
+        platforms: Platforms, as `linux/amd64`.
     """
 
     digest: str
@@ -44,8 +44,8 @@ def repository_of(image: str) -> tuple[str, str, str] | None:
         >>> repository_of("europe-docker.pkg.dev/my-project/images/steps:1")
         ('my-project', 'europe', 'images')
     """
-    found = _REPOSITORY.fullmatch(image)
-    return (found["project"], found["location"], found["name"]) if found else None
+    match = _REPOSITORY.fullmatch(image)
+    return (match["project"], match["location"], match["name"]) if match else None
 
 
 def find_image(image: str, apis: GoogleApis) -> Image:
@@ -70,14 +70,14 @@ def find_image(image: str, apis: GoogleApis) -> Image:
     response = get(f"manifests/{reference or 'latest'}")
     manifest, digest = response.json(), f"sha256:{hashlib.sha256(response.content).hexdigest()}"
     if "manifests" in manifest:
-        found = [one.get("platform", {}) for one in manifest["manifests"]]
+        answer = [entry.get("platform", {}) for entry in manifest["manifests"]]
     elif "config" in manifest:
-        found = [get(f"blobs/{manifest['config']['digest']}").json()]
+        answer = [get(f"blobs/{manifest['config']['digest']}").json()]
     else:
         raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
-    platforms = dict.fromkeys(f"{one.get('os')}/{one.get('architecture')}" for one in found)
+    platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in answer)
     digest = reference if separator else digest
-    return Image(digest, tuple(one for one in platforms if "unknown" not in one))  # Those are of attestations.
+    return Image(digest, tuple(entry for entry in platforms if "unknown" not in entry))  # Those are of attestations.
 
 
 def image_findings(
@@ -89,23 +89,23 @@ def image_findings(
         yield missing(what, f"no platform can fetch {image}", build)
         return
     try:
-        found = find_image(image, apis)
+        known = find_image(image, apis)
     except MissingError as error:
         yield missing(what, f"{image} is not there: {error}", build)
         return
-    if PLATFORM not in found.platforms:
+    if PLATFORM not in known.platforms:
         yield missing(
             what,
-            f"{image} is for {', '.join(found.platforms) or 'no platform'}, and TPU hosts are {PLATFORM}",
+            f"{image} is for {', '.join(known.platforms) or 'no platform'}, and TPU hosts are {PLATFORM}",
             f"docker build --platform={PLATFORM}, docker push, and set {variable}=…@sha256:…",
         )
         return
-    tag = "" if is_pinned(image) else f"; it is named by a tag, and means {found.digest} now"
+    tag = "" if is_pinned(image) else f"; it is named by a tag, and means {known.digest} now"
     yield there(what, f"{image}, {PLATFORM}{tag}")
 
 
 def _get(apis: GoogleApis, host: str, path: str) -> Any:
-    """An answer of a registry: of Google's as who is signed in, of others as anybody."""
+    """Return an answer of a registry: of Google's as who is signed in, of others as anybody."""
     headers = {"Accept": ", ".join(_MANIFESTS)}
     if _GOOGLES.fullmatch(host):
         return apis.send("GET", host, path, headers=headers)
@@ -131,7 +131,7 @@ def _get(apis: GoogleApis, host: str, path: str) -> Any:
 
 
 def _anonymous_token(challenge: str) -> str:
-    """The token that a registry gives to anybody who reads; https://distribution.github.io/distribution/spec/auth."""
+    """Get the token that a registry gives to any reader: https://distribution.github.io/distribution/spec/auth."""
     import requests
 
     fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
@@ -139,5 +139,5 @@ def _anonymous_token(challenge: str) -> str:
     if not challenge.startswith("Bearer ") or not realm.startswith("https://"):
         return ""
     response = requests.get(realm, params=fields, timeout=_TIMEOUT_SECONDS)
-    found = response.json() if response.ok else {}
-    return str(found.get("token") or found.get("access_token") or "")
+    match = response.json() if response.ok else {}
+    return str(match.get("token") or match.get("access_token") or "")

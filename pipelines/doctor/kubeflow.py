@@ -29,11 +29,11 @@ class KubeflowChecks:
     """Everything that a configuration's run needs on Kubeflow.
 
     Args:
-        config: What is to run.
-        settings: Where; must have the server.
+        config: Configuration that is to run.
+        settings: Settings of the platform; must have the server.
         apis: Whoever asks Google Cloud, where something lies there.
-        context: Of Kubernetes, as kubectl has it; empty asks the cluster nothing.
-        image: What every step is to run in.
+        context: Context of Kubernetes, as kubectl has it; empty asks the cluster nothing.
+        image: Image that every step is to run in.
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
@@ -54,8 +54,8 @@ class KubeflowChecks:
                 Check("cluster", lambda: [unknown("cluster", "not asked: name a context by --kube-context")]),
             ]
         checks += [
-            Check(f"nodes {one.name}", functools.partial(self._nodes, one), is_apart=True)
-            for one in dict.fromkeys(self._machines)
+            Check(f"nodes {check.name}", functools.partial(self._nodes, check), is_apart=True)
+            for check in dict.fromkeys(self._machines)
         ]
         checks.append(Check("service account", self._service_account))
         for kind, names in (("secret", self._settings.secrets), ("volume", self._settings.volumes)):
@@ -135,7 +135,7 @@ class KubeflowChecks:
             raise InputError(f"no context {self._context!r} in kubectl's configuration: {error}") from error
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """What the cluster answers.
+        """Return what the cluster answers.
 
         Raises:
             MissingError: If there is no such thing.
@@ -154,11 +154,11 @@ class KubeflowChecks:
             raise CannotAskError(f"{self._context} does not answer: {error}") from error
 
     def _nodes(self, machine: MachineSpec) -> Iterator[Finding]:
-        """Nodes that are there; else pools that would get one: none is there while nobody asks for it."""
+        """Check the nodes that are there; else pools that would get one: none is there while nobody asks for it."""
         what, labels = f"nodes {machine.name}", node_selectors(machine, self._settings)
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
-        if found := self._ask("list_node", label_selector=selector).items:
-            yield there(what, f"{len(found)} with {selector}")
+        if nodes := self._ask("list_node", label_selector=selector).items:
+            yield there(what, f"{len(nodes)} with {selector}")
             return
         context = _GKE_CONTEXT.fullmatch(self._context)
         said = f"no node has {selector}"
@@ -172,7 +172,7 @@ class KubeflowChecks:
         makes_pools = described.get("autopilot", {}).get("enabled") or described.get("autoscaling", {}).get(
             "enableNodeAutoprovisioning"
         )
-        pools = [one["name"] for one in described.get("nodePools", ()) if _has(one, machine)]
+        pools = [node["name"] for node in described.get("nodePools", ()) if _has(node, machine)]
         if pools or makes_pools:
             yield there(what, f"{said} now; {', '.join(pools) or 'the cluster'} adds them as they are asked for")
         else:
@@ -206,6 +206,6 @@ class KubeflowChecks:
 
 
 def _has(pool: dict[str, Any], machine: MachineSpec) -> bool:
-    """Whether the nodes of a pool are of a machine."""
+    """Return whether the nodes of a pool are of a machine."""
     config: dict[str, Any] = pool.get("config", {})
     return config.get("machineType") == machine.machine_type and bool(config.get("spot")) == machine.spot

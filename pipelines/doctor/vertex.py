@@ -48,15 +48,15 @@ class VertexChecks:
     """Everything that a configuration's run needs on Vertex AI.
 
     Args:
-        config: What is to run.
-        settings: Where; must have the project, the region and the bucket.
+        config: Configuration that is to run.
+        settings: Settings of the platform; must have the project, the region and the bucket.
         apis: Whoever asks.
-        image: What every step is to run in.
+        image: Image that every step is to run in.
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, image: str) -> None:
         self._config, self._settings, self._apis, self._image = config, settings, apis, image
-        self._machines = [in_region(one, settings) for one in require_machine(config, "vertex").candidates]
+        self._machines = [in_region(entry, settings) for entry in require_machine(config, "vertex").candidates]
         self._policies = Policies(apis, settings.project)
         self._member = ""
 
@@ -75,7 +75,10 @@ class VertexChecks:
             Check("its roles", self._runner),
             Check("its buckets", self._runner_buckets),
             Check("its acting", self._runner_acting),
-            *(Check(f"quota {one.name}", functools.partial(self._quota, one)) for one in dict.fromkeys(self._machines)),
+            *(
+                Check(f"quota {entry.name}", functools.partial(self._quota, entry))
+                for entry in dict.fromkeys(self._machines)
+            ),
         ]
         if self._settings.network:
             checks.append(Check("network", self._network))
@@ -122,7 +125,7 @@ class VertexChecks:
             yield there("project", f"{project}, number {self._number}")
 
     def _services(self) -> Iterator[Finding]:
-        """google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
+        """Ask which services are switched on: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
         project = self._settings.project
         needed = ["aiplatform.googleapis.com", "storage.googleapis.com"]
         if repository_of(self._image):
@@ -130,8 +133,8 @@ class VertexChecks:
         if not self._settings.service_account or self._settings.network:
             needed.append(_COMPUTE)  # Whose default account runs pipelines that name none.
         names = [f"projects/{project}/services/{name}" for name in needed]
-        found = self._apis.get("serviceusage.googleapis.com", f"v1/projects/{project}/services:batchGet", names=names)
-        states = {one["name"].rpartition("/")[2]: one.get("state") for one in found.get("services", ())}
+        answer = self._apis.get("serviceusage.googleapis.com", f"v1/projects/{project}/services:batchGet", names=names)
+        states = {entry["name"].rpartition("/")[2]: entry.get("state") for entry in answer.get("services", ())}
         for name in needed:
             if states.get(name) != "ENABLED":
                 yield missing("APIs", f"{name} is not enabled", f"gcloud services enable {name} --project={project}")
@@ -140,10 +143,10 @@ class VertexChecks:
 
     def _submitter(self) -> Iterator[Finding]:
         project = self._settings.project
-        found = self._apis.post(
+        answer = self._apis.post(
             RESOURCES, f"v3/projects/{project}:testIamPermissions", {"permissions": list(_SUBMITTER)}
         )
-        if lacking := [one for one in _SUBMITTER if one not in found.get("permissions", ())]:
+        if lacking := [entry for entry in _SUBMITTER if entry not in answer.get("permissions", ())]:
             yield missing(
                 "your role", f"you lack {', '.join(lacking)}", self._bind_project(self._who, "roles/aiplatform.user")
             )
@@ -184,7 +187,7 @@ class VertexChecks:
                 is_fatal=False,
             )
         allowed = self._apis.of_bucket(name, "test_iam_permissions", list(_WRITER))
-        if (lacking := [one for one in _WRITER if one not in allowed]) and self._carries:
+        if (lacking := [entry for entry in _WRITER if entry not in allowed]) and self._carries:
             yield missing(
                 "bucket",
                 f"you lack {', '.join(lacking)} in gs://{name}, and the model's code travels through it",
@@ -209,7 +212,7 @@ class VertexChecks:
         yield from image_findings("serving image", image, self._apis, "TPU_PIPELINES_SERVING_IMAGE")
 
     def _puller(self) -> Iterator[Finding]:
-        """https://cloud.google.com/vertex-ai/docs/general/custom-service-account: it is the agent that pulls images."""
+        """Check the agent that pulls images: https://cloud.google.com/vertex-ai/docs/general/custom-service-account."""
         repository = repository_of(self._image)
         agent = f"serviceAccount:service-{self._number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
         if not repository or repository[0] == self._settings.project:
@@ -241,14 +244,14 @@ class VertexChecks:
 
     @property
     def _account_path(self) -> str:
-        """By its own project: iam.proto answers 403 for one that is missing below `projects/-`."""
-        found = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", self._account)
-        return f"v1/projects/{found[1] if found else self._settings.project}/serviceAccounts/{self._account}"
+        """Path of the account below its own project: iam.proto answers 403 for a missing one below `projects/-`."""
+        answer = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", self._account)
+        return f"v1/projects/{answer[1] if answer else self._settings.project}/serviceAccounts/{self._account}"
 
     def _service_account(self) -> Iterator[Finding]:
         account, name = self._account, self._account.partition("@")[0]
         try:
-            found = self._apis.get(IAM, self._account_path)
+            answer = self._apis.get(IAM, self._account_path)
         except MissingError:
             yield missing(
                 "service account",
@@ -258,18 +261,18 @@ class VertexChecks:
                 else "set TPU_PIPELINES_SERVICE_ACCOUNT",
             )
             return
-        if found.get("disabled"):
+        if answer.get("disabled"):
             yield missing("service account", f"{account} is disabled", f"gcloud iam service-accounts enable {account}")
         else:
             yield there("service account", account)
 
     def _acting(self) -> Iterator[Finding]:
         try:
-            found = self._apis.post(IAM, f"{self._account_path}:testIamPermissions", {"permissions": list(_ACT_AS)})
+            answer = self._apis.post(IAM, f"{self._account_path}:testIamPermissions", {"permissions": list(_ACT_AS)})
         except MissingError:
             yield unknown("acting as it", "there is no such account")
             return
-        if _ACT_AS[0] in found.get("permissions", ()):
+        if _ACT_AS[0] in answer.get("permissions", ()):
             yield there("acting as it", f"you may act as {self._account}")
         else:
             yield missing("acting as it", f"you lack {_ACT_AS[0]} on {self._account}", self._bind_account(self._who))
@@ -282,7 +285,7 @@ class VertexChecks:
         yield from self._judge("its roles", granted, needed, self._runner_member, role, command)
 
     def _runner_buckets(self) -> Iterator[Finding]:
-        """Where it writes, and the bucket that the data are in."""
+        """Check the bucket that it writes to, and the one that the data are in."""
         needed: dict[str, tuple[Sequence[str], str]] = {self._bucket_name: (_WRITER, "roles/storage.objectAdmin")}
         if (data := self._config.data_location).startswith("gs://"):
             needed.setdefault(data.removeprefix("gs://").partition("/")[0], (_READER, "roles/storage.objectViewer"))
@@ -296,10 +299,10 @@ class VertexChecks:
             policy = self._apis.of_bucket(name, "get_iam_policy", requested_policy_version=3)
         except MissingError as error:
             raise CannotAskError(f"there is no gs://{name}") from error
-        return {"bindings": [{**one, "members": list(one["members"])} for one in policy.bindings]}
+        return {"bindings": [{**entry, "members": list(entry["members"])} for entry in policy.bindings]}
 
     def _runner_acting(self) -> Iterator[Finding]:
-        """The job of the training is created by the pipeline's account, and runs as that same one."""
+        """Check that the pipeline's account may create the job of the training, which runs as that same one."""
         if not self._settings.service_account:
             yield there("its acting", "the training runs as Vertex AI's own agent")
             return
@@ -318,7 +321,7 @@ class VertexChecks:
     def _judge(
         what: str, granted: Granted, needed: Sequence[str], member: str, role: str, command: str
     ) -> Iterator[Finding]:
-        """Whether a member has what it needs; names the role that it lacks, and the command that grants it."""
+        """Judge whether a member has what it needs; names the role that it lacks, and the command that grants it."""
         name = member.partition(":")[2]
         lacking, perhaps = granted.lacks(tuple(needed))
         said = f"{name} lacks {role} ({', '.join(lacking)})"
@@ -332,26 +335,26 @@ class VertexChecks:
     # What it trains on
 
     def _quota(self, machine: MachineSpec) -> Iterator[Finding]:
-        """google/api/cloudquotas/v1/resources.proto: a value for each combination of dimensions, the region's first.
+        """Check the quota: google/api/cloudquotas/v1/resources.proto has a value for each combination of dimensions.
 
         Of v2 and v3 cores are counted, of the others chips: https://cloud.google.com/vertex-ai/docs/quotas.
         """
-        one, project, region = machine.slice, self._settings.project, machine.region
-        what, needed = f"quota {machine.name}", machine.accelerator_count or one.chips
+        entry, project, region = machine.slice, self._settings.project, machine.region
+        what, needed = f"quota {machine.name}", machine.accelerator_count or entry.chips
         spot = "Preemptible" if machine.spot else ""
-        quota = f"CustomModelTraining{spot}{_QUOTAS[one.generation.name]}PerProjectPerRegion"
+        quota = f"CustomModelTraining{spot}{_QUOTAS[entry.generation.name]}PerProjectPerRegion"
         place = f"v1/projects/{project}/locations/global/services/aiplatform.googleapis.com/quotaInfos/{quota}"
         console = f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
         try:
-            found = self._apis.get("cloudquotas.googleapis.com", place)
+            answer = self._apis.get("cloudquotas.googleapis.com", place)
         except MissingError:
             yield unknown(what, f"Google Cloud knows no {quota}", f"look at {console}")
             return
-        places = [one for one in found.get("dimensionsInfos", ()) if _is_of(one, region)]
+        places = [entry for entry in answer.get("dimensionsInfos", ()) if _is_of(entry, region)]
         if not places:
             yield unknown(what, f"{quota} has no value in {region}", f"look at {console}")
             return
-        limit = int(max(places, key=lambda one: len(one.get("dimensions", {}))).get("details", {}).get("value", 0))
+        limit = int(max(places, key=lambda entry: len(entry.get("dimensions", {}))).get("details", {}).get("value", 0))
         if 0 <= limit < needed:
             yield missing(what, f"{quota} in {region} is {limit}, and {needed} are needed", f"ask for more: {console}")
         else:
@@ -360,16 +363,18 @@ class VertexChecks:
     # What it is connected to
 
     def _network(self) -> Iterator[Finding]:
-        """custom_job.proto, network: private services access must be configured for it."""
+        """Check the network: by custom_job.proto, private services access must be configured for it."""
         network = self._settings.network
         name = network.rpartition("/")[2]
         try:
-            found = self._apis.get(_COMPUTE, f"compute/v1/{network}")
+            answer = self._apis.get(_COMPUTE, f"compute/v1/{network}")
         except MissingError:
             yield missing("network", f"there is no {network}", "check TPU_PIPELINES_NETWORK")
             return
-        peerings = [one for one in found.get("peerings", ()) if one.get("name", "").startswith("servicenetworking")]
-        if any(one.get("state") == "ACTIVE" for one in peerings):
+        peerings = [
+            entry for entry in answer.get("peerings", ()) if entry.get("name", "").startswith("servicenetworking")
+        ]
+        if any(entry.get("state") == "ACTIVE" for entry in peerings):
             yield there("network", network)
         else:
             yield missing(
@@ -427,5 +432,5 @@ class VertexChecks:
 
 
 def _is_of(info: dict[str, Any], region: str) -> bool:
-    """Whether a value of a quota is a region's."""
+    """Return whether a value of a quota is a region's."""
     return region in info.get("applicableLocations", ()) or info.get("dimensions", {}).get("region") == region

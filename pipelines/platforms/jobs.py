@@ -24,7 +24,7 @@ FINGERPRINTS = ("data", "configuration", "code")
 
 
 def slug(name: str) -> str:
-    """A name in letters that ids and labels may have.
+    """Return a name in letters that ids and labels may have.
 
     Example:
         >>> slug("My.Run_2"), slug("3d")
@@ -35,12 +35,12 @@ def slug(name: str) -> str:
 
 
 def now() -> datetime.datetime:
-    """The time, in UTC."""
+    """Return the time, in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
 class State(enum.StrEnum):
-    """Of a run."""
+    """The state of a run on a platform."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -59,11 +59,11 @@ class Job:
     """A pipeline, ready to be sent.
 
     Attributes:
-        job_id: What the platform is to call it; there is never a second of that id.
-        name: Of the run, as the configuration says it.
+        job_id: Id of the job on the platform; there is never a second of that id.
+        name: Name of the run, as the configuration says it.
         package: The compiled pipeline, YAML.
-        machine: What it trains on; the region is filled in.
-        labels: What is to be known of it later.
+        machine: Machine that it trains on; the region is filled in.
+        labels: Labels by which it is known later.
     """
 
     job_id: str
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What it follows from; see `caching.fingerprints`."""
+        """Fingerprints of what the job follows from; see `caching.fingerprints`."""
         return fingerprints_in(self.labels)
 
     @property
@@ -84,7 +84,7 @@ class Job:
 
 
 def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
-    """What a job's labels say that it follows from; see `caching.fingerprints`."""
+    """Return what a job follows from, as its labels say; see `caching.fingerprints`."""
     return {part: labels[name] for part in FINGERPRINTS if (name := f"tpu_pipelines_{part}") in labels}
 
 
@@ -100,17 +100,17 @@ class Submission:
 
     Attributes:
         job_id: The platform's name of it.
-        name: Of the run, as the configuration says it.
-        state: What became of it so far.
-        machine: What it trains on, as `v5e-4`.
-        url: Where to look at it.
-        logs_url: Where to read what the training prints.
+        name: Name of the run, as the configuration says it.
+        state: State of the job so far.
+        machine: Machine that it trains on, as `v5e-4`.
+        url: Address of its page.
+        logs_url: Address of what the training prints.
         steps: The state of each step that has one.
         error: Why it failed, in the platform's words.
         lacks_machine: Whether it failed because its machine cannot be had.
-        waited_seconds: How long it has waited for its machine without getting it.
-        fingerprints: What it follows from; see `caching.fingerprints`. Empty where it does not say.
-        digest: Of all of it; what is the same run has the same, also one that a schedule started.
+        waited_seconds: Seconds that it has waited for its machine without getting it.
+        fingerprints: Fingerprints of what it follows from; see `caching.fingerprints`. Empty where it does not say.
+        digest: Digest of the whole run; the same run has the same, also one that a schedule started.
     """
 
     job_id: str
@@ -139,16 +139,16 @@ class Submitter(Protocol):
         """Start a job; where there is one of its id already, find that."""
 
     def get(self, job_id: str) -> Submission | None:
-        """A job, if there is one of that id."""
+        """Return a job, if there is one of that id."""
 
     def latest(self, name: str) -> Submission | None:
-        """The newest job of a run, if there is one of that name."""
+        """Return the newest job of a run, if there is one of that name."""
 
     def cancel(self, job_id: str) -> None:
         """Stop a job; nothing happens to one that has ended."""
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """What `create` would send. Asks the platform nothing."""
+        """Return what `create` would send, without asking the platform."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,21 +159,21 @@ class Retrying:
     backoff: Backoff = dataclasses.field(default_factory=Backoff)
 
     def create(self, job: Job) -> Submission:
-        """As the platform's; a job that was created without our hearing of it is found."""
+        """Create a job; one that was created without our hearing of it is found."""
         return self.backoff(lambda: self.submitter.create(job))
 
     def get(self, job_id: str) -> Submission | None:
-        """As the platform's."""
+        """Do what the platform does."""
         return self.backoff(lambda: self.submitter.get(job_id))
 
     def latest(self, name: str) -> Submission | None:
-        """As the platform's."""
+        """Do what the platform does."""
         return self.backoff(lambda: self.submitter.latest(name))
 
     def cancel(self, job_id: str) -> None:
-        """As the platform's."""
+        """Do what the platform does."""
         self.backoff(lambda: self.submitter.cancel(job_id))
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """As the platform's."""
+        """Do what the platform does."""
         return self.submitter.describe(job)

@@ -69,7 +69,7 @@ class Kubeflow:
 
         class Client(sdk.Client):
             def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
-                """Asks once; the client's own would try again for half a minute, and print stack traces."""
+                """Ask once; the client's own would try again for half a minute, and print stack traces."""
                 return self.healthzs.healthz_service_get_healthz(_request_timeout=_TIMEOUT_SECONDS)
 
         token = os.environ.get(sdk.KF_PIPELINES_SA_TOKEN_ENV, sdk.KF_PIPELINES_SA_TOKEN_PATH)
@@ -106,17 +106,17 @@ class Kubeflow:
             return send()
 
     def _list(self, service: str, name: str) -> list[Any]:
-        """What has exactly this name, the oldest first."""
+        """Return what has exactly this name, the oldest first."""
         condition = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
-        found = self._call(
+        page = self._call(
             service,
             f"list_{service}",
             filter=json.dumps({"predicates": [condition]}),
             page_size=100,
             **self._where,
         )
-        same = [one for one in getattr(found, service) or () if one.display_name == name]  # The server ignores case.
-        return sorted(same, key=lambda one: (one.created_at, _id(one)))
+        same = [item for item in getattr(page, service) or () if item.display_name == name]  # The server ignores case.
+        return sorted(same, key=lambda item: (item.created_at, _id(item)))
 
     @property
     def _where(self) -> dict[str, str]:
@@ -131,7 +131,7 @@ class Kubeflow:
     # Submitter
 
     def _request(self, job: Job) -> dict[str, Any]:
-        """What a run and a recurring run have in common, but for the experiment."""
+        """Return what a run and a recurring run have in common, but for the experiment."""
         root = self._settings.bucket
         return {
             "description": yaml.safe_dump(dict(job.labels)),
@@ -140,31 +140,31 @@ class Kubeflow:
         }
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """The run that `create` sends, as JSON; it goes into the experiment that is called like the configuration."""
+        """Return the run that `create` sends, as JSON; its experiment is called like the configuration."""
         return {"display_name": job.job_id, **self._request(job)}
 
     def create(self, job: Job) -> Submission:
         """Start a run; where there is one of its name already, find that."""
-        if found := self._find(job.job_id):
-            return self._read(found)
+        if existing := self._find(job.job_id):
+            return self._read(existing)
         run = _sdk().V2beta1Run(experiment_id=self._experiment(job.name), **self.describe(job))
         created = self._call("runs", "create_run", run)
         return self._read(self._find(job.job_id) or created)
 
     def get(self, job_id: str) -> Submission | None:
-        """A run, if there is one of that name."""
+        """Return a run, if there is one of that name."""
         with contextlib.suppress(MissingError):
-            if found := self._find(job_id):
-                return self._read(self._call("runs", "get_run", found.run_id))
+            if existing := self._find(job_id):
+                return self._read(self._call("runs", "get_run", existing.run_id))
         return None
 
     def latest(self, name: str) -> Submission | None:
-        """The newest run in the experiment of that name, or the run that has this id."""
-        if found := self._list("experiments", name):
+        """Return the newest run in the experiment of that name, or the run that has this id."""
+        if experiments := self._list("experiments", name):
             newest = self._call(
                 "runs",
                 "list_runs",
-                experiment_id=found[0].experiment_id,
+                experiment_id=experiments[0].experiment_id,
                 sort_by="created_at desc",
                 page_size=1,
             )
@@ -174,36 +174,36 @@ class Kubeflow:
 
     def cancel(self, job_id: str) -> None:
         """Stop a run; nothing happens to one that has ended, or is being stopped."""
-        found = self._find(job_id)
-        if found is None:
+        existing = self._find(job_id)
+        if existing is None:
             raise InputError(f"Cannot cancel {job_id!r} at {self._address}: there is no run of that name.")
         try:
-            if found.state in ("PENDING", "RUNNING", "PAUSED", None):
-                self._call("runs", "terminate_run", found.run_id)
+            if existing.state in ("PENDING", "RUNNING", "PAUSED", None):
+                self._call("runs", "terminate_run", existing.run_id)
         except InputError:
             current = self.get(job_id)
             if current is not None and not current.state.is_final:
                 raise
 
     def _experiment(self, name: str) -> str:
-        """The id of the experiment of that name; creates it."""
-        if not (found := self._list("experiments", name)):
+        """Return the id of the experiment of that name; creates it."""
+        if not (experiments := self._list("experiments", name)):
             experiment = _sdk().V2beta1Experiment(display_name=name, **self._where)
             with contextlib.suppress(ExistsError):
                 return str(self._call("experiments", "create_experiment", experiment).experiment_id)
-            found = self._list("experiments", name)
-        if not found:
+            experiments = self._list("experiments", name)
+        if not experiments:
             raise OutageError(f"The experiment {name!r} exists, and cannot be found: somebody is deleting it.")
-        return str(found[0].experiment_id)
+        return str(experiments[0].experiment_id)
 
     def _find(self, job_id: str) -> Any:
-        """The run of that name, if there is one; others that were started at the same moment are deleted.
+        """Return the run of that name, if there is one; others that were started at the same moment are deleted.
 
         Whoever comes last sees all of them, and all agree on the oldest, so that one stays.
         """
-        if not (found := self._list("runs", job_id)):
+        if not (runs := self._list("runs", job_id)):
             return None
-        kept, *younger = found
+        kept, *younger = runs
         for other in younger:
             if other.description == kept.description and not _STATES.get(other.state, State.PENDING).is_final:
                 with contextlib.suppress(MissingError):
@@ -211,17 +211,19 @@ class Kubeflow:
         return kept
 
     def _read(self, run: Any) -> Submission:
-        """What a run of the server says."""
+        """Read a run of the server."""
         labels = _labels(run.description)
-        tasks = sorted(run.run_details.task_details or () if run.run_details else (), key=lambda one: one.start_time)
+        tasks = sorted(
+            run.run_details.task_details or () if run.run_details else (), key=lambda entry: entry.start_time
+        )
         names = _step_names(run.pipeline_spec or {})
-        steps = {one.display_name: one.state.lower() for one in tasks if one.display_name in names}
+        steps = {entry.display_name: entry.state.lower() for entry in tasks if entry.display_name in names}
         waited_seconds, never_ran = _wait_of_training(tasks, self._now())
         state = _STATES.get(run.state, State.PENDING)
-        terminated = any(one.state == "CANCELING" for one in run.state_history or ())
+        terminated = any(entry.state == "CANCELING" for entry in run.state_history or ())
         if state is State.FAILED and (terminated or never_ran):
             state = State.CANCELLED  # The server calls what was terminated failed.
-        failed = [name.replace("-", "_") for name, found in steps.items() if found == "failed"]
+        failed = [name.replace("-", "_") for name, word in steps.items() if word == "failed"]
         said = (run.error.message if run.error else "") or f"{', '.join(failed) or 'The run'} failed; its log says why."
         return Submission(
             job_id=run.display_name,
@@ -230,7 +232,7 @@ class Kubeflow:
             machine=labels.get("tpu_pipelines_machine", ""),
             url=self._url(f"runs/details/{run.run_id}"),
             logs_url=self._url(f"runs/details/{run.run_id}"),
-            steps={name.replace("-", "_"): found for name, found in steps.items()},
+            steps={name.replace("-", "_"): word for name, word in steps.items()},
             error=said if state is State.FAILED else "",
             waited_seconds=waited_seconds,
             fingerprints=fingerprints_in(labels),
@@ -250,26 +252,26 @@ class Kubeflow:
     # Scheduler
 
     def schedules(self, name: str) -> list[Schedule]:
-        """All recurring runs of a name, the oldest first."""
-        return [self._read_schedule(one) for one in self._list("recurring_runs", name)]
+        """Return all recurring runs of a name, the oldest first."""
+        return [self._read_schedule(recurring) for recurring in self._list("recurring_runs", name)]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """What a recurring run says that is ours to say."""
+        """Return what a recurring run says that is ours to say."""
         return _content(self._recurring_run(job, cron))
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
-        """A new recurring run."""
+        """Return a new recurring run."""
         return self._create_schedule(self._recurring_run(job, cron))
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """A recurring run in the place of this one: the server cannot change one.
+        """Return a recurring run in the place of this one: the server cannot change one.
 
         The old one goes last, so that whoever is killed half-way can do it again; never are both active.
         """
         old = self._call("recurring_runs", "get_recurring_run", schedule_id)
         wanted = self._recurring_run(job, cron)
-        beside = [one for one in self._list("recurring_runs", job.name) if one.recurring_run_id != schedule_id]
-        begun = next((one for one in beside if _is_same(one, wanted)), None)
+        beside = [other for other in self._list("recurring_runs", job.name) if other.recurring_run_id != schedule_id]
+        begun = next((other for other in beside if _is_same(other, wanted)), None)
         to_be_enabled = old.mode == "ENABLE" or (begun is not None and _TO_BE_ENABLED in begun.description)
         if begun is None:
             wanted.mode = "DISABLE"
@@ -325,41 +327,41 @@ class Kubeflow:
 
 
 def connect(settings: Settings) -> Kubeflow:
-    """Kubeflow Pipelines, with the sign-in that its client finds."""
+    """Connect to Kubeflow Pipelines, with the sign-in that its client finds."""
     return Kubeflow(settings)
 
 
-def _id(found: Any) -> str:
-    """The id of a run, recurring run or experiment."""
+def _id(item: Any) -> str:
+    """Return the id of a run, recurring run or experiment."""
     names = ("run_id", "recurring_run_id", "experiment_id")
-    return next(str(getattr(found, name)) for name in names if name in found.openapi_types)
+    return next(str(getattr(item, name)) for name in names if name in item.openapi_types)
 
 
 @functools.lru_cache(maxsize=16)
 def _whole_spec(package: str) -> dict[str, Any]:
-    """The pipeline, and what it says of Kubernetes, as the server takes them."""
+    """Return the pipeline, and what it says of Kubernetes, as the server takes them."""
     spec, *platforms = yaml.safe_load_all(package)
     return {"pipeline_spec": spec, "platform_spec": platforms[0]} if platforms else spec
 
 
 def _step_names(whole_spec: Mapping[str, Any]) -> set[str]:
-    """The tasks of a pipeline, in whatever part: not the nodes that KFP adds to its workflow."""
+    """Return the tasks of a pipeline, in whatever part: not the nodes that KFP adds to its workflow."""
     spec = whole_spec.get("pipeline_spec", whole_spec)
     parts = (spec.get("root", {}), *spec.get("components", {}).values())
     return {name for part in parts for name in part.get("dag", {}).get("tasks", ())}
 
 
 def _labels(description: str | None) -> dict[str, str]:
-    """The labels in a description; none if it is not one of ours."""
+    """Return the labels in a description; none if it is not one of ours."""
     with contextlib.suppress(yaml.YAMLError):
-        found = yaml.safe_load(description or "")
-        if isinstance(found, dict):
-            return {str(key): str(value) for key, value in found.items()}
+        labels = yaml.safe_load(description or "")
+        if isinstance(labels, dict):
+            return {str(key): str(value) for key, value in labels.items()}
     return {}
 
 
 def _wait_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[float, bool]:
-    """How many seconds the training's pod waited without ever running, and whether that has ended.
+    """Return how many seconds the training's pod waited without ever running, and whether that has ended.
 
     Args:
         tasks: The nodes of the run's workflow, by start.
@@ -369,8 +371,12 @@ def _wait_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[flo
     if training is None or training.state == "SUCCEEDED":
         return 0, False
     # The server does not say whose a pod is; while the training goes on no other step does.
-    pods = [one for one in tasks if _POD.fullmatch(one.display_name) and one.start_time >= training.start_time]
-    attempts = [one for one in pods if one.display_name.endswith(")")] or pods
+    pods = [
+        attempt
+        for attempt in tasks
+        if _POD.fullmatch(attempt.display_name) and attempt.start_time >= training.start_time
+    ]
+    attempts = [attempt for attempt in pods if attempt.display_name.endswith(")")] or pods
     if not attempts:
         return 0, False
     pod = attempts[-1]
@@ -383,19 +389,19 @@ def _wait_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[flo
 
 
 def _with_seconds(cron: str) -> str:
-    """A cron expression as KFP has it, with a field for the second in front.
+    """Return a cron expression as KFP has it, with a field for the second in front.
 
     Example:
         >>> _with_seconds("0 3 * * *"), _with_seconds("CRON_TZ=Europe/Berlin 0 3 * * 1-5")
         ('0 0 3 * * *', 'TZ=Europe/Berlin 0 0 3 * * 1-5')
     """
-    found = re.fullmatch(r"(?:(?:CRON_)?(TZ=\S+\s+))?(.*)", cron)
-    zone, fields = found.groups() if found else ("", cron)
+    match = re.fullmatch(r"(?:(?:CRON_)?(TZ=\S+\s+))?(.*)", cron)
+    zone, fields = match.groups() if match else ("", cron)
     return f"{zone or ''}0 {fields}"
 
 
 def _content(recurring_run: Any) -> dict[str, Any]:
-    """What decides what a recurring run does when, in plain values."""
+    """Return what decides what a recurring run does when, in plain values."""
     labels = _labels(recurring_run.description)
     labels.pop(_TO_BE_ENABLED, None)
     schedule = recurring_run.trigger.cron_schedule
@@ -410,13 +416,13 @@ def _content(recurring_run: Any) -> dict[str, Any]:
 
 
 def _is_same(recurring_run: Any, other: Any) -> bool:
-    """Whether two recurring runs do the same."""
+    """Return whether two recurring runs do the same."""
     before, after = comparable(_content(recurring_run), _content(other))
     return before == after
 
 
 def _sdk() -> Any:
-    """The types of the server's API; the client and all of `kfp` come with them only when a call is made."""
+    """Return the types of the server's API; the client and all of `kfp` come with them only when a call is made."""
     import kfp_server_api
 
     return kfp_server_api
@@ -458,7 +464,7 @@ def _translated(doing: str, host: str) -> Iterator[None]:
 
 
 def _message(error: Any) -> str:
-    """What the server says of an error; the reason alone where that is a page and no message of the API."""
+    """Return what the server says of an error; the reason alone where that is a page and no message of the API."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         body = json.loads(error.body)
         return str(body.get("message") or body.get("error") or error.reason)

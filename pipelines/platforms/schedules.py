@@ -13,12 +13,12 @@ class Schedule:
 
     Attributes:
         schedule_id: The platform's name of it.
-        name: Of the runs.
+        name: Name of the runs.
         cron: When they start.
         is_paused: Whether they do not, for now.
-        content: What decides what happens when, in plain values; equal contents do the same.
+        content: Plain values that decide what happens when; equal contents do the same.
         next_run: When the next one starts, in UTC, if the platform says so.
-        url: Where to look at it.
+        url: Address of its page.
     """
 
     schedule_id: str
@@ -34,16 +34,16 @@ class Scheduler(Protocol):
     """A platform. Its methods raise `OutageError` where the same call may succeed later, `InputError` for a refusal."""
 
     def schedules(self, name: str) -> list[Schedule]:
-        """All schedules of a name, the oldest first."""
+        """Return all schedules of a name, the oldest first."""
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """The content of a schedule of this job. Asks the platform nothing."""
+        """Return the content of a schedule of this job. Asks the platform nothing."""
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
-        """A new schedule."""
+        """Return a new schedule."""
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """The same schedule of another job, or at another time; a new one in its place where it cannot be changed."""
+        """Change the job or the time of a schedule; where it cannot be changed, a new one takes its place."""
 
     def pause_schedule(self, schedule_id: str) -> None:
         """Start no more runs."""
@@ -63,5 +63,5 @@ def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dic
     digest = after.get("labels", {}).get(DIGEST)
     is_same = bool(digest) and before.get("labels", {}).get(DIGEST) == digest
     left_out = ("pipelineSpec",) if is_same else ()
-    old, new = ({key: value for key, value in one.items() if key not in left_out} for one in (before, after))
+    old, new = ({key: value for key, value in content.items() if key not in left_out} for content in (before, after))
     return old, new

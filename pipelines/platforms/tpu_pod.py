@@ -28,15 +28,15 @@ def as_tpu_pod(
     asked: StepResources | None = None,
     fingerprint: Mapping[str, str] | None = None,
 ) -> Step:
-    """A step whose pod asks a GKE cluster for a TPU.
+    """Return a step whose pod asks a GKE cluster for a TPU.
 
     Args:
         component: Stays as it is.
         machine: A single host. Its region, boot disk and restarts are the cluster's affair.
         settings: Labels, environment, secrets, volumes, queue and how the node is had.
-        name: Of the run, and of its folder on the first volume.
-        asked: What it asks for beside the TPU; None is no more.
-        fingerprint: What decides the training's result beside its inputs; a part of the folder's name.
+        name: Name of the run, and of its folder on the first volume.
+        asked: Resources that it asks for beside the TPU; None is no more.
+        fingerprint: Fingerprints that decide the training's result beside its inputs; a part of the folder's name.
 
     Raises:
         InputError: If GKE does not have the machine, or it has several hosts.
@@ -93,17 +93,17 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
     Raises:
         InputError: If GKE has no such machine.
     """
-    one = machine.slice
-    generation = one.generation.name
+    entry = machine.slice
+    generation = entry.generation.name
     singles = [other for other in load_catalogue().slices if other.hosts == 1]
     if generation not in _GKE_ACCELERATORS:
         able = ", ".join(other.name for other in singles if other.generation.name in _GKE_ACCELERATORS)
         raise InputError(
-            f"GKE has no TPU {generation}. Received: {one.name}. Expected one of {able}, or --target vertex."
+            f"GKE has no TPU {generation}. Received: {entry.name}. Expected one of {able}, or --target vertex."
         )
     selectors = {
         "cloud.google.com/gke-tpu-accelerator": _GKE_ACCELERATORS[generation],
-        "cloud.google.com/gke-tpu-topology": one.libtpu_topology.partition(":")[2],
+        "cloud.google.com/gke-tpu-topology": entry.libtpu_topology.partition(":")[2],
     }
     if machine.spot:
         selectors["cloud.google.com/gke-spot"] = "true"

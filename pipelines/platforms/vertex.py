@@ -89,7 +89,7 @@ class Vertex:
         )
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """The request that `create` sends, as JSON."""
+        """Return the request that `create` sends, as JSON."""
         from google.protobuf import json_format
 
         return json_format.MessageToDict(types().CreatePipelineJobRequest.pb(self._request(job)))
@@ -98,19 +98,19 @@ class Vertex:
         """Start a job; where there is one of its id already, find that."""
         with contextlib.suppress(ExistsError):
             return self._read(self._call("create_pipeline_job", self._request(job)))
-        found = self.get(job.job_id)
-        if found is None:
+        existing = self.get(job.job_id)
+        if existing is None:
             raise OutageError(f"{job.job_id} exists, and cannot be found: somebody is deleting it.")
-        return found
+        return existing
 
     def get(self, job_id: str) -> Submission | None:
-        """A job, if there is one of that id."""
+        """Return a job, if there is one of that id."""
         with contextlib.suppress(MissingError):
             return self._read(self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"}))
         return None
 
     def latest(self, name: str) -> Submission | None:
-        """The newest job of a run, or the job that has this id."""
+        """Return the newest job of a run, or the job that has this id."""
         if re.fullmatch(r"[\w.-]+", name):
             condition = f'display_name="{name}" AND labels.tpu_pipelines_run:*'
             request = {"parent": self._parent, "filter": condition, "order_by": "create_time desc", "page_size": 1}
@@ -124,18 +124,18 @@ class Vertex:
         try:
             self._call("cancel_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"})
         except InputError:
-            found = self.get(job_id)
-            if found is None or not found.state.is_final:
+            existing = self.get(job_id)
+            if existing is None or not existing.state.is_final:
                 raise
 
     def _read(self, job: Any) -> Submission:
-        """What a pipeline job of the service says, and the custom job that trains for it."""
+        """Read a pipeline job of the service, and the custom job that trains for it."""
         job_id = job.name.rpartition("/")[2]
         tasks = {task.task_name: task for task in job.job_detail.task_details}
         state = _STATES.get(job.state.name, State.PENDING)
         url = f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/runs/{job_id}"
         query = f"?project={self._settings.project}"
-        found = Submission(
+        submission = Submission(
             job_id=job_id,
             name=job.display_name,
             state=state,
@@ -152,12 +152,12 @@ class Vertex:
         if custom_job:
             asked, end = custom_job.create_time, custom_job.end_time or self._now()
             if not custom_job.start_time:
-                found = dataclasses.replace(found, waited_seconds=(end - asked).total_seconds())
+                submission = dataclasses.replace(submission, waited_seconds=(end - asked).total_seconds())
             where = f'resource.labels.job_id="{custom_job.name.rpartition("/")[2]}"'
             logs_url = f"{_CONSOLE}/logs/query;query={urllib.parse.quote(where)}{query}"
-            found = dataclasses.replace(found, logs_url=logs_url)
+            submission = dataclasses.replace(submission, logs_url=logs_url)
         if state is not State.FAILED:
-            return found
+            return submission
         errors = [(name, task.error) for name, task in tasks.items() if task.state.name == "FAILED"]
         lacking = [error for name, error in errors if name == _TRAINING_TASK]
         if custom_job and custom_job.error.message:
@@ -166,38 +166,43 @@ class Vertex:
             lacking.append(job.error)
         said = "; ".join(f"{name.replace('-', '_')}: {error.message}" for name, error in errors if error.message)
         return dataclasses.replace(
-            found, error=said or found.error, lacks_machine=any(is_out_of_capacity(e.code, e.message) for e in lacking)
+            submission,
+            error=said or submission.error,
+            lacks_machine=any(is_out_of_capacity(e.code, e.message) for e in lacking),
         )
 
     def _custom_job(self, job: Any) -> Any:
-        """The custom job that trains, or did last, for a pipeline job."""
+        """Return the custom job that trains, or did last, for a pipeline job."""
         region = job.labels.get("tpu_pipelines_region") or self._settings.region
         request = {
             "parent": f"projects/{self._settings.project}/locations/{region}",
             "filter": f'display_name="{custom_job_name(job.name.rpartition("/")[2])}"',
         }
-        found = self._service.list("JobService", "list_custom_jobs", request, region)
-        return max(found, key=lambda custom_job: custom_job.create_time, default=None)
+        jobs = self._service.list("JobService", "list_custom_jobs", request, region)
+        return max(jobs, key=lambda custom_job: custom_job.create_time, default=None)
 
     # Scheduler
 
     def schedules(self, name: str) -> list[Schedule]:
-        """All schedules of a name, the oldest first."""
+        """Return all schedules of a name, the oldest first."""
         request = {"parent": self._parent, "filter": f'display_name="{name}"'}
-        found = self._service.list("ScheduleService", "list_schedules", request)
-        return [self._read_schedule(one) for one in sorted(found, key=lambda one: (one.create_time, one.name))]
+        schedules = self._service.list("ScheduleService", "list_schedules", request)
+        return [
+            self._read_schedule(schedule)
+            for schedule in sorted(schedules, key=lambda schedule: (schedule.create_time, schedule.name))
+        ]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """What a schedule says that is ours to say."""
+        """Return what a schedule says that is ours to say."""
         return self._read_schedule(self._schedule(job, cron)).content
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
-        """A new schedule."""
+        """Return a new schedule."""
         request = {"parent": self._parent, "schedule": self._schedule(job, cron)}
         return self._read_schedule(self._call("create_schedule", request, "ScheduleService"))
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """The same schedule of another job, or at another time."""
+        """Return the same schedule of another job, or at another time."""
         schedule = self._schedule(job, cron)
         schedule.name = self._schedule_name(schedule_id)
         fields = ["cron", "create_pipeline_job_request", "max_concurrent_active_run_count"]
@@ -258,17 +263,17 @@ class Vertex:
 
 
 def connect(settings: Settings) -> Vertex:
-    """Vertex AI, with the environment's credentials."""
+    """Connect to Vertex AI, with the environment's credentials."""
     return Vertex(settings)
 
 
 def _step_state(name: str) -> str:
-    """A task's state in our words: Vertex says of one that the cache answers that it is skipped."""
+    """Return a task's state in our words: Vertex says of one that the cache answers that it is skipped."""
     return CACHED if name == "SKIPPED" else name.lower()
 
 
 def is_out_of_capacity(code: int, message: str) -> bool:
-    """Whether an error of a training job says that its machine cannot be had now.
+    """Return whether an error of a training job says that its machine cannot be had now.
 
     Example:
         >>> is_out_of_capacity(9, "Resources are insufficient in region: us-west1.")

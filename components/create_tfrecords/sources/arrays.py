@@ -15,7 +15,7 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
-    """Images and labels per split; the split `""` means that the source has none of its own."""
+    """List images and labels by split; the split `""` means that the source has none of its own."""
     arrays, notes = _convert(arrays, params) if params.convert_arrays else (arrays, [])
     for split, (images, _) in arrays.items():
         _check_images(split, images, params.source)
@@ -48,17 +48,17 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
 
 
 def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
-    """The arrays as this project has them, where all splits have them another way; and what was done."""
+    """Return the arrays as this project has them, where all splits have them another way; and what was done."""
     images, labels = ([pair[i] for pair in arrays.values()] for i in range(2))
     notes = []
-    if all(one.ndim == 4 and one.shape[1] in (1, 3) and one.shape[3] not in (1, 3) for one in images):
-        images = [np.ascontiguousarray(np.moveaxis(one, 1, 3)) for one in images]
+    if all(array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[3] not in (1, 3) for array in images):
+        images = [np.ascontiguousarray(np.moveaxis(array, 1, 3)) for array in images]
         notes.append("the arrays' channels come first: they were put last")
-    if all(one.dtype.kind == "f" and one.size and one.min() >= 0 and one.max() <= 1 for one in images):
-        images = [np.round(one * 255).astype(np.uint8) for one in images]
+    if all(array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1 for array in images):
+        images = [np.round(array * 255).astype(np.uint8) for array in images]
         notes.append("the arrays hold floats in [0, 1]: they were made pixels in [0, 255], as which a model takes them")
     if params.task == CLASSIFICATION and all(map(_is_one_hot, labels)):
-        labels = [one.argmax(1) for one in labels]
+        labels = [array.argmax(1) for array in labels]
         notes.append("the labels have one column for each class: the number of the column is the class")
     notes = [f"{note}; data.convert_arrays=false refuses such arrays" for note in notes]
     return dict(zip(arrays, zip(images, labels, strict=True), strict=True)), notes
@@ -107,7 +107,7 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> t
 
 
 def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> np.ndarray:
-    """int32[num_examples] of numbers that stand for the names, in their order."""
+    """Check numbers that stand for the names in their order; returns int32[num_examples]."""
     outside = np.flatnonzero((values < 0) | (values >= len(class_names)))
     if len(outside):
         raise InputError(

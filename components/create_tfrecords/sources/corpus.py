@@ -8,7 +8,7 @@ from components.create_tfrecords.sources.listing import Listing, Source
 
 
 def list_corpus(location: str, params: WriteParams) -> Listing:
-    """One text in UTF-8; its label is how many characters a passage predicts."""
+    """List the passages of a text in UTF-8; a label is how many characters a passage predicts."""
     corpus = read_corpus(location, params)
     splits, keys, starts, ends = zip(*list_passages(corpus), strict=True)
     return Listing(

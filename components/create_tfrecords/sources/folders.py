@@ -25,7 +25,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
-    """A folder per class, optionally below folders of the splits. What stands above the classes is left out, and said.
+    """List a folder per class, perhaps below folders of the splits. Files above the classes are left out, and said.
 
     So `class_names` may choose among the folders: aclImdb has one of reviews without a class.
     """
@@ -54,17 +54,17 @@ def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
     def class_of(file: storage.StoredFile) -> str:
         return file.name.split("/")[depth - 2]
 
-    found = Counter(map(class_of, placed))
+    counts = Counter(map(class_of, placed))
     if params.class_names:
-        if absent := [name for name in params.class_names if name not in found]:
+        if absent := [name for name in params.class_names if name not in counts]:
             raise InputError(
-                f"No folder in {location} for the classes {shown(absent)}. Received: {shown(sorted(found))}. Correct "
+                f"No folder in {location} for the classes {shown(absent)}. Received: {shown(sorted(counts))}. Correct "
                 "data.class_names, or add the folders."
             )
         placed = [file for file in placed if class_of(file) in params.class_names]
         notes += [
             f"left out {count:,} files in {name!r}, which data.class_names lacks"
-            for name, count in sorted(found.items())
+            for name, count in sorted(counts.items())
             if name not in params.class_names
         ]
     names = list(map(class_of, placed))

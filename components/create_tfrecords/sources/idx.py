@@ -16,7 +16,7 @@ from components.errors import InputError
 
 
 def read_idx(content: bytes, name: str) -> np.ndarray:
-    """The uint8 array of an IDX file, gzipped or not (format: http://yann.lecun.com/exdb/mnist/).
+    """Return the uint8 array of an IDX file, gzipped or not (format: http://yann.lecun.com/exdb/mnist/).
 
     Raises:
         InputError: If it is not one.
@@ -34,7 +34,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
 
 
 def list_idx(location: str, params: WriteParams) -> Listing:
-    """MNIST's four files, gzipped or not, by their usual names."""
+    """List MNIST's four files, gzipped or not, by their usual names."""
     files = {file.name.removesuffix(".gz").replace(".", "-"): file.name for file in storage.list_files(location)}
     arrays: Arrays = {}
     digest = hashlib.sha256()

@@ -28,7 +28,7 @@ _KERAS_DATASETS: Mapping[str, tuple[str, ...]] = {
 
 
 def list_keras(location: str, params: WriteParams) -> Listing:
-    """A data set that Keras downloads, or has in ~/.keras/datasets."""
+    """List a data set that Keras downloads, or has in ~/.keras/datasets."""
     if location not in _KERAS_DATASETS:
         raise InputError(f"Unknown source {params.source!r}: expected keras: and one of {', '.join(_KERAS_DATASETS)}.")
     import keras
@@ -53,7 +53,7 @@ _IMDB_FIRST_WORD = 3  # Before the words' own ids come those of padding, of the 
 
 
 def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteParams) -> Listing:
-    """Keras's film reviews: lists of word ids, put back into words."""
+    """List Keras's film reviews: their word ids are put back into words."""
     words = {index + _IMDB_FIRST_WORD: word for word, index in word_index.items()}
     digest = hashlib.sha256()
     texts: list[bytes] = []
@@ -64,8 +64,8 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
         digest.update(np.asarray(labels).tobytes())
     keys = [f"{split}/{i:08d}" for split, (reviews, _) in arrays.items() for i in range(len(reviews))]
     names = ("neg", "pos")
-    found = [names[i] for _, of in arrays.values() for i in of.tolist()]
-    indices, classes = index_labels(found, params.class_names, keys)
+    ratings = [names[i] for _, stars in arrays.values() for i in stars.tolist()]
+    indices, classes = index_labels(ratings, params.class_names, keys)
     splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
     hashes = tuple(map(identify, texts))
     return Listing(

@@ -34,13 +34,13 @@ class Listing:
         files: Size in bytes and version of every file, by key; empty for arrays.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
         texts: In UTF-8, for sources that hold them in one file, else None.
-        kind: What an example is: `image`, `text` or `corpus`.
+        kind: Kind of example: `image`, `text` or `corpus`.
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
-        version: What identifies an array source's content, or a CSV's own.
-        notes: What was left out, for people.
-        identities: What an example is known by wherever it stands: its id, or a hash of its content, equal for copies;
-            None where that is its key.
-        hashes: What `identify` gives of each of the images or texts that the listing holds; None where it holds none.
+        version: Digest of an array source's content, or of the CSV file.
+        notes: Sentences for people on what was left out.
+        identities: Names by which examples are known wherever they stand: an id, or a hash of the content, equal for
+            copies; None where these are the keys.
+        hashes: Results of `identify` for the images or texts that the listing holds; None where it holds none.
     """
 
     source: str
@@ -61,7 +61,7 @@ class Listing:
     hashes: tuple[bytes, ...] | None = None
 
     def stat_digest(self) -> str:
-        """SHA-256 of names, sizes and versions: cheap, and changes whenever a file might have."""
+        """Return the SHA-256 of names, sizes and versions: cheap, and another whenever a file may have changed."""
         # Only of a folder here does its name say where it is, and only together with the working directory.
         root = os.path.abspath(self.root) if self.files and not storage.is_remote(self.root) else self.root
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
@@ -71,7 +71,7 @@ class Listing:
         return digest.hexdigest()
 
     def content_digest(self) -> str:
-        """SHA-256 of the content: reads every file once (about 30,000 small files a second)."""
+        """Return the SHA-256 of the content: reads every file once (about 30,000 small files a second)."""
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, self.groups)).encode())
         if self.splits is not None:
             digest.update("\0".join(self.splits.tolist()).encode())
@@ -92,7 +92,7 @@ class Listing:
 
 
 def split_named(name: str) -> str | None:
-    """The split that a folder or a cell means; None where it means none."""
+    """Return the split that a folder or a cell means; None where it means none."""
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 

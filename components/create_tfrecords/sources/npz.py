@@ -19,7 +19,7 @@ _UNREADABLE = (ValueError, OSError, EOFError, TypeError, MemoryError, RuntimeErr
 
 
 def list_npz(location: str, params: WriteParams) -> Listing:
-    """x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels."""
+    """List x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels."""
     content = storage.read_bytes(location)
     try:
         loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
@@ -33,13 +33,13 @@ def list_npz(location: str, params: WriteParams) -> Listing:
         ) from error
     arrays: Arrays = {}
     pairs = {f"{side}_{alias}": split for split, names in SPLIT_NAMES.items() for alias in names for side in "xy"}
-    given = [name for name in data if re.match(r"[xy]_", name, re.IGNORECASE)]
-    for name in given:
+    named = [name for name in data if re.match(r"[xy]_", name, re.IGNORECASE)]
+    for name in named:
         split, partner = pairs.get(name), {"x": "y", "y": "x"}[name[0].lower()] + name[1:]
         if split is None or partner not in data or (split in arrays and name[0] == "x"):
             raise InputError(
                 f"Cannot use {name!r} in {location}: expected one pair for each split, as x_train and y_train, "
-                f"x_validation and y_validation, x_test and y_test. Received: {sorted(given)}. Rename or remove some."
+                f"x_validation and y_validation, x_test and y_test. Received: {sorted(named)}. Rename or remove some."
             )
         if name[0] == "x":
             arrays[split] = data[name], data[partner]

@@ -11,7 +11,7 @@ from components.errors import InputError
 
 
 def list_sklearn(location: str, params: WriteParams) -> Listing:
-    """scikit-learn's bundled 8×8 handwritten digits."""
+    """List scikit-learn's bundled 8×8 handwritten digits."""
     if location != "digits":
         raise InputError(f"Unknown source {params.source!r}: expected sklearn:digits, the data set that is bundled.")
     from sklearn.datasets import load_digits

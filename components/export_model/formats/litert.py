@@ -43,7 +43,7 @@ def write_int8(trained: TrainedModel, path: Path) -> str:
 
 
 def _trace(trained: TrainedModel) -> Any:
-    """The model as a TensorFlow function; of a language model one step.
+    """Return the model as a TensorFlow function; of a language model one step.
 
     A model with loops takes one example at a time, since LiteRT knows no loop over a changing batch.
     """
@@ -65,7 +65,7 @@ def _trace_batch(trained: TrainedModel, batch_size: int | None) -> Any:
 
 
 def _trace_step(trained: TrainedModel) -> Any:
-    """int32[batch] ids and the state go in, float32[batch, classes + state_size] comes out."""
+    """Trace a step from int32[batch] ids and the state to float32[batch, classes + state_size]."""
     tf = records.tensorflow()
     function = tf.function(lambda tokens, state: tf.concat(trained.steps.step(tokens, state), axis=-1))
     return function.get_concrete_function(*trained.step_specs)

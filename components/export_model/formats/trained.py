@@ -38,7 +38,7 @@ class TrainedModel:
 
     @property
     def scale(self) -> dict[str, list[float]]:
-        """What turns the standardised numbers of a regression into the targets' units; empty for other models."""
+        """The scale and offset from standardised numbers to a regression target's units; empty for other models."""
         units = self.model.layers[-1]
         is_ours = units.name == UNITS_LAYER and hasattr(units, "scale")
         return {"scale": units.scale, "offset": units.offset} if is_ours else {}
@@ -50,7 +50,7 @@ class TrainedModel:
 
     @property
     def step_specs(self) -> list[Any]:
-        """What a step of a language model takes, as TensorFlow's specs: ids and the state."""
+        """The inputs of a language model's step, ids and the state, as TensorFlow's specs."""
         tf = records.tensorflow()
         return [
             tf.TensorSpec((None,), tf.int32, name="tokens"),
