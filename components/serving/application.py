@@ -59,7 +59,8 @@ class Application:
         num_threads = min(os.cpu_count() or 1, _MAX_THREADS)
         with (
             FairThreads(num_threads, "json") as self._threads,
-            FairThreads(num_threads, "images", _NICENESS) as self._image_threads,
+            # A processor is left to all else: a thread that lets others go first may hold Python's lock meanwhile.
+            FairThreads(max(num_threads - 1, 1), "images", _NICENESS) as self._image_threads,
         ):
             async with self._batcher.running():
                 if self._state == "loading":
