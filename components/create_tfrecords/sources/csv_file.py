@@ -1,6 +1,7 @@
 """A CSV file, of paths of images or of texts."""
 
 import csv
+import dataclasses
 import hashlib
 import io
 import os
@@ -25,25 +26,90 @@ from components.text import MAX_CSV_FIELD_CHARACTERS
 _SHOWN_CHARACTERS = 60
 
 
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """A CSV file, its columns by the names that are used here.
+
+    Attributes:
+        location: Place of the file.
+        version: SHA-256 of the file.
+        columns: Names of the columns.
+        lines: Number and values of each line.
+        notes: Sentences for people on what was taken for what.
+    """
+
+    location: str
+    version: str
+    columns: list[str]
+    lines: list[tuple[int, dict[str, str]]]
+    notes: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The values of each line."""
+        return [row for _, row in self.lines]
+
+
 def list_csv(location: str, params: WriteParams) -> Listing:
-    """A CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
+    """List the rows of a CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
     Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
     several separated by `|` or none; of a regression `target_columns`, numbers.
     """
+    table = _read_table(location, params)
+    kind = TEXT if "text" in table.columns and "path" not in table.columns else IMAGE
+    targets = params.target_columns or ("label",)
+    wanted = ["text" if kind == TEXT else "path", *targets, *([params.group_column] if params.group_column else [])]
+    _check_columns(table, wanted, targets)
+    rows = table.rows
+    for row in rows:
+        for name in {*wanted, "split"} - {"text"}:
+            if isinstance(row.get(name), str):
+                row[name] = row[name].strip()  # A space that nobody sees makes no other class.
+    may_be_empty = {"text", "label"} if params.task == MULTI_LABEL else {"text"}
+    filled = [name for name in wanted if name not in may_be_empty]
+    root, absolute = _find_root(rows, location) if kind == IMAGE else ("", [])
+    keys = _check_lines(table, filled, root if kind == IMAGE else None)
+    splits = _read_splits(table, params.group_column) if "split" in table.columns else None
+    if params.task == REGRESSION:
+        places = [f"line {number} of {location}" for number, _ in table.lines]
+        labels, classes = parse_numbers([[row[name] for name in targets] for row in rows], targets, places), targets
+    else:
+        read = split_labels if params.task == MULTI_LABEL else index_labels
+        labels, classes = read([row["label"] for row in rows], params.class_names, keys)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    texts = tuple(rows[i]["text"].encode() for i in order) if kind == TEXT else None
+    hashes = tuple(map(identify, texts)) if texts else None
+    return Listing(
+        source=params.source,
+        keys=tuple(keys[i] for i in order),
+        labels=labels[order],
+        class_names=classes,
+        splits=None if splits is None else splits[order],
+        groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
+        root=root,
+        files=_stat_files(root, keys) if kind == IMAGE else {},
+        texts=texts,
+        kind=kind,
+        version=table.version,
+        identities=_identities(rows, absolute, hashes, order),
+        hashes=hashes,
+        notes=table.notes,
+    )
+
+
+def _read_table(location: str, params: WriteParams) -> _Table:
     content = storage.read_bytes(location)
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
-    folder, separator, _ = location.rpartition("/")
-    root = (folder or "/") if separator else "."
     try:
         text = content.decode("utf-8-sig")
         delimiter, notes = find_delimiter(text), []
         if delimiter in DELIMITERS:
             notes.append(f"the values of the CSV file are separated by {DELIMITERS[delimiter]}")
         reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
-        found = [name.strip() for name in reader.fieldnames or ()]
-        reader.fieldnames, renamed = _name_columns(found, params, location)
-        notes += renamed
+        header = [name.strip() for name in reader.fieldnames or ()]
+        columns, renamed = _name_columns(header, params, location)
+        reader.fieldnames = columns
         lines = [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(
@@ -54,96 +120,78 @@ def list_csv(location: str, params: WriteParams) -> Listing:
             f"Found no rows in {location}: expected a header line with path and label, or text and label, "
             "and a line per example."
         )
-    columns = list(reader.fieldnames or ())
-    kind = TEXT if "text" in columns and "path" not in columns else IMAGE
-    targets = params.target_columns or ("label",)
-    wanted = ["text" if kind == TEXT else "path", *targets] + ([params.group_column] if params.group_column else [])
+    return _Table(location, hashlib.sha256(content).hexdigest(), columns, lines, (*notes, *renamed))
+
+
+def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str]) -> None:
+    columns = table.columns
     if missing := [name for name in wanted if name not in columns]:
         raise InputError(
-            f"Missing columns in {location}: {shown(missing)}. Received: {columns}. The first line must name the "
+            f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. The first line must name the "
             f"columns path (or text), {', '.join(targets)} and optionally split.{_advise_on_columns(columns, missing)}"
         )
     if len(set(columns)) < len(columns):
         raise InputError(
-            f"Repeated columns in {location}: {columns}. Expected every column once. Rename or remove one."
+            f"Repeated columns in {table.location}: {columns}. Expected every column once. Rename or remove one."
         )
-    rows = [row for _, row in lines]
-    for row in rows:
-        for name in {*wanted, "split"} - {"text"}:
-            if isinstance(row.get(name), str):
-                row[name] = row[name].strip()  # A space that nobody sees makes no other class.
-    may_be_empty = {"text", "label"} if params.task == MULTI_LABEL else {"text"}
-    filled = [name for name in wanted if name not in may_be_empty]
-    paths: list[str] = []
-    wherever: list[str] = [row["path"] for row in rows] if kind == IMAGE and "path" in columns else []
-    if wherever and all(path and (path.startswith("/") or storage.is_remote(path)) for path in wherever):
-        root = _common_folder(wherever, location)
-        for row, path in zip(rows, wherever, strict=True):
+
+
+def _find_root(rows: Sequence[dict[str, str]], location: str) -> tuple[str, list[str]]:
+    """Return the folder of the images; and their paths where all were absolute, which then are relative to it."""
+    paths = [row["path"] for row in rows]
+    if all(path and (path.startswith("/") or storage.is_remote(path)) for path in paths):
+        root = _common_folder(paths, location)
+        for row, path in zip(rows, paths, strict=True):
             row["path"] = path.removeprefix(root).lstrip("/")
-    else:
-        wherever = []
-    for number, row in lines:
+        return root, paths
+    folder, separator, _ = location.rpartition("/")
+    return (folder or "/") if separator else ".", []
+
+
+def _check_lines(table: _Table, filled: Sequence[str], root: str | None) -> list[str]:
+    """Check every line; returns a key for each: its path below `root`, or its number where texts have no paths."""
+    keys = []
+    for number, row in table.lines:
         # A line too short has None as a value, one too long has it as a key.
         # A text may be empty, it is set aside when it is read; and so may several labels.
         if None in row or None in row.values() or not all(row[name] for name in filled):
             raise InputError(
-                f"Malformed line {number} of {location}: expected values for {columns}, received "
+                f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
                 f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
             )
-        if kind == TEXT:
-            paths.append(f"line/{number:08d}")
+        if root is None:
+            keys.append(f"line/{number:08d}")
             continue
         try:
             storage.join(root, row["path"])
         except InputError as error:
-            raise InputError(f"Line {number} of {location}: {error}") from error
-        paths.append(str(PurePosixPath(row["path"])))
-    if repeated := [path for path, count in Counter(paths).items() if count > 1]:
+            raise InputError(f"Line {number} of {table.location}: {error}") from error
+        keys.append(str(PurePosixPath(row["path"])))
+    if repeated := [key for key, count in Counter(keys).items() if count > 1]:
         raise InputError(
-            f"Duplicate paths in {location}: {shown(repeated)}. Expected every image once; the same image in two "
+            f"Duplicate paths in {table.location}: {shown(repeated)}. Expected every image once; the same image in two "
             "splits would make the evaluation lie. Remove the repeated lines."
         )
-    splits = None
-    if "split" in columns:
-        if strange := sorted({row["split"] for row in rows if not split_named(row["split"])}):
-            raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
-        splits = np.array([split_named(row["split"]) for row in rows])
-        if params.group_column:
-            _check_groups([row[params.group_column] for row in rows], splits.tolist(), location)
-    if params.task == REGRESSION:
-        places = [f"line {number} of {location}" for number, _ in lines]
-        labels, classes = parse_numbers([[row[name] for name in targets] for row in rows], targets, places), targets
-    else:
-        read = split_labels if params.task == MULTI_LABEL else index_labels
-        labels, classes = read([row["label"] for row in rows], params.class_names, paths)
-    order = sorted(range(len(paths)), key=paths.__getitem__)
-    texts = tuple(rows[i]["text"].encode() for i in order) if kind == TEXT else None
-    hashes = tuple(map(identify, texts)) if texts else None
-    files: dict[str, storage.StoredFile] = {}
-    if kind == TEXT:
-        pass
-    elif storage.is_remote(root):
-        known = {file.name: file for file in storage.list_files(root)}
-        # A file that is missing is quarantined when it is read, like one that is damaged.
-        files = {path: known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths}
-    else:
-        files = {path: storage.stat_file(root, path) for path in paths}
-    return Listing(
-        source=params.source,
-        keys=tuple(paths[i] for i in order),
-        labels=labels[order],
-        class_names=classes,
-        splits=None if splits is None else splits[order],
-        groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
-        root=root if kind == IMAGE else "",
-        files=files,
-        texts=texts,
-        kind=kind,
-        version=hashlib.sha256(content).hexdigest(),
-        identities=_identities(rows, wherever, hashes, order),
-        hashes=hashes,
-        notes=tuple(notes),
-    )
+    return keys
+
+
+def _read_splits(table: _Table, group_column: str) -> np.ndarray:
+    """Return the split of every line, str[lines]."""
+    rows = table.rows
+    if strange := sorted({row["split"] for row in rows if not split_named(row["split"])}):
+        raise InputError(f"Unknown splits in {table.location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
+    splits = np.array([split_named(row["split"]) for row in rows])
+    if group_column:
+        _check_groups([row[group_column] for row in rows], splits.tolist(), table.location)
+    return splits
+
+
+def _stat_files(root: str, paths: Sequence[str]) -> dict[str, storage.StoredFile]:
+    """Return the size and version of each file; a missing one is set aside when it is read, like a damaged one."""
+    if not storage.is_remote(root):
+        return {path: storage.stat_file(root, path) for path in paths}
+    known = {file.name: file for file in storage.list_files(root)}
+    return {path: known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths}
 
 
 def _cut(value: Any) -> Any:
