@@ -32,13 +32,13 @@ class ObjectStore(Protocol):
         """Say of the store's errors what they mean for whoever named `uri`."""
 
     def objects(self, uri: str) -> Iterator[StoredObject]:
-        """All objects whose place begins with `uri`, but those that only stand for folders."""
+        """Yield all objects whose place begins with `uri`, but those that only stand for folders."""
 
     def read(self, uri: str) -> bytes:
-        """The content of an object."""
+        """Return the content of an object."""
 
     def exists(self, uri: str) -> bool:
-        """Whether there is an object."""
+        """Return whether there is an object."""
 
     def download(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy objects of a bucket to local paths, many at once; `pairs` are names and paths."""
@@ -48,7 +48,7 @@ class ObjectStore(Protocol):
 
 
 def store_of(uri: str) -> ObjectStore | None:
-    """The store that a URI names by its scheme; None for a local path.
+    """Return the store that a URI names by its scheme; None for a local path.
 
     Example:
         >>> store_of("s3://bucket/data").scheme, store_of("/data")
@@ -112,14 +112,14 @@ class GoogleStorage:
             ) from error
 
     def bucket(self, name: str) -> Any:
-        """A bucket of the client that this process has."""
+        """Return a bucket of the client that this process has."""
         try:
             return google_client(os.environ.get("STORAGE_EMULATOR_HOST", "")).bucket(name)
         except ValueError as error:
             raise InputError(f"{name!r} is no name of a bucket ({error}). Check it.") from error
 
     def objects(self, uri: str) -> Iterator[StoredObject]:
-        """All objects whose place begins with `uri`, but those that only stand for folders."""
+        """Yield all objects whose place begins with `uri`, but those that only stand for folders."""
         name, prefix = split(uri)
         bucket = self.bucket(name)
         for blob in bucket.client.list_blobs(bucket, prefix=prefix):
@@ -127,13 +127,13 @@ class GoogleStorage:
                 yield StoredObject(blob.name, blob.size or 0, blob.crc32c or str(blob.generation))
 
     def read(self, uri: str) -> bytes:
-        """The content of an object."""
+        """Return the content of an object."""
         bucket, name = split(uri)
         content: bytes = self.bucket(bucket).blob(name).download_as_bytes()
         return content
 
     def exists(self, uri: str) -> bool:
-        """Whether there is an object."""
+        """Return whether there is an object."""
         bucket, name = split(uri)
         return bool(self.bucket(bucket).blob(name).exists())
 
@@ -150,7 +150,7 @@ class GoogleStorage:
 
 @functools.cache
 def google_client(emulator_host: str) -> Any:
-    """One client per process: a client of its own per file would look up credentials and connect every time."""
+    """Return the process's client: one per file would look up credentials and connect every time."""
     import google.cloud.storage as gcs
 
     if emulator_host:
@@ -213,23 +213,23 @@ class S3:
             raise InputError(f"Cannot use {uri!r}: {error}. Check the path and the AWS_… variables.") from error
 
     def objects(self, uri: str) -> Iterator[StoredObject]:
-        """All objects whose place begins with `uri`, but those that only stand for folders."""
+        """Yield all objects whose place begins with `uri`, but those that only stand for folders."""
         bucket, prefix = split(uri)
         pages = s3_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for page in pages:
-            for one in page.get("Contents", ()):
-                if not one["Key"].endswith("/"):
+            for entry in page.get("Contents", ()):
+                if not entry["Key"].endswith("/"):
                     # The ETag is the content's MD5, or for what came in parts a digest that follows from it.
-                    yield StoredObject(one["Key"], one["Size"], one["ETag"].strip('"'))
+                    yield StoredObject(entry["Key"], entry["Size"], entry["ETag"].strip('"'))
 
     def read(self, uri: str) -> bytes:
-        """The content of an object."""
+        """Return the content of an object."""
         bucket, name = split(uri)
         content: bytes = s3_client().get_object(Bucket=bucket, Key=name)["Body"].read()
         return content
 
     def exists(self, uri: str) -> bool:
-        """Whether there is an object."""
+        """Return whether there is an object."""
         from botocore.exceptions import ClientError
 
         bucket, name = split(uri)
@@ -256,7 +256,7 @@ class S3:
 
 @functools.cache
 def s3_client() -> Any:
-    """One client per process, which all threads share.
+    """Return the process's client, which all threads share.
 
     Raises:
         InputError: If its library is not installed.

@@ -40,22 +40,22 @@ class StoredFile:
 
 
 def is_remote(uri: str) -> bool:
-    """Whether `uri` lies in a bucket."""
+    """Return whether `uri` lies in a bucket."""
     return store_of(uri) is not None
 
 
 def is_on_google(uri: str) -> bool:
-    """Whether `uri` lies on Cloud Storage, the only kind of bucket that Google's services read."""
+    """Return whether `uri` lies on Cloud Storage, the only kind of bucket that Google's services read."""
     return str(uri).startswith(_GOOGLE)
 
 
 def mounted(uri: str) -> Path:
-    """The place on gs:// as a path, where Vertex has mounted the buckets."""
+    """Return the place on gs:// as a path, where Vertex has mounted the buckets."""
     return BUCKETS_MOUNT / uri.removeprefix(_GOOGLE)
 
 
 def list_files(root: str) -> list[StoredFile]:
-    """Every file below `root`, sorted by name; hidden ones (a leading dot, or left by Windows) are left out.
+    """List the files below `root`, sorted by name; hidden ones (a leading dot, or left by Windows) are left out.
 
     Raises:
         InputError: If `root` does not exist or holds no file.
@@ -64,11 +64,11 @@ def list_files(root: str) -> list[StoredFile]:
         with store.errors(root):
             bucket, prefix = split(root)
             prefix = prefix.rstrip("/") + "/" if prefix else ""
-            found = [
-                StoredFile(one.name[len(prefix) :], one.num_bytes, one.version)
-                for one in store.objects(f"{store.scheme}{bucket}/{prefix}")
+            files = [
+                StoredFile(blob.name[len(prefix) :], blob.num_bytes, blob.version)
+                for blob in store.objects(f"{store.scheme}{bucket}/{prefix}")
             ]
-        found = [f for f in found if not any(map(is_hidden, f.name.split("/")))]
+        files = [f for f in files if not any(map(is_hidden, f.name.split("/")))]
     else:
         if not Path(root).is_dir():
             raise InputError(
@@ -76,18 +76,18 @@ def list_files(root: str) -> list[StoredFile]:
                 f"{os.path.abspath(root)!r} here."
             )
         try:
-            found = list(_walk(str(root), "", ()))
+            files = list(_walk(str(root), "", ()))
         except PermissionError as error:
             raise InputError(
                 f"Cannot list {error.filename!r}: permission denied. Change its mode or its owner."
             ) from error
-    if not found:
+    if not files:
         raise InputError(f"Found no files in {root!r}: expected a folder with data in it. Check the path.")
-    return sorted(found, key=lambda file: file.name)
+    return sorted(files, key=lambda file: file.name)
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is left out of listings."""
+    """Return whether a file or folder of this name is left out of listings."""
     return name.startswith(".") or name in _OF_THE_SYSTEM
 
 
@@ -107,15 +107,15 @@ def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...]) -> It
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, identity))
                 continue
             try:
-                found = entry.stat()
+                status = entry.stat()
             except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
                 yield StoredFile(prefix + entry.name, 0, "missing")
             else:
-                yield _stored(prefix + entry.name, found)
+                yield _stored(prefix + entry.name, status)
 
 
 def read_bytes(uri: str) -> bytes:
-    """The content of one file.
+    """Read the content of one file.
 
     Raises:
         InputError: If there is no such file, or it may not be read.
@@ -151,7 +151,7 @@ def read_bytes(uri: str) -> bytes:
 
 
 def exists(uri: str) -> bool:
-    """Whether there is a file, here or in a bucket."""
+    """Return whether there is a file, here or in a bucket."""
     if not (store := store_of(uri)):
         return Path(uri).is_file()
     with store.errors(uri):
@@ -159,7 +159,7 @@ def exists(uri: str) -> bool:
 
 
 def join(root: str, name: str) -> str:
-    """`name` below `root`.
+    """Join a name to a root that it must not leave.
 
     Raises:
         InputError: If `name` is absolute, climbs out of `root`, or holds a NUL. Symbolic links are followed: whoever
@@ -178,25 +178,25 @@ def join(root: str, name: str) -> str:
 
 
 def localize(uri: str, into: Path) -> Path:
-    """A local path with the content of `uri`: itself where it is local, else a copy below `into`."""
+    """Return a local path with the content of `uri`: itself where it is local, else a copy below `into`."""
     if not (store := store_of(uri)):
         return Path(uri)
     target = into / hashlib.sha256(uri.encode()).hexdigest()[:16]
     with store.errors(uri):
         bucket, prefix = split(uri)
         prefix = prefix.rstrip("/")
-        below = [one.name for one in store.objects(f"{store.scheme}{bucket}/{prefix}")]
-        found = [name for name in below if not prefix or name == prefix or name.startswith(prefix + "/")]
-    if not found:
+        below = [blob.name for blob in store.objects(f"{store.scheme}{bucket}/{prefix}")]
+        objects = [name for name in below if not prefix or name == prefix or name.startswith(prefix + "/")]
+    if not objects:
         raise InputError(f"Cannot read {uri!r}: there is no such file or folder. Check the path.")
 
-    names = [name[len(prefix) :].lstrip("/") or PurePosixPath(name).name for name in found]
+    names = [name[len(prefix) :].lstrip("/") or PurePosixPath(name).name for name in objects]
     with staged_directory(target) as staged, store.errors(uri):
         paths = [join(str(staged), name) for name in names]
         for folder in {os.path.dirname(path) for path in paths}:
             os.makedirs(folder, exist_ok=True)
-        store.download(bucket, list(zip(found, paths, strict=True)))
-    single = len(found) == 1 and found[0] == prefix
+        store.download(bucket, list(zip(objects, paths, strict=True)))
+    single = len(objects) == 1 and objects[0] == prefix
     return target / PurePosixPath(prefix).name if single else target
 
 
@@ -240,7 +240,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def _staging_dir(path: Path) -> Path | None:
-    """Where the files of a mounted bucket are written first: on this machine's own disk. None for any other path."""
+    """Return where files for a mounted bucket are written first: this machine's own disk. None for any other path."""
     return Path(tempfile.gettempdir()) if path.is_relative_to(BUCKETS_MOUNT) else None
 
 
@@ -288,7 +288,7 @@ def require_writable(directory: Path) -> None:
 
 
 def stat_file(root: str, name: str) -> StoredFile:
-    """One local file below `root`; a file that is missing has no bytes and the version `missing`."""
+    """Describe a local file below `root`; a missing one has no bytes and the version `missing`."""
     try:
         return _stored(name, os.stat(f"{root}/{name}"))
     except (OSError, ValueError):
@@ -375,14 +375,14 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def new_file(path: Path) -> TextIO:
-    """An empty text file to write; what had its name, a file or a link, is no longer there, and not written to."""
+    """Open an empty text file to write; a file or link of its name is taken away, and not written to."""
     path.unlink(missing_ok=True)
     return open(path, "x")
 
 
 @contextlib.contextmanager
 def staged_directory(final: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `final` in one rename when the block ends well, and vanishes when it does not.
+    """Give a temporary folder that becomes `final` in one rename when the block ends well, and vanishes otherwise.
 
     On a mounted bucket, which renames no folders, its files are copied, and those that describe it come last.
 
@@ -451,11 +451,11 @@ def copy_tree(source: Path, target: Path) -> None:
     """Copy a folder to read-only files of its own, whole or not at all; the disk clones them where it can."""
 
     def copy(from_path: str, to_path: str) -> None:
-        with open(from_path, "rb", buffering=0) as given, open(to_path, "xb", buffering=0) as made:
+        with open(from_path, "rb", buffering=0) as source_file, open(to_path, "xb", buffering=0) as made:
             with contextlib.suppress(OSError, AttributeError):  # Not on this disk, or not on this system.
-                while os.copy_file_range(given.fileno(), made.fileno(), 1 << 30):
+                while os.copy_file_range(source_file.fileno(), made.fileno(), 1 << 30):
                     pass
-            shutil.copyfileobj(given, made)  # What is left of it.
+            shutil.copyfileobj(source_file, made)  # What is left of it.
             os.fchmod(made.fileno(), 0o444)
 
     with staged_directory(target) as staged:

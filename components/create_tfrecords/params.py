@@ -13,15 +13,15 @@ SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 @dataclasses.dataclass(frozen=True)
 class WriteParams:
-    """What to read and how to divide it; one field per component input.
+    """The source to read and how to divide it; one field per component input.
 
     Attributes:
         source: Kind and place of the data, as `images:DIR`, `csv:FILE` or `sklearn:digits`; README.md lists all kinds.
             Paths may be gs:// or s3://.
-        task: What a model is asked: `classification` (one class of several), `multi_label` (any number of several) or
+        task: Task of the model: `classification` (one class of several), `multi_label` (any number of several) or
             `regression` (one number or several). The last two need a csv: or npz: source. A corpus: has a task of its
             own, `language_model`.
-        target_columns: Of a regression, the CSV columns with the numbers; empty means `label`. Of an npz: source, the
+        target_columns: CSV columns with the numbers of a regression; empty means `label`. For an npz: source, the
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
         test_fraction: Share of all examples to hold out, where the source has no test split.
@@ -30,7 +30,7 @@ class WriteParams:
             class per example; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
             nearest share.
-        columns: Which columns of a CSV file are its `path`, `text`, `label`, `split` or `id`, as {"path": "filename"},
+        columns: Columns of a CSV file that are its `path`, `text`, `label`, `split` or `id`, as {"path": "filename"},
             where they have other names; review, sentiment and the like are recognised.
         join_copies: Keep copies of an example, also near ones, in one split, where the source has none of its own.
         seed: Salt of the split and of the order in which examples are stored.
@@ -41,12 +41,12 @@ class WriteParams:
         convert_arrays: Read arrays also with channels first, with floats in [0, 1], and with one-hot classes; it is
             said.
         encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
-        vocabulary_size: Of texts: ids in all, padding and unknown among them; the most frequent words of the training
-            split get one.
-        num_tokens: Of texts: the length that all are cut or padded to; of a corpus, characters of a passage.
-        truncate: Of texts: the side on which they are cut and padded, `start` or `end`; `start` keeps the last words.
-        context_tokens: Of a corpus: how many of these a passage outside the training split only reads, which another
-            has predicted; without them, half of what is predicted has little before it.
+        vocabulary_size: Number of ids for texts, padding and unknown among them; the most frequent words of the
+            training split get one.
+        num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
+        truncate: Side on which texts are cut and padded, `start` or `end`; `start` keeps the last words.
+        context_tokens: Characters of a corpus that a passage outside the training split only reads, since another one
+            predicts them; without them, half of what is predicted has little before it.
         class_names: The classes, in order; empty means those found, sorted. Of folders, those to use; of arrays' whole
             numbers, their names. A multi-label npz: source has none to find: empty means their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
@@ -135,13 +135,13 @@ class WriteParams:
 
     @property
     def asked(self) -> str:
-        """What a model of these data is asked: `task`, or of a corpus: source the language model's."""
+        """The task of a model of these data: `task`, or for a corpus: source the language model's."""
         return LANGUAGE_MODEL if self.source.partition(":")[0] == CORPUS else self.task
 
 
 @dataclasses.dataclass(frozen=True)
 class WriteResult:
-    """What was written: examples in all and per split, inputs set aside, and the content's fingerprint."""
+    """The written records: examples in all and per split, inputs set aside, and the content's fingerprint."""
 
     num_examples: int
     split_examples: dict[str, int]

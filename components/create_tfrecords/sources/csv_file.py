@@ -195,34 +195,34 @@ def _stat_files(root: str, paths: Sequence[str]) -> dict[str, storage.StoredFile
 
 
 def _cut(value: Any) -> Any:
-    """A cell as a message shows it."""
+    """Return a cell as a message shows it."""
     is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
     return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
 
 
-def _name_columns(found: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:
-    """The columns by the names that are used here, and notes on those that are taken for what their names suggest."""
+def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:
+    """Return the columns by the names that are used here, and notes on those that were recognised."""
     taken = dict(params.columns)
-    if strange := sorted(set(taken.values()) - set(found)):
+    if strange := sorted(set(taken.values()) - set(cells)):
         raise InputError(
-            f"No columns {shown(strange)} in {location}, which data.columns names. Received: {list(found)}. Correct it."
+            f"No columns {shown(strange)} in {location}, which data.columns names. Received: {list(cells)}. Correct it."
         )
     notes = []
     wanted = ["label"] if not params.target_columns else []
-    if not {"path", "text"} & {*found, *taken}:
+    if not {"path", "text"} & {*cells, *taken}:
         wanted += ["path", "text"]
     for name in wanted:
-        column = find_column(name, found)
+        column = find_column(name, cells)
         if column != name and name not in taken:
             taken[name] = column
             notes.append(f"column {column!r} is taken for the {name}; data.columns may name another one")
     names = {column: name for name, column in taken.items()}
     # A column whose name another one now has is left alone under its own.
-    return [names.get(column, f"{column} (unused)" if column in taken else column) for column in found], notes
+    return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
 
 
 def _common_folder(paths: Sequence[str], location: str) -> str:
-    """The folder, here or in one bucket, that holds all of some absolute paths."""
+    """Return the folder, here or in one bucket, that holds all of some absolute paths."""
     if len({tuple(path.split("/")[:3]) if storage.is_remote(path) else "" for path in paths}) > 1:
         raise InputError(
             f"Paths of several places in {location}: {_cut(paths[0])!r} and others. Expected all on this machine, or "
@@ -236,7 +236,7 @@ def _common_folder(paths: Sequence[str], location: str) -> str:
 def _identities(
     rows: Sequence[Mapping[str, str]], paths: Sequence[str], hashes: Sequence[bytes] | None, order: Sequence[int]
 ) -> tuple[str, ...] | None:
-    """What rows are known by: an id where there is one and none repeats; else an absolute path, or a text's content."""
+    """Return what rows are known by: unique ids, else absolute paths, or the texts' content."""
     ids = [str(rows[i].get("id") or "") for i in order]
     if all(ids) and len(set(ids)) == len(ids):
         return tuple(ids)
@@ -246,10 +246,10 @@ def _identities(
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
-    """What may be wrong with a CSV file's first line."""
+    """Say what may be wrong with a CSV file's first line."""
     alike = {name.lower(): name for name in columns}
-    found = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
-    return f" Rename {', '.join(found)}." if found else f" Or say which they are: data.columns={{{missing[0]}: …}}."
+    renames = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
+    return f" Rename {', '.join(renames)}." if renames else f" Or say which they are: data.columns={{{missing[0]}: …}}."
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:
