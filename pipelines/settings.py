@@ -13,7 +13,7 @@ _PREFIX = "TPU_PIPELINES_"
 TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_host",)}
 # What only one platform has, and would leave out unsaid on the other.
 _OF_TARGET = {
-    "vertex": ("network_attachment", "encryption_key", "tensorboard"),
+    "vertex": ("network_attachment", "encryption_key", "tensorboard", "experiment"),
     "kubeflow": ("kueue_queue", "provisioning"),
 }
 _OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
@@ -45,6 +45,8 @@ class Settings:
         encryption_key: Of Vertex AI: key of the user's own (CMEK) that encrypts jobs, models and endpoints.
         tensorboard: Of Vertex AI: TensorBoard instance that shows a training's curves while it runs; it wants a service
             account.
+        experiment: Of Vertex AI: the experiment in which submitted runs are compared, by their parameters and metrics;
+            it is made where there is none. Runs that a schedule starts are not in it.
         labels: Of every job and pod.
         environment: Variables of the training step. They stand in the compiled file: no place for a secret.
         kfp_host: URL of a Kubeflow Pipelines server.
@@ -81,6 +83,7 @@ class Settings:
     tensorboard: str = _text(
         "projects/12345/locations/us-west1/tensorboards/678", r"projects/[^/\s]+/locations/[^/\s]+/tensorboards/[^/\s]+"
     )
+    experiment: str = _text("digits-models", r"[a-z0-9][a-z0-9-]{2,126}[a-z0-9]")
     labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?")
     environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_]\w*=.*")
     kfp_host: str = _text("https://kubeflow.example.com/pipeline", r"https?://[^/\s]\S*")

@@ -33,6 +33,7 @@ _NO_CAPACITY = re.compile(
 )
 # A program that ended quotes what it printed, which may be that the TPU's memory was exhausted: it had its machine.
 _PROGRAM_ENDED = re.compile(r"exited with a non-zero status")
+_NEVER_RUNS = ("PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 _OURS_OF_A_JOB = ("labels", "serviceAccount", "network", "encryptionSpec", "pscInterfaceConfig", "pipelineSpec")
 _ACTIVE_RUNS = 1  # Of a schedule: else runs that wait for a machine pile up.
 _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
@@ -95,13 +96,44 @@ class Vertex:
         return json_format.MessageToDict(types().CreatePipelineJobRequest.pb(self._request(job)))
 
     def create(self, job: Job) -> Submission:
-        """Start a job; where there is one of its id already, find that."""
+        """Start a job, in the experiment of the settings; where there is one of its id already, find that.
+
+        The service makes what an experiment can hold of a job only when it begins to run it: until then it is no use to
+        go on, and whoever asks again finds the job.
+        """
         with contextlib.suppress(ExistsError):
-            return self._read(self._call("create_pipeline_job", self._request(job)))
-        existing = self.get(job.job_id)
-        if existing is None:
-            raise OutageError(f"{job.job_id} exists, and cannot be found: somebody is deleting it.")
-        return existing
+            created = self._call("create_pipeline_job", self._request(job))
+            if not self._settings.experiment:
+                return self._read(created)
+        try:
+            existing = self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job.job_id}"})
+        except MissingError as error:
+            raise OutageError(f"{job.job_id} exists, and cannot be found: somebody is deleting it.") from error
+        if self._settings.experiment:
+            self._put_into_experiment(existing)
+        return self._read(existing)
+
+    def _put_into_experiment(self, job: Any) -> None:
+        """Let the experiment of the settings hold a job; nothing happens where it does already, or the job never ran.
+
+        As Google's SDK does: aiplatform/metadata/experiment_resources.py, `_log_pipeline_job`.
+        """
+        run = job.job_detail.pipeline_run_context.name
+        if not run and job.state.name not in _NEVER_RUNS:
+            raise OutageError(f"{job.name.rpartition('/')[2]} has not begun, and so is in no experiment yet.")
+        if run:
+            store, experiment = run.rpartition("/contexts/")[0], self._settings.experiment
+            context = {
+                "display_name": experiment,
+                "schema_title": "system.Experiment",
+                "schema_version": "0.0.1",
+                "metadata": {"experiment_deleted": False},
+            }
+            request = {"parent": store, "context_id": experiment, "context": context}
+            with contextlib.suppress(ExistsError):
+                self._call("create_context", request, "MetadataService")
+            children = {"context": f"{store}/contexts/{experiment}", "child_contexts": [run]}
+            self._call("add_context_children", children, "MetadataService")
 
     def get(self, job_id: str) -> Submission | None:
         """Return a job, if there is one of that id."""

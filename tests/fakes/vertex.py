@@ -50,6 +50,7 @@ _SERVICES = (
     "model_service",
     "endpoint_service",
     "prediction_service",
+    "metadata_service",
 )
 DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 SERVICE_AGENT = f"service-{PROJECT_NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
@@ -112,6 +113,7 @@ class FakeVertex(GoogleApiServer):
         self.models: dict[str, list[v1.Model]] = {}
         self.evaluations: dict[str, v1.ModelEvaluation] = {}
         self.endpoints: dict[str, v1.Endpoint] = {}
+        self.contexts: dict[str, v1.Context] = {}
         self.operations: dict[str, operations_pb2.Operation] = {}
         self.stock_out: set[str] = set()
         self.scarce: set[str] = set()
@@ -311,7 +313,36 @@ class FakeVertex(GoogleApiServer):
         job = self.pipeline_jobs.get(name)
         if job is not None and job.state == v1.PipelineState.PIPELINE_STATE_QUEUED:
             job.state = v1.PipelineState.PIPELINE_STATE_PENDING
+            # Rule: the context of a run is there only once it has begun (python-aiplatform
+            # google/cloud/aiplatform/pipeline_jobs.py: "PipelineJob context is created asynchronously")
+            context = v1.Context(
+                name=f"{'/'.join(name.split('/')[:4])}/metadataStores/default/contexts/{job_id_of(name)}"
+            )
+            context.schema_title = "system.PipelineRun"
+            self.contexts[context.name] = job.job_detail.pipeline_run_context = context
             self.execution.start_pipeline_job(self, name)
+
+    # Metadata
+
+    def create_context(self, request: v1.CreateContextRequest) -> v1.Context:
+        context = _copy(request.context)
+        # Rule: a context's id has 4 to 128 lower-case letters, digits and - (metadata_service.proto: context_id)
+        if not re.fullmatch(r"[a-z0-9-]{4,128}", request.context_id):
+            rules.refuse(f"Invalid context id: {request.context_id!r}.")
+        context.name = self._new_name(request.parent, "contexts", request.context_id)
+        if context.name in self.contexts:
+            raise ServiceError("ALREADY_EXISTS", f"Context {context.name} already exists.")
+        self.contexts[context.name] = context
+        return context
+
+    def add_context_children(self, request: v1.AddContextChildrenRequest) -> v1.AddContextChildrenResponse:
+        # Rule: a child that a context has already is skipped (metadata_service.proto: AddContextChildren)
+        parent = _find(self.contexts, request.context)
+        for name in request.child_contexts:
+            child = _find(self.contexts, name)
+            if parent.name not in child.parent_contexts:
+                child.parent_contexts.append(parent.name)
+        return v1.AddContextChildrenResponse()
 
     def get_pipeline_job(self, request: v1.GetPipelineJobRequest) -> v1.PipelineJob:
         return _find(self.pipeline_jobs, request.name)
@@ -768,6 +799,11 @@ class FakeVertex(GoogleApiServer):
         for prediction in predictions:
             json_format.ParseDict(prediction, v1.PredictResponse.pb(response).predictions.add())
         return response
+
+
+def job_id_of(name: str) -> str:
+    """The last part of a job's resource name."""
+    return name.rpartition("/")[2]
 
 
 def canonical(name: str) -> str:

@@ -51,6 +51,7 @@ def test_the_environment_goes_before_the_file(tmp_path):
         ("encryption_key", "my-key", "'my-key'"),
         ("tensorboard", "678", "'678'"),
         ("kueue_queue", "TPU queue", "'TPU queue'"),
+        ("experiment", "Digits", "'Digits'"),
         ("provisioning", "spot", "'spot'"),
         (
             "network",
@@ -113,6 +114,7 @@ TENSORBOARD = "projects/12345/locations/us-west1/tensorboards/678"
         ("kubeflow", {"encryption_key": KEY}, r"encryption_key \(TPU_PIPELINES_ENCRYPTION_KEY\) cannot be had with"),
         ("kubeflow", {"network_attachment": ATTACHMENT}, r"network_attachment .* cannot be had with --target kubeflow"),
         ("kubeflow", {"tensorboard": TENSORBOARD}, r"tensorboard .* cannot be had with --target kubeflow"),
+        ("kubeflow", {"experiment": "digits-models"}, r"experiment .* cannot be had with --target kubeflow"),
         ("vertex", {"kueue_queue": "tpus"}, r"kueue_queue .* --target vertex\. Received: 'tpus'"),
         ("vertex", {"provisioning": "flex-start"}, r"provisioning .* --target vertex\. Received: 'flex-start'"),
         (

@@ -142,6 +142,31 @@ def test_a_users_key_attachment_and_tensorboard_reach_the_jobs(fake, clock):
     assert Vertex(other, service_of(fake)).schedule_content(plan.jobs[0], "0 3 * * *") != schedule.content
 
 
+def test_a_run_is_in_the_experiment_of_the_settings_once_it_has_begun(plan, fake, clock):
+    settings = dataclasses.replace(SETTINGS, experiment="digits-models")
+    fake.execution, fake.queued_seconds = Simulate(hold=True), 90
+    platform = Vertex(settings, service_of(fake), clock.now)
+    vertex = Retrying(platform, Backoff(sleep=clock.sleep, clock=clock.seconds))
+    fake.drop_next(1, "after", "create_context")
+    fake.fail_next(1, "UNAVAILABLE", "add_context_children")
+    first = vertex.create(plan.jobs[0])
+    assert (first.state, vertex.create(plan.jobs[0]).job_id) == (State.RUNNING, first.job_id)
+    store = "projects/123456789012/locations/us-central1/metadataStores/default/contexts"
+    assert fake.contexts[f"{store}/digits-models"].schema_title == "system.Experiment"
+    assert [*fake.contexts[f"{store}/{first.job_id}"].parent_contexts] == [f"{store}/digits-models"]
+    assert len(fake.pipeline_jobs) == 1
+
+
+def test_a_job_that_is_cancelled_before_it_begins_is_in_no_experiment(plan, fake, clock):
+    settings = dataclasses.replace(SETTINGS, experiment="digits-models")
+    fake.queued_seconds = 10**6
+    connect(fake, clock).create(plan.jobs[0])
+    connect(fake, clock).cancel(plan.jobs[0].job_id)
+    clock.sleep(fake.cancelling_seconds)
+    assert Vertex(settings, service_of(fake), clock.now).create(plan.jobs[0]).state is State.CANCELLED
+    assert fake.contexts == {}
+
+
 def test_a_dry_run_says_exactly_what_is_sent(plan, fake, vertex):
     said = vertex.describe(plan.jobs[0])
     assert fake.calls == []
