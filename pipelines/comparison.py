@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pipelines.history import SUMMARY_FILE
 
 _NOTHING = "–"
 _MAX_TEXT = 60
+_LEGEND_CHARACTERS, _TITLED = 24, 3
 _COUNTS = ("num_examples", "top_k", "num_absent_classes")
 _NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
@@ -60,12 +62,12 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """Places of the best runs; empty where none stands out."""
-        known = {value for value in self.values if value is not None} if self.direction else set()
+        """The place of the best run; empty where none stands out, as among those that share the first place."""
+        known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
-        top = max(known) if self.direction == HIGHER else min(known)
-        return frozenset(place for place, value in enumerate(self.values) if value == top)
+        top = self.values.index(max(known) if self.direction == HIGHER else min(known))
+        return frozenset([top]) if self.texts.count(self.texts[top]) == 1 else frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,13 +191,25 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
     devices = [f"{one['num_replicas']} × {one['accelerator']}" if (one := run.trained) else None for run in runs]
     return _known(
         _row("host", [run.summary.get("host") for run in runs]),
+        _row("ended", [run.summary.get("ended") for run in runs], _day),
         _row("epochs", read("epochs")),
+        _row("learning rate", [_of_training(run, "learning_rate") for run in runs], "{:g}".format),
+        _row("batch per replica", [_of_training(run, "batch_size_per_replica") for run in runs], "{:,}".format),
         _row("trained in, s", read("seconds"), "{:,.1f}".format, LOWER),
         _row("examples/s", read("examples_per_second"), "{:,.0f}".format, HIGHER),
         _row("devices", devices),
         _row("precision", read("precision")),
         _row("backend", read("backend")),
     )
+
+
+def _of_training(run: Run, name: str) -> Any:
+    return run.summary["config"].get("training", {}).get(name)
+
+
+def _day(ended: str) -> str:
+    """A time as people read it: to the minute, in UTC."""
+    return ended[:16].replace("T", " ")
 
 
 def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
@@ -318,12 +332,23 @@ def write_page(comparison: Comparison, path: Path) -> None:
     from components import page
 
     template = page.environment(Path(__file__).parent).get_template("comparison.html.jinja")
-    text = template.render(comparison=comparison, curves=list(_curves(comparison.runs)), series=len(page.SERIES))
+    names = [run.label for run in comparison.runs]
+    title = f"{', '.join(names[:_TITLED])}{' and more' if len(names) > _TITLED else ''}: {len(names)} runs"
+    text = template.render(
+        title=title, comparison=comparison, curves=list(_curves(comparison.runs)), series=len(page.SERIES)
+    )
     storage.write_bytes(path, text.encode())
 
 
+def _plain(label: str) -> str:
+    """The end of a label, in characters that mean nothing to what draws it."""
+    return re.sub(r"[^\w./-]", "_", label)[-_LEGEND_CHARACTERS:]
+
+
 def _curves(runs: Sequence[Run]) -> Iterator[Any]:
-    """A drawing for each figure that the histories follow; runs have their number in the legend."""
+    """A drawing for each figure that the histories follow; runs have their number and their name in the legend."""
+    from matplotlib.ticker import MaxNLocator
+
     from components import page
 
     followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
@@ -334,7 +359,10 @@ def _curves(runs: Sequence[Run]) -> Iterator[Any]:
                 points = [(epoch["epoch"], epoch[name]) for epoch in run.history if epoch.get(name) is not None]
                 if points:
                     color = page.SERIES[place % len(page.SERIES)]
-                    axes.plot(*zip(*points, strict=True), color=color, label=str(place + 1))
+                    label = f"{place + 1} {_plain(run.label)}"
+                    # A marker for each epoch: a run of one has no line.
+                    axes.plot(*zip(*points, strict=True), color=color, label=label, marker="o", markersize=3.5)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.legend()
 
         title = name.replace("_", " ")

@@ -166,10 +166,23 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
         "directory": str(folder),
         "ended": _ended(summary, folder),
         "status": summary["status"],
+        "training": _training(summary),
         "metrics": summary.get("metrics", {}),
         "gate": summary.get("gate", {}),
         "num_bytes": sum(path.stat().st_size for path in files),
     }
+
+
+def _training(summary: Mapping[str, Any]) -> str:
+    """What tells a training from another at a glance: learning rate, batch, and the host."""
+    config = summary.get("config")
+    settings = config.get("training", {}) if isinstance(config, dict) else {}
+    said = [
+        f"{label} {settings[name]:g}"
+        for label, name in (("lr", "learning_rate"), ("batch", "batch_size_per_replica"))
+        if isinstance(settings.get(name), int | float)
+    ]
+    return ", ".join([*said, *([str(summary["host"])] if summary.get("host") else [])])
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:

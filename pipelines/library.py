@@ -104,7 +104,12 @@ class Run:
 
     def _repr_html_(self) -> str:
         steps = {name: "cached" if one["cached"] else one["state"] for name, one in self.summary["steps"].items()}
-        rows = {**{name: f"{value:.4f}" for name, value in self.metrics.items()}, **steps}
+        rows = {
+            **{
+                name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in self.metrics.items()
+            },
+            **steps,
+        }
         said = "".join(f"<li>{html.escape(reason)}</li>" for reason in self.reasons)
         return f"<h4>{html.escape(self.name)}: {self.status}</h4>{_html_table(rows)}<ul>{said}</ul>"
 

@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -177,8 +179,9 @@ def _add_runs(commands: Any) -> None:
         "runs",
         epilog="Example: tpu-pipelines runs clean digits --keep 5",
         help="list the runs of a workspace, or delete earlier ones",
-        description="list [NAME]: every run that is kept, of one name or of all: when it ended, what became of it, its "
-        "figures and its size. clean [NAME]: delete earlier runs, and cached steps that no run is made of any more.",
+        description="list [NAME]: every run that is kept, of one name or all: when it ended, what became of it, its "
+        "figures and its size; of all also as a page, index.html. clean [NAME]: delete earlier runs, and cached steps "
+        "that no run is made of any more.",
     )
     runs.add_argument("action", nargs="?", choices=("list", "clean"), default="list", help="(default: list)")
     runs.add_argument("name", nargs="?", default="", metavar="NAME", help="of the configuration (default: all)")
@@ -194,6 +197,11 @@ def _runs(arguments: argparse.Namespace) -> int:
 
     if arguments.action == "list":
         rows = history.as_rows(arguments.workspace, arguments.name)
+        if not arguments.name:
+            from pipelines.overview_page import write_index
+
+            index = write_index(arguments.workspace, rows)
+            tell_hint(f"the same as a page: {os.path.relpath(index)}")
         show_text(json.dumps(rows) if arguments.json else history.as_table(rows))
         return DONE
     from pipelines.run_local import clean_runs
@@ -206,9 +214,42 @@ def _runs(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _add_board(commands: Any) -> None:
+    board = commands.add_parser(
+        "board",
+        help="show the curves of runs in TensorBoard",
+        description="Start TensorBoard on the curves of the latest runs, and say where it answers; ends with Ctrl-C.",
+    )
+    board.add_argument("names", nargs="*", metavar="NAME", help="of the configurations (default: all)")
+    add_workspace(board)
+    board.add_argument("--port", type=int, default=6006, metavar="N", help="0 takes a free one (default: 6006)")
+    board.set_defaults(command=_board)
+
+
+def _board(arguments: argparse.Namespace) -> int:
+    from components.errors import InputError
+    from pipelines import history
+
+    known = history.names(arguments.workspace)
+    logs = {
+        name: folder
+        for name in arguments.names or known
+        if (folder := arguments.workspace / name / "model" / "tensorboard").is_dir()
+    }
+    if not logs or set(arguments.names) - set(logs):
+        raise InputError(
+            f"No curves of {', '.join(arguments.names) or 'any run'} in {arguments.workspace}: expected some of "
+            f"{', '.join(logs or known) or 'none'}. Check --workspace."
+        )
+    where = ",".join(f"{name}:{folder.resolve()}" for name, folder in logs.items())
+    command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir_spec", where, "--port", str(arguments.port)]
+    return subprocess.run(command, check=False).returncode and FAILED
+
+
 COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_run,
     _add_export,
     _add_compare,
     _add_runs,
+    _add_board,
 )

@@ -50,7 +50,9 @@ def test_the_best_of_each_metric_is_marked_whichever_way_it_goes(two_runs):
 @pytest.mark.parametrize(
     ("values", "direction", "best"),
     [
-        ((1, 2, 2), HIGHER, {1, 2}),
+        ((1, 2, 3), HIGHER, {2}),
+        ((1, 2, 2), HIGHER, set()),
+        ((0.98331, 0.98334, 0.5), HIGHER, set()),
         ((1, 2, None), LOWER, {0}),
         ((1, 1), HIGHER, set()),
         ((1, None), HIGHER, set()),
@@ -58,7 +60,21 @@ def test_the_best_of_each_metric_is_marked_whichever_way_it_goes(two_runs):
     ],
 )
 def test_best_stands_out_only_where_something_is_worse(values, direction, best):
-    assert Row("", values, (), direction).best == best
+    texts = tuple("–" if value is None else f"{value:.4f}" for value in values)
+    assert Row("", values, texts, direction).best == best
+
+
+def test_an_epoch_alone_is_seen_and_runs_are_named_in_the_legend(two_runs, tmp_path):
+    path = two_runs[1] / "model" / "history.jsonl"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    write_page(compare(two_runs), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("1 first/digits") == page.count("2 second/digits") > 0
+    assert "<title>first/digits, second/digits: 2 runs</title>" in page
+    drawing = page[page.index("<svg") : page.index("</svg>")]
+    assert drawing.count("<use") > len(path.read_text().splitlines())  # A marker each.
+    assert "learning rate" in page
+    assert "batch per replica" in page
 
 
 def test_the_configuration_shows_what_differs_and_nothing_else(two_runs):

@@ -1,0 +1,49 @@
+"""The page of a workspace: every run that is kept, the newest first, its headline figures and its own pages."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components import storage
+from components.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
+from components.interface import judged_figure
+from pipelines import history
+
+INDEX_FILE = "index.html"
+_RESULTS = {"succeeded": "promoted", "rejected": "not promoted"}
+_PAGES = {"report": f"evaluation/{REPORT_FILE}", "preflight": f"preflight/{PREFLIGHT_REPORT_FILE}"}
+
+
+def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the page of a workspace's runs; returns where.
+
+    Args:
+        workspace: Folder for runs.
+        rows: As `history.as_rows` gives them.
+    """
+    from components import page
+
+    template = page.environment(Path(__file__).parent).get_template("overview.html.jinja")
+    shown = [_shown(workspace, row) for row in sorted(rows, key=lambda row: row["ended"], reverse=True)]
+    # A page of the same place as that of `compare`, and linked where there is one.
+    has_comparison = (workspace / "comparison.html").is_file()
+    text = template.render(rows=shown, name=workspace.resolve().name, has_comparison=has_comparison)
+    storage.write_bytes(workspace / INDEX_FILE, text.encode())
+    return workspace / INDEX_FILE
+
+
+def _shown(workspace: Path, row: Mapping[str, Any]) -> dict[str, Any]:
+    metrics, folder = row["metrics"], Path(row["directory"])
+    judged = judged_figure(metrics)
+    place = folder.relative_to(workspace).as_posix()
+    return {
+        "name": row["name"],
+        "number": "" if row["number"] == history.LATEST else row["number"],
+        "ended": row["ended"][:16].replace("T", " "),
+        "result": _RESULTS.get(row["status"], row["status"]),
+        "score": f"{judged.replace('_', ' ')} {metrics[judged]:.4f}" if judged else "–",
+        "loss": f"{metrics['loss']:.4f}" if "loss" in metrics else "–",
+        "training": row["training"],
+        "mib": f"{row['num_bytes'] / 2**20:,.1f}",
+        "pages": {name: f"{place}/{file}" for name, file in _PAGES.items() if (folder / file).is_file()},
+    }
