@@ -1,14 +1,17 @@
-"""The ASGI application: two routes, limits, and JSON whatever happens."""
+"""The ASGI application: routes, limits, and JSON whatever happens."""
 
 import asyncio
 import contextlib
+import functools
+import importlib.metadata
 import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -17,10 +20,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from components.errors import InputError
+from components.serving import kserve
 from components.serving.batching import Batcher
 from components.serving.exported import ExportedModel
 from components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomError
 from components.serving.instances import PredictRequest, TooLargeError, parse_image, parse_request, render_predictions
+from components.serving.metrics import CONTENT_TYPE, Metrics
 from components.serving.params import ServeParams
 
 _BODY_TIMEOUT_SECONDS = 30.0
@@ -30,6 +35,8 @@ _NICENESS = 10
 _RENDERED_AT_ONCE = 100  # Probabilities.
 _RETRY_AFTER = {"Retry-After": "1"}
 _CLIENT_LEFT = 499  # As nginx has it. Nobody reads this answer; it is for the log.
+
+Answer = Callable[[Request, bytearray, Hold], Awaitable[Response]]
 
 
 class Application:
@@ -43,13 +50,25 @@ class Application:
         self._state = "loading"
         self._num_requests = 0
         self._held = HeldBytes(params.max_held_bytes)
+        self._metrics = Metrics()
         routes = [
-            Route(params.health_route, self._health, methods=["GET"]),
-            Route(params.predict_route, self._predict, methods=["POST"]),
+            _route("health", "GET", params.health_route, self._health),
+            _route("predict", "POST", params.predict_route, functools.partial(self._predict, self._answer)),
+            _route("metrics", "GET", "/metrics", self._show_metrics),
+            # KServe's, see components.serving.kserve.
+            _route("health", "GET", "/v1/models", self._list_models),
+            _route("predict", "POST", "/v1/models/{name}:predict", functools.partial(self._predict, self._answer)),
+            _route("health", "GET", "/v1/models/{name}", self._is_ready),
+            _route("health", "GET", "/v2", self._describe_server),
+            _route("health", "GET", "/v2/health/live", self._is_live),
+            _route("health", "GET", "/v2/health/ready", self._is_ready),
+            _route("health", "GET", "/v2/models/{name}", self._describe_model),
+            _route("health", "GET", "/v2/models/{name}/ready", self._is_ready),
+            _route("predict", "POST", "/v2/models/{name}/infer", functools.partial(self._predict, self._infer)),
         ]
         starlette = Starlette(routes=routes, exception_handlers={HTTPException: self._refuse, Exception: _fail})
         starlette.router.redirect_slashes = False
-        self.asgi: ASGIApp = _AccessLog(starlette)
+        self.asgi: ASGIApp = _AccessLog(starlette, self._metrics)
 
     @contextlib.asynccontextmanager
     async def ready(self, model: ExportedModel) -> AsyncIterator[None]:
@@ -74,9 +93,47 @@ class Application:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": self._state}, 200 if self._state == "ready" else 503)
 
-    async def _predict(self, request: Request) -> Response:
+    async def _show_metrics(self, request: Request) -> Response:
+        now = {"requests": self._num_requests, "held_bytes": self._held.total, "is_ready": self._state == "ready"}
+        return Response(self._metrics.render(now), media_type=CONTENT_TYPE)
+
+    async def _is_live(self, request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def _is_ready(self, request: Request) -> Response:
+        """Of a model that is named, or of the server; which name the model has is known once there is one."""
+        is_ready = self._state == "ready"
+        name = self._name_asked(request) if is_ready else request.path_params.get("name", "")
+        return JSONResponse({"name": name, "ready": is_ready, "live": True}, 200 if is_ready else 503)
+
+    async def _list_models(self, request: Request) -> Response:
+        return JSONResponse({"models": [self._name] if self._state == "ready" else []})
+
+    async def _describe_server(self, request: Request) -> Response:
+        return JSONResponse({"name": "tpu-pipelines", "version": _version(), "extensions": []})
+
+    async def _describe_model(self, request: Request) -> Response:
+        self._require_ready()
+        return JSONResponse(kserve.describe(self._name_asked(request), self._model))
+
+    @property
+    def _name(self) -> str:
+        return self._params.model_name or self._model.name
+
+    def _name_asked(self, request: Request) -> str:
+        """The model's name, which an address must have that names one."""
+        asked = request.path_params.get("name", self._name)
+        if asked != self._name:
+            raise HTTPException(404, f"There is no model {asked[:40]!r}. Expected {self._name!r} (--model-name).")
+        return self._name
+
+    def _require_ready(self) -> None:
         if self._state != "ready":
             raise HTTPException(503, f"The server is {self._state}. Try again later.", _RETRY_AFTER)
+
+    async def _predict(self, answer: Answer, request: Request) -> Response:
+        self._require_ready()
+        self._name_asked(request)
         self._check_number()
         try:
             with self._held.hold() as hold:
@@ -84,7 +141,7 @@ class Application:
                 self._check_number()
                 self._num_requests += 1  # Only now: whoever withholds the end of a body shuts nobody out.
                 try:
-                    return await self._answer(request, body, hold)
+                    return await answer(request, body, hold)
                 finally:
                     self._num_requests -= 1
         except InputError as error:
@@ -107,18 +164,27 @@ class Application:
     async def _answer(self, request: Request, body: bytearray, hold: Hold) -> Response:
         # Off the event loop, which a large body or image would block for all others.
         asked = await self._parse(request, body)
+        outputs = await self._outputs(request, asked, hold)
+        if outputs.size <= _RENDERED_AT_ONCE:  # In some 50 µs, which changing threads would take too.
+            content = render_predictions(self._model, outputs, asked.top)
+        else:
+            content = await self._threads.run(outputs.size, render_predictions, self._model, outputs, asked.top)
+        return Response(content, media_type="application/json")
+
+    async def _infer(self, request: Request, body: bytearray, hold: Hold) -> Response:
+        asked, given_id = await self._threads.run(len(body), kserve.parse_infer, body, self._model, self._params)
+        outputs = await self._outputs(request, asked, hold)
+        content = await self._threads.run(outputs.size, kserve.render_infer, self._name, self._model, outputs, given_id)
+        return Response(content, media_type="application/json")
+
+    async def _outputs(self, request: Request, asked: PredictRequest, hold: Hold) -> np.ndarray:
         self._hold_instances(hold, asked)
         request.state.instances = len(asked.inputs)
         for num_pixels, numbers in asked.parts():
             if await request.is_disconnected():
                 raise ClientDisconnect
             await self._image_threads.run(num_pixels, asked.decode, numbers)
-        outputs = await self._batcher.predict(asked.inputs)
-        if outputs.size <= _RENDERED_AT_ONCE:  # In some 50 µs, which changing threads would take too.
-            content = render_predictions(self._model, outputs, asked.top)
-        else:
-            content = await self._threads.run(outputs.size, render_predictions, self._model, outputs, asked.top)
-        return Response(content, media_type="application/json")
+        return await self._batcher.predict(asked.inputs)
 
     async def _parse(self, request: Request, body: bytearray) -> PredictRequest:
         parse: Any = (parse_request, body, self._model.reader)
@@ -154,12 +220,31 @@ class Application:
     async def _refuse(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = error.detail
-        if error.status_code in (404, 405):
+        if message in ("Not Found", "Method Not Allowed"):
             message = (
                 f"There is no {request.method} {request.scope['path']}. "
                 f"Expected GET {self._params.health_route} or POST {self._params.predict_route}."
             )
         return JSONResponse({"error": message}, error.status_code, error.headers)
+
+
+def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaitable[Response]]) -> Route:
+    """A route, with the name by which its requests are counted."""
+
+    async def named(request: Request) -> Response:
+        request.state.route = name
+        return await handle(request)
+
+    return Route(path, named, methods=[method])
+
+
+@functools.cache
+def _version() -> str:
+    """This package's version; the image that serves has its files alone."""
+    try:
+        return importlib.metadata.version("tpu-pipelines")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _check_size(num_bytes: int, limit: int) -> None:
@@ -177,10 +262,10 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 class _AccessLog:
-    """One JSON line on stderr per request. No content: what is in an image is nobody's business."""
+    """One JSON line on stderr per request, and its count. No content: what is in an image is nobody's business."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start, status = time.perf_counter(), _CLIENT_LEFT
@@ -195,12 +280,14 @@ class _AccessLog:
         try:
             await self._app(scope, receive, watch)
         finally:
+            seconds, instances = time.perf_counter() - start, state.get("instances", 0)
+            self._metrics.count(state.get("route", "other"), status, seconds, instances)
             line = {
                 "severity": "ERROR" if status == 500 else "INFO",
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,
-                "ms": round((time.perf_counter() - start) * 1e3, 2),
-                "instances": state.get("instances", 0),
+                "ms": round(seconds * 1e3, 2),
+                "instances": instances,
             }
             print(json.dumps(line), file=sys.stderr, flush=True)

@@ -126,19 +126,33 @@ def parse_request(
         InputError: If it is anything else; the message names the instance.
         TooLargeError: If there are more instances, or pixels in all, than `limits` has it.
     """
-    request = _known_keys(_load_json(body), "The body", (_INSTANCES, _PARAMETERS))
+    request = known_keys(load_json(body), "The body", (_INSTANCES, _PARAMETERS))
     instances = request.get(_INSTANCES)
     if not isinstance(instances, list) or not instances:
         raise InputError(
             f'"instances" must be a list of at least one {wanted.noun}. Received: '
             f"{'an empty list' if instances == [] else _describe(instances)}."
         )
-    if len(instances) > limits.max_instances:
+    check_count(len(instances), limits)
+    return open_instances(instances, wanted, _parse_top(request.get(_PARAMETERS)), limits)
+
+
+def check_count(count: int, limits: ServeParams) -> None:
+    """Check how many instances a request holds.
+
+    Raises:
+        TooLargeError: If they are too many.
+    """
+    if count > limits.max_instances:
         raise TooLargeError(
-            f"A request may hold {limits.max_instances} instances (--max-instances). Received: {len(instances)}. Send "
-            "them in several requests."
+            f"A request may hold {limits.max_instances} instances (--max-instances). Received: {count}. Send them in "
+            "several requests."
         )
-    return _open_instances(instances, wanted, _parse_top(request.get(_PARAMETERS)), limits)
+
+
+def request_of_pixels(pixels: np.ndarray, limits: ServeParams) -> PredictRequest:
+    """A request of pixels as the model takes them, uint8[N, height, width, channels]."""
+    return PredictRequest(pixels, None, {}, _ProcessorTime(limits.max_decode_seconds))
 
 
 def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
@@ -148,7 +162,7 @@ def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
         InputError: If it is none.
     """
     no_limits = ServeParams(max_image_pixels=sys.maxsize, max_request_pixels=sys.maxsize, max_decode_seconds=math.inf)
-    request = _open_instances([_load_json(line)], wanted, None, no_limits)
+    request = open_instances([load_json(line)], wanted, None, no_limits)
     request.decode(list(request.waiting))
     return request.inputs
 
@@ -163,10 +177,16 @@ def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: S
     if not isinstance(wanted, ImageInput):
         raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON.")
     number = None if top is None else _parse_top({_TOP: int(top) if top.isdecimal() else top})
-    return _open_instances([bytes(body)], wanted, number, limits)
+    return open_instances([bytes(body)], wanted, number, limits)
 
 
-def _open_instances(instances: Sequence[Any], wanted: Any, top: int | None, limits: ServeParams) -> PredictRequest:
+def open_instances(instances: Sequence[Any], wanted: Any, top: int | None, limits: ServeParams) -> PredictRequest:
+    """Read instances, each as `parse_request` takes it.
+
+    Raises:
+        InputError: If one is none; names it.
+        TooLargeError: If their images have too many pixels.
+    """
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     processor_time, waiting = _ProcessorTime(limits.max_decode_seconds), {}
     num_pixels = 0
@@ -228,7 +248,13 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
     return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _load_json(body: bytes | bytearray) -> Any:
+def load_json(body: bytes | bytearray) -> Any:
+    """Parse a body.
+
+    Raises:
+        InputError: If it is not JSON.
+    """
+
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
@@ -238,7 +264,7 @@ def _load_json(body: bytes | bytearray) -> Any:
         raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received what is not: {error}.') from error
 
 
-def _known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+def known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     """Return `value`, if it is an object without other keys."""
     if not isinstance(value, dict):
         raise InputError(f"{name} must be a JSON object. Received: {_describe(value)}.")
@@ -253,7 +279,7 @@ def _known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, A
 def _parse_top(parameters: Any) -> int | None:
     if parameters is None:
         return None
-    top = _known_keys(parameters, '"parameters"', (_TOP,)).get(_TOP)
+    top = known_keys(parameters, '"parameters"', (_TOP,)).get(_TOP)
     if top is None:
         return None
     # Protocol buffers, through which Vertex's client libraries pass parameters, know only floating point.

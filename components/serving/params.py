@@ -1,6 +1,7 @@
 """What a server may be told, by flags and by Vertex's variables."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ class ServeParams:
         port: Port to listen on; 0 takes a free one.
         health_route: Path that answers GET with 200 while the model can answer, else with 503.
         predict_route: Path that answers POST with predictions.
+        model_name: Name in the routes of KServe's protocols, as /v1/models/NAME:predict; empty is the model's own.
         int8: Serve the int8 model.
         num_threads: Threads for one batch; 0 is one per core.
         max_batch_size: Images that the model takes at once. Requests that wait for it are answered together.
@@ -57,6 +59,7 @@ class ServeParams:
     port: int = 8080
     health_route: str = "/health"
     predict_route: str = "/predict"
+    model_name: str = ""
     int8: bool = False
     num_threads: int = 0
     max_batch_size: int = 32
@@ -86,6 +89,10 @@ class ServeParams:
             route = getattr(self, name)
             if not route.startswith("/") or set(route) & set("{}?#"):
                 raise InputError(f"{name} must be a path that starts with '/'. Received: {name}={route!r}.")
+        if not re.fullmatch(r"[\w.-]*", self.model_name):
+            raise InputError(
+                f"model_name must be letters, digits, '.', '-' and '_'. Received: model_name={self.model_name!r}."
+            )
         if self.health_route == self.predict_route:
             raise InputError(f"The two routes must differ. Received: health_route=predict_route={self.health_route!r}.")
 

@@ -1,0 +1,167 @@
+"""KServe's protocols and Prometheus's page, on the application without a network."""
+
+import asyncio
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from components.interface import ImageInput
+from components.serving.application import Application
+from components.serving.exported import ExportedModel
+from components.serving.metrics import Metrics
+from components.serving.params import ServeParams
+
+_SHAPE = ImageInput((2, 2, 1), "raw")
+
+
+def _answer(images):
+    """Surer of "cat" the brighter a picture is."""
+    cat = images.reshape(len(images), -1).mean(1, dtype=np.float32) / 255
+    return np.stack([cat, 1 - cat], 1)
+
+
+MODEL = ExportedModel("pets", ("cat", "dog"), _SHAPE, _answer, _SHAPE)
+
+
+def ask(method, path, body=None, ready=True, **params):
+    """Status and body of an answer."""
+    content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    async def scenario():
+        app = Application(ServeParams(max_instances=3, **params))
+        scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
+        if not ready:
+            return await app.asgi(scope, receive, send)
+        async with app.ready(MODEL):
+            return await app.asgi(scope, receive, send)
+
+    asyncio.run(scenario())
+    text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
+    is_json = dict(sent[0]["headers"])[b"content-type"] == b"application/json"
+    return sent[0]["status"], json.loads(text) if is_json else text
+
+
+def tensor(data, shape=(2, 2, 2, 1), datatype="UINT8", **more):
+    return {"inputs": [{"name": "image", "shape": list(shape), "datatype": datatype, "data": data}], **more}
+
+
+def test_v1_lists_models_says_whether_one_is_ready_and_predicts():
+    assert ask("GET", "/v1/models") == (200, {"models": ["pets"]})
+    assert ask("GET", "/v1/models/pets") == (200, {"name": "pets", "ready": True, "live": True})
+    assert ask("GET", "/v1/models/pets", ready=False)[0] == 503
+    status, body = ask("POST", "/v1/models/pets:predict", {"instances": [[[255, 255], [255, 255]]]})
+    assert (status, body["predictions"][0]["class"]) == (200, "cat")
+
+
+def test_v2_says_that_it_lives_is_ready_and_what_it_is():
+    assert ask("GET", "/v2/health/live", ready=False) == (200, {"live": True})
+    assert ask("GET", "/v2/health/ready", ready=False)[0] == 503
+    assert ask("GET", "/v2/health/ready")[0] == 200
+    assert ask("GET", "/v2/models/pets/ready")[1]["ready"] is True
+    status, server = ask("GET", "/v2")
+    assert (status, set(server)) == (200, {"name", "version", "extensions"})
+    status, model = ask("GET", "/v2/models/pets")
+    assert (status, model["name"]) == (200, "pets")
+    assert model["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, 2, 2, 1]}]
+    assert {"name": "probabilities", "datatype": "FP32", "shape": [-1, 2]} in model["outputs"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_v2_answers_a_tensor_flat_or_nested(nested):
+    data = [0, 0, 0, 0, 255, 255, 255, 255]
+    asked = tensor(np.reshape(data, (2, 2, 2, 1)).tolist() if nested else data, id="42")
+    status, body = ask("POST", "/v2/models/pets/infer", asked)
+    assert (status, body["model_name"], body["id"]) == (200, "pets", "42")
+    probabilities, names = body["outputs"]
+    assert probabilities == {"name": "probabilities", "datatype": "FP32", "shape": [2, 2], "data": [0, 1, 1, 0]}
+    assert names == {"name": "class", "datatype": "BYTES", "shape": [2], "data": ["dog", "cat"]}
+
+
+def test_v2_takes_image_files_as_bytes_in_base64():
+    Image.new("L", (9, 9), 255).save(buffer := io.BytesIO(), "PNG")
+    asked = tensor([base64.b64encode(buffer.getvalue()).decode()], (1,), "BYTES")
+    status, body = ask("POST", "/v2/models/pets/infer", asked)
+    assert (status, body["outputs"][1]["data"]) == (200, ["cat"])
+    assert "id" not in body
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "words"),
+    [
+        (b"{", 400, "must be JSON"),
+        ({"instances": []}, 400, "inputs"),
+        ({"inputs": []}, 400, "a list of one tensor"),
+        (tensor([0] * 7), 400, "expected 8 whole numbers"),
+        (tensor([0] * 8, (2, 4, 1, 1)), 400, "the shape [2, 2, 2, 1]"),
+        (tensor([0.5] * 8), 400, "whole numbers"),
+        (tensor([[0], [0, 1]]), 400, "whole numbers"),
+        (tensor([256] + [0] * 7), 400, "from 0 to 255"),
+        (tensor([0] * 8, datatype="FP32"), 400, "UINT8 or BYTES"),
+        (tensor(["x", "y"], (3,), "BYTES"), 400, "expected 3 texts"),
+        (tensor([0] * 8, (-1,)), 400, "whole numbers"),
+        (tensor([0] * 16, (4, 2, 2, 1)), 413, "--max-instances"),
+        (tensor([0] * 8, id=3), 400, '"id" must be a text'),
+    ],
+)
+def test_v2_refuses_with_an_error_in_words(asked, status, words):
+    received, body = ask("POST", "/v2/models/pets/infer", asked)
+    assert received == status
+    assert set(body) == {"error"}
+    assert words in body["error"]
+
+
+def test_a_model_has_the_name_that_it_is_given():
+    assert ask("GET", "/v2/models/zoo/ready", model_name="zoo")[0] == 200
+    status, body = ask("POST", "/v1/models/pets:predict", {"instances": []}, model_name="zoo")
+    assert (status, body) == (404, {"error": "There is no model 'pets'. Expected 'zoo' (--model-name)."})
+
+
+def test_metrics_are_as_prometheus_reads_them():
+    metrics = Metrics()
+    metrics.count("predict", 200, 0.004, 3)
+    metrics.count("predict", 200, 99.0, 1)
+    metrics.count("predict", 400, 0.004, 0)
+    metrics.count("other", 404, 0.0, 0)
+    text = metrics.render({"held_bytes": 12})
+    lines = text.splitlines()
+    assert 'tpu_pipelines_requests_total{route="predict",status="200"} 2' in lines
+    assert 'tpu_pipelines_requests_total{route="other",status="404"} 1' in lines
+    assert "tpu_pipelines_instances_total 4" in lines
+    assert 'tpu_pipelines_predict_seconds_bucket{le="0.0025"} 0' in lines
+    assert 'tpu_pipelines_predict_seconds_bucket{le="0.005"} 1' in lines
+    assert 'tpu_pipelines_predict_seconds_bucket{le="+Inf"} 2' in lines
+    assert "tpu_pipelines_predict_seconds_count 2" in lines
+    assert "tpu_pipelines_held_bytes 12" in lines
+    named = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(named) == len(set(named))
+    assert text.endswith("\n")
+
+
+def test_the_server_counts_by_route_and_never_by_what_a_client_writes():
+    status, text = ask("GET", "/metrics")
+    assert status == 200
+    assert "tpu_pipelines_is_ready 1" in text
+    assert "tpu_pipelines_is_ready 0" in ask("GET", "/metrics", ready=False)[1]
+    app = Application(ServeParams())
+
+    async def scenario():
+        for path in ("/secret/1", "/secret/2", "/health"):
+            scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+            await app.asgi(scope, None, lambda message: asyncio.sleep(0))
+
+    asyncio.run(scenario())
+    text = app._metrics.render({})
+    assert 'requests_total{route="other",status="404"} 2' in text
+    assert 'requests_total{route="health",status="503"} 1' in text
+    assert "secret" not in text
