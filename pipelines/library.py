@@ -43,7 +43,7 @@ class Run:
 
     Attributes:
         path: Its folder.
-        summary: What summary.json holds.
+        summary: Content of summary.json.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What the gate said."""
+        """Reasons that the gate gave."""
         return tuple(self.summary["gate"]["reasons"])
 
     @property
@@ -77,7 +77,7 @@ class Run:
         return self.path / "evaluation" / REPORT_FILE
 
     def history(self) -> list[dict[str, Any]]:
-        """A mapping for each epoch: losses, metrics, learning rate, seconds."""
+        """Return a mapping for each epoch: losses, metrics, learning rate, seconds."""
         from components.artifacts import HISTORY_FILE
 
         lines = (self.path / "model" / HISTORY_FILE).read_text().splitlines()
@@ -87,7 +87,7 @@ class Run:
         """Export the model whatever the gate says, to try it; returns the folder.
 
         Args:
-            settings: Of section `export`, over those of the run.
+            settings: Settings of section `export`, over those of the run.
         """
         from pipelines.export_run import export_run
 
@@ -103,7 +103,7 @@ class Run:
         return self.path / "export"
 
     def _repr_html_(self) -> str:
-        steps = {name: "cached" if one["cached"] else one["state"] for name, one in self.summary["steps"].items()}
+        steps = {name: "cached" if step["cached"] else step["state"] for name, step in self.summary["steps"].items()}
         rows = {
             **{
                 name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in self.metrics.items()
@@ -116,7 +116,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-    """What a look at a configuration found."""
+    """The findings of a look at a configuration."""
 
     findings: "tuple[Finding, ...]"
 
@@ -128,7 +128,7 @@ class Checks:
         return is_sound(self.findings)
 
     def __str__(self) -> str:
-        return "\n".join(f"{one.state:<6}{one.about:<10}{one.said}" for one in self.findings)
+        return "\n".join(f"{finding.state:<6}{finding.about:<10}{finding.said}" for finding in self.findings)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -144,8 +144,8 @@ def look(data: Place, kind: str = "", **settings: Any) -> "DataOverview":
 
     Args:
         data: A folder, a file, or a source as `images:DIR`.
-        kind: What it is, where it does not look like it: `images`, `csv`, `texts`, `arrays` or `corpus`.
-        settings: Of section `data`.
+        kind: Kind of the data, where they do not look like it: `images`, `csv`, `texts`, `arrays` or `corpus`.
+        settings: Settings of section `data`.
 
     Raises:
         InputError: If the data cannot be used.
@@ -171,7 +171,7 @@ def train(
     Args:
         model: A keras.Model, which trains on from the weights that it has, or a ready model's name or a file.
         data: Arrays `(x, y)`; a mapping of arrays, as `x_train`; a folder, file or source; or the section `data`.
-        name: Of the run; by default the model's.
+        name: Name of the run; by default the model's.
         workspace: Folder for runs.
         force: Run every step, also those that are unchanged.
         sections: Other sections of a configuration, as `training={"epochs": 3}`.
@@ -218,7 +218,7 @@ def run(
 
 
 def load_run(path: Place) -> Run:
-    """A run that is there, from its folder.
+    """Return a run that is there, from its folder.
 
     Raises:
         InputError: If it is none.
@@ -253,9 +253,9 @@ def preflight(
     """Compile the training step for TPUs, without one: does it fit, how long does it take, what does it cost?
 
     Args:
-        config: As `run` takes it.
+        config: Configuration, as for `run`.
         machines: Short names, as v5e-4; by default the configuration's.
-        overrides: As `run` takes them.
+        overrides: Overrides, as for `run`.
         workspace: Folder for the report.
 
     Raises:
@@ -263,8 +263,8 @@ def preflight(
     """
     from pipelines import preflight as work
 
-    found = read_config(config, overrides)
-    return work.preflight(found, machines, Path(workspace) / f"{found.name}-preflight")
+    parsed = read_config(config, overrides)
+    return work.preflight(parsed, machines, Path(workspace) / f"{parsed.name}-preflight")
 
 
 def predict(
@@ -291,23 +291,23 @@ def predict(
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         export_dir = fetch_folder(find_export(str(model), Path(workspace)), Path(scratch))
         answers = predict_inputs(export_dir, [*_as_paths(inputs, Path(scratch))], top)
-        return [dataclasses.replace(one, name=one.name.removeprefix(f"{scratch}/")) for one in answers]
+        return [dataclasses.replace(answer, name=answer.name.removeprefix(f"{scratch}/")) for answer in answers]
 
 
 def _as_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
-    for i, given in enumerate(inputs):
-        if hasattr(given, "__array__"):
+    for i, item in enumerate(inputs):
+        if hasattr(item, "__array__"):
             import numpy as np
 
             path = folder / f"array_{i}.npy"
-            np.save(path, np.asarray(given))
+            np.save(path, np.asarray(item))
             yield str(path)
         else:
-            yield str(given)
+            yield str(item)
 
 
 def read_config(config: Place | Mapping[str, Any], overrides: Sequence[str] = ()) -> "Config":
-    """A configuration, from a ready example's name, a YAML file, or a mapping of sections.
+    """Return a configuration, from a ready example's name, a YAML file, or a mapping of sections.
 
     Raises:
         InputError: If it is none.
@@ -328,7 +328,7 @@ def _name_of(model: Any) -> str:
 
 
 def _as_name(model: Any, folder: Path) -> Any:
-    """A model as a configuration names it; of an object a file in `folder`, by its content."""
+    """Return a model as a configuration names it; of an object a file in `folder`, by its content."""
     if isinstance(model, str | Path | Mapping):
         return str(model) if isinstance(model, Path) else model
     import keras

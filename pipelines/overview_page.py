@@ -19,7 +19,7 @@ def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
     Args:
         workspace: Folder for runs.
-        rows: As `history.as_rows` gives them.
+        rows: Rows of `history.as_rows`.
     """
     from components import page
 

@@ -34,26 +34,27 @@ class Settings:
 
     Attributes:
         project: Google Cloud project.
-        region: Where pipelines run, and jobs whose machine names no region.
+        region: Region of pipelines, and of jobs whose machine names none.
         bucket: Under which pipelines write; `gs://BUCKET`, or a folder in it. On Kubeflow `s3://BUCKET` as well.
         vertex_endpoint: Address of Vertex AI, where it is not the region's own, as behind Private Service Connect.
         google_endpoint: Address at which `doctor` asks Google Cloud's other APIs, where they are not at their own, as
             behind a gateway; `{host}` stands for the host of each.
-        service_account: As which a job runs.
+        service_account: Service account that a job runs as.
         network: VPC network that a job is peered with.
-        network_attachment: Of Vertex AI: what connects a job with a VPC network by an interface, in place of `network`.
-        encryption_key: Of Vertex AI: key of the user's own (CMEK) that encrypts jobs, models and endpoints.
-        tensorboard: Of Vertex AI: TensorBoard instance that shows a training's curves while it runs; it wants a service
+        network_attachment: Attachment on Vertex AI that connects a job with a VPC network by an interface, in place of
+            `network`.
+        encryption_key: Key of the user's own (CMEK) that encrypts jobs, models and endpoints on Vertex AI.
+        tensorboard: TensorBoard instance on Vertex AI that shows a training's curves while it runs; it wants a service
             account.
-        experiment: Of Vertex AI: the experiment in which submitted runs are compared, by their parameters and metrics;
-            it is made where there is none. Runs that a schedule starts are not in it.
-        labels: Of every job and pod.
+        experiment: Experiment on Vertex AI in which submitted runs are compared, by their parameters and metrics; it is
+            made where there is none. Runs that a schedule starts are not in it.
+        labels: Labels of every job and pod.
         environment: Variables of the training step. They stand in the compiled file: no place for a secret.
         kfp_host: URL of a Kubeflow Pipelines server.
         kfp_namespace: Kubernetes namespace of the runs, on a server that has several users.
         secrets: Kubernetes secrets that the training step mounts, and their paths there.
-        kueue_queue: Of Kubeflow: Kueue's local queue that admits the training's pod.
-        provisioning: Of Kubeflow on GKE: how the training gets its node, `flex-start`; empty is as the cluster has it.
+        kueue_queue: Kueue's local queue that admits the training's pod, on Kubeflow.
+        provisioning: Way in which the training gets its node on GKE, `flex-start`; empty is as the cluster has it.
         volumes: Persistent volume claims that the training step mounts, and their paths there. Checkpoints go onto the
             first: without one, a pod that starts again trains from the start.
 
@@ -96,8 +97,8 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            found = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
-            for text in found:
+            texts = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
+            for text in texts:
                 if text and not re.fullmatch(field.metadata["pattern"], text):
                     raise InputError(
                         f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
@@ -159,7 +160,7 @@ class Settings:
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting.
+    """Return the environment variable of a setting.
 
     Example:
         >>> variable("kfp_host")
@@ -169,7 +170,7 @@ def variable(name: str) -> str:
 
 
 def hide_credentials(text: str, mark: str = "***@") -> str:
-    """The text with a mark for whatever signs somebody in by a URL.
+    """Return the text with a mark for whatever signs somebody in by a URL.
 
     Example:
         >>> hide_credentials("no answer from http://me:secret@kubeflow:8080/pipeline")
@@ -179,7 +180,7 @@ def hide_credentials(text: str, mark: str = "***@") -> str:
 
 
 def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:
-    """The settings of a YAML file, if one is given, and over them those of the environment.
+    """Return the settings of a YAML file, if one is given, and over them those of the environment.
 
     Args:
         environment: Holds `TPU_PIPELINES_…`; several labels and such are `key=value,key=value`. Others are ignored.

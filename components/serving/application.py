@@ -121,7 +121,7 @@ class Application:
         return self._params.model_name or self._model.name
 
     def _name_asked(self, request: Request) -> str:
-        """The model's name, which an address must have that names one."""
+        """Return the model's name, which an address must have that names one."""
         asked = request.path_params.get("name", self._name)
         if asked != self._name:
             raise HTTPException(404, f"There is no model {asked[:40]!r}. Expected {self._name!r} (--model-name).")
@@ -229,7 +229,7 @@ class Application:
 
 
 def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaitable[Response]]) -> Route:
-    """A route, with the name by which its requests are counted."""
+    """Return a route, with the name by which its requests are counted."""
 
     async def named(request: Request) -> Response:
         request.state.route = name
@@ -240,7 +240,7 @@ def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaita
 
 @functools.cache
 def _version() -> str:
-    """This package's version; the image that serves has its files alone."""
+    """Return this package's version; the image that serves has its files alone."""
     try:
         return importlib.metadata.version("tpu-pipelines")
     except importlib.metadata.PackageNotFoundError:

@@ -151,7 +151,7 @@ def check_count(count: int, limits: ServeParams) -> None:
 
 
 def request_of_pixels(pixels: np.ndarray, limits: ServeParams) -> PredictRequest:
-    """A request of pixels as the model takes them, uint8[N, height, width, channels]."""
+    """Return a request of pixels as the model takes them, uint8[N, height, width, channels]."""
     return PredictRequest(pixels, None, {}, _ProcessorTime(limits.max_decode_seconds))
 
 

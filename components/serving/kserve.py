@@ -32,14 +32,14 @@ _BYTES = "BYTES"
 
 
 def describe(name: str, model: ExportedModel) -> dict[str, Any]:
-    """What V2 calls a model's metadata."""
+    """Describe a model as V2's metadata."""
     of_images = isinstance(model.input, ImageInput)
     shape = [-1, *model.input.shape] if of_images else [-1]
-    given = {"name": model.input.noun, "datatype": "UINT8" if of_images else _BYTES, "shape": shape}
+    tensor = {"name": model.input.noun, "datatype": "UINT8" if of_images else _BYTES, "shape": shape}
     answers = [{"name": _answer(model), "datatype": "FP32", "shape": [-1, len(model.class_names)]}]
     if model.task == CLASSIFICATION:
         answers.append({"name": _CLASS, "datatype": _BYTES, "shape": [-1]})
-    return {"name": name, "platform": "litert", "inputs": [given], "outputs": answers}
+    return {"name": name, "platform": "litert", "inputs": [tensor], "outputs": answers}
 
 
 def _answer(model: ExportedModel) -> str:
@@ -86,7 +86,7 @@ def _texts(data: list[Any], shape: Sequence[int], model: ExportedModel) -> list[
 
 
 def _pixels(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> np.ndarray:
-    """uint8[N, height, width, channels] of values one after the other, or nested."""
+    """Return uint8[N, height, width, channels] of values one after the other, or nested."""
     expected = (shape[0], *wanted.image_shape)
     try:
         values = np.array(data)
@@ -104,7 +104,7 @@ def _pixels(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> np.nda
 
 
 def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, given_id: str) -> bytes:
-    """A V2 inference response."""
+    """Return a V2 inference response."""
     answers = [
         {"name": _answer(model), "datatype": "FP32", "shape": list(outputs.shape), "data": outputs.ravel().tolist()}
     ]

@@ -29,7 +29,7 @@ class Metrics:
             self._buckets[next((bound for bound in _SECONDS if seconds <= bound), float("inf"))] += 1
 
     def render(self, gauges: Mapping[str, float]) -> str:
-        """All counts as text; `gauges` are what holds at this moment, by name."""
+        """Return all counts as text; `gauges` are what holds at this moment, by name."""
         return "".join(f"{line}\n" for line in self._lines(gauges))
 
     def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
