@@ -118,6 +118,7 @@ class Settings:
                     f"The setting {name} ({variable(name)}) cannot be had with --target {target}. Received: {value!r}. "
                     "Leave it out there."
                 )
+        self.check_region(self.region)
         if self.network and self.network_attachment:
             raise InputError(
                 f"A job has a network or a network attachment. Received: network={self.network!r} and "

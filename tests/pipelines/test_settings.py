@@ -123,6 +123,7 @@ TENSORBOARD = "projects/12345/locations/us-west1/tensorboards/678"
             r"A job has a network or a network attachment",
         ),
         ("vertex", {"tensorboard": TENSORBOARD}, r"Set TPU_PIPELINES_SERVICE_ACCOUNT"),
+        ("vertex", {"encryption_key": KEY, "region": "us-east1"}, r"encryption_key .* must be of the region us-east1"),
     ],
 )
 def test_what_a_platform_does_not_have_is_refused(target, settings, message):
