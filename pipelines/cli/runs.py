@@ -217,6 +217,7 @@ def _runs(arguments: argparse.Namespace) -> int:
 def _add_board(commands: Any) -> None:
     board = commands.add_parser(
         "board",
+        epilog="Example: tpu-pipelines board digits mnist_cnn",
         help="show the curves of runs in TensorBoard",
         description="Start TensorBoard on the curves of the latest runs, and say where it answers; ends with Ctrl-C.",
     )
