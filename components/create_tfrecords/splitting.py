@@ -47,8 +47,9 @@ def assign_splits(
     Every example has a place between 0 and 1 by the hash of its key: the first `test_fraction` tests, what follows
     validates, the rest trains. No other example has a say, so a data set may grow and every example stays where it was;
     the price is that shares are right on average only, as if each example had been drawn by lot. No rule that knows
-    nothing but the examples can promise more: one that tests an example of any two, and takes none back, would in the
-    end test all but one.
+    nothing but the examples can promise more. If of any m examples of a class it tests one, and never trains on what it
+    once tested, then no m examples of a larger class may train together: it would train on less than m, however many
+    there are. Leaving examples out changes nothing of that; with groups it is the same.
 
     1. With `stratify`, a class that drew no example for a split lends it its nearest, and keeps one to train: it takes
        that back as it grows. Of 20 examples a class draws none to test with a chance of 1 %, at the default fraction.
