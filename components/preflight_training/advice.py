@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from components.machine_spec import load_catalogue
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from components.preflight_training.data import DataFacts
-from components.preflight_training.findings import MachineReport, cheapest
+from components.preflight_training.findings import MachineReport, cheapest, say
 from components.preflight_training.hlo import SUBLANES
-from components.preflight_training.wording import dollars, time
 
 _MUCH_WAITING = 0.5
 _LITTLE_WAITING = 0.05
@@ -189,6 +188,7 @@ def _price(report: MachineReport) -> float:
 
 
 def _describe(report: MachineReport) -> str:
-    price = f", {dollars(report.cost.usd_per_run)} a run of {report.epochs} epochs" if report.cost else ""
+    price = f", {say(report.cost)} a run of {report.epochs} epochs" if report.cost else ""
     unknown = report.step is not None and report.step.communication_ms is None
-    return f"{report.label}, {time(_seconds(report))} an epoch{price}" + (", communication not counted" * unknown)
+    assert report.epoch is not None
+    return f"{report.label}, {say(report.epoch)} an epoch{price}" + (", communication not counted" * unknown)

@@ -63,7 +63,7 @@ class Compilation:
         machine: Short name of the slice.
         topology: Its name for libtpu.
         chips_per_host_bounds: One host's part of it; empty is libtpu's default.
-        devices: Replicas.
+        devices: Replicas, as many as the topology has or fewer.
         bytes_per_cycle: What a device's memory moves in a cycle.
         batch_size_per_replica: Examples per replica and step.
     """
@@ -194,7 +194,8 @@ def _num_parameters(model: Any) -> int:
 def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Program:
     model = _without_values(lambda: _build(task, compilation))
     layers += _layer_names(model)
-    traced = trace_step(model, _shapes(task, compilation), _topology(compilation).devices)
+    devices = _topology(compilation).devices[: compilation.devices]
+    traced = trace_step(model, _shapes(task, compilation), devices)
     lowered = traced.lower(lowering_platforms=("tpu",))
 
     def compile_program() -> tuple[str, Any]:

@@ -2,13 +2,15 @@
 
 Time on the device is the compiler's own estimate of cycles over the chip's clock; it assumes that every operation runs
 alone and at its best. Communication is a ring all-reduce over the slowest links of the slice, not hidden behind
-computation: an upper bound.
+computation: an upper bound. Both are then multiplied by what `accuracy` has found of the generation.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from components.feeding import steps_per_epoch
 from components.machine_spec import Generation, Host, Slice
+from components.preflight_training.accuracy import accuracy_of
 from components.preflight_training.hlo import SUBLANES, LayerCost, ProgramCost
 
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
@@ -17,7 +19,7 @@ _HOP_SECONDS = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """One step on the device.
+    """One step on the device, as long as published steps of its generation let expect.
 
     Attributes:
         compute_ms: Every operation of the step.
@@ -25,6 +27,8 @@ class StepTime:
         guessed_share: The part of `compute_ms` that the compiler gave no estimate for.
         mxu_utilization: Multiplications done, as a share of what the matrix units could do in the time of the step.
         flops: Of all matrix products, on one device.
+        low_ms: Least of the interval in which nine of ten steps are expected.
+        high_ms: Most of it.
     """
 
     compute_ms: float
@@ -32,6 +36,8 @@ class StepTime:
     guessed_share: float
     mxu_utilization: float
     flops: float
+    low_ms: float
+    high_ms: float
 
     @property
     def total_ms(self) -> float:
@@ -70,6 +76,8 @@ class EpochTime:
         seconds: What the epoch takes: the device's time, or the host's where that is longer.
         needed_per_second: Examples per second that keep the device busy.
         host_wait: Share of the epoch in which the device waits for data.
+        low_seconds: What it takes if steps take the least that is expected of them.
+        high_seconds: What it takes if they take the most.
     """
 
     steps: int
@@ -77,6 +85,8 @@ class EpochTime:
     seconds: float
     needed_per_second: float
     host_wait: float
+    low_seconds: float
+    high_seconds: float
 
 
 def _device_peak(generation: Generation) -> float:
@@ -104,22 +114,32 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
             that of one replica.
     """
     generation = machine.generation
-    compute = cost.cycles / generation.clock_hz
+    accuracy = accuracy_of(generation)
+    compute = accuracy.factor * cost.cycles / generation.clock_hz
     flops = sum(product.flops * product.times for layer in cost.layers.values() for product in layer.products)
     transfers = [(one.num_bytes, one.times) for one in cost.collectives] + ([(extra_bytes, 1)] if extra_bytes else [])
+    summing = ring_milliseconds(transfers, machine.chips, generation.ici_bytes_per_second)
+    communication = None if summing is None else accuracy.factor * summing
+    total_ms = compute * 1e3 + (communication or 0.0)
     return StepTime(
         compute_ms=compute * 1e3,
-        communication_ms=_communication_ms(transfers, machine),
+        communication_ms=communication,
         guessed_share=cost.guessed_cycles / cost.cycles if cost.cycles else 0.0,
         mxu_utilization=flops / (compute * _device_peak(generation)) if compute else 0.0,
         flops=flops,
+        low_ms=total_ms * accuracy.low / accuracy.factor,
+        high_ms=total_ms * accuracy.high / accuracy.factor,
     )
 
 
-def _communication_ms(transfers: list[tuple[int, int]], machine: Slice) -> float | None:
-    """Ring all-reduces over the chips: twice the bytes through both directions of one ring, and its hops."""
-    chips = machine.chips
-    speed = machine.generation.ici_bytes_per_second
+def ring_milliseconds(transfers: Sequence[tuple[int, int]], chips: int, speed: float | None) -> float | None:
+    """Ring all-reduces over the chips: twice the bytes through both directions of one ring, and its hops.
+
+    Args:
+        transfers: Bytes that each device gives, and how often.
+        chips: In the ring.
+        speed: Of a link, one way, in bytes per second; None where it is not known, and so is the result.
+    """
     if chips == 1:
         return 0.0
     if speed is None:
@@ -138,7 +158,7 @@ def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
 
 
 def _time_layer(name: str, layer: LayerCost, all_cycles: float, generation: Generation) -> LayerTime:
-    to_ms = 1e3 / generation.clock_hz
+    to_ms = accuracy_of(generation).factor * 1e3 / generation.clock_hz
     peak_per_ms = _device_peak(generation) / 1e3
     matrix_ms = layer.matrix_cycles * to_ms
     flops = sum(product.flops * product.times for product in layer.products)
@@ -188,11 +208,14 @@ def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: 
     """An epoch on the device, fed by a host that reads `host_rate` examples per second; None is a host fast enough."""
     steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
-    seconds = max(device, steps * global_batch / host_rate) if host_rate else device
+    hosts = steps * global_batch / host_rate if host_rate else 0.0
+    seconds = max(device, hosts)
     return EpochTime(
         steps=steps,
         device_seconds=device,
         seconds=seconds,
         needed_per_second=steps * global_batch / device if device else 0.0,
         host_wait=1 - device / seconds if seconds else 0.0,
+        low_seconds=max(steps * step.low_ms / 1e3, hosts),
+        high_seconds=max(steps * step.high_ms / 1e3, hosts),
     )

@@ -10,6 +10,7 @@ from components.artifacts import PREFLIGHT_FILE
 from components.device import choose_precision
 from components.machine_spec import MachineSpec, Slice
 from components.preflight_training import sandbox
+from components.preflight_training.accuracy import accuracy_of
 from components.preflight_training.advice import advise, compare
 from components.preflight_training.compiler import DOES_NOT_FIT, FITS, Compilation, Outcome, Task, versions
 from components.preflight_training.data import DataFacts, load_facts
@@ -178,6 +179,7 @@ class _Examination:
             host_calls=outcome.cost.host_calls if outcome.cost else (),
             unknown_loops=outcome.cost.unknown_loops if outcome.cost else 0,
             broken=(*self._unfit(machine, batch_size, outcome), *self._broken_budgets(spec, label, step, epoch, cost)),
+            accuracy=accuracy_of(machine.generation),
             has_namesakes=has_namesakes,
             timeout_seconds=timeout,
             host_cpus=machine.host.vcpus if machine.host else 0,
@@ -190,11 +192,16 @@ class _Examination:
         price = spec.slice.price(spec.region, spec.spot)
         if price is None:
             return None
-        per_epoch = price.usd_per_hour * epoch.seconds / 3600
+        per_epoch, low, high = (
+            price.usd_per_hour * seconds / 3600 for seconds in (epoch.seconds, epoch.low_seconds, epoch.high_seconds)
+        )
+        epochs = self._params.run_epochs
         return Cost(
             usd_per_hour=price.usd_per_hour,
             usd_per_epoch=per_epoch,
-            usd_per_run=per_epoch * self._params.run_epochs,
+            usd_per_run=per_epoch * epochs,
+            low_usd_per_run=low * epochs,
+            high_usd_per_run=high * epochs,
             region=price.region,
             kind=price.kind,
             source=price.source,

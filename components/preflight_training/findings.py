@@ -5,20 +5,35 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from components.preflight_training.accuracy import Accuracy
 from components.preflight_training.compiler import FITS
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
 from components.preflight_training.largest_batch import LargestBatch
-from components.preflight_training.wording import VERDICTS, dollars, percent, time
+from components.preflight_training.wording import VERDICTS, dollars, dollars_interval, percent, time, time_interval
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """List prices, in US dollars, of a whole slice; see `machine_spec.Price`."""
+    """List prices, in US dollars, of a whole slice; see `machine_spec.Price`.
+
+    Attributes:
+        usd_per_hour: Of the slice.
+        usd_per_epoch: For the time of an epoch.
+        usd_per_run: For the time of all epochs.
+        low_usd_per_run: The same, if steps take the least that is expected of them.
+        high_usd_per_run: The same, if they take the most.
+        region: Where it is paid.
+        kind: Whose price it is, and for what.
+        source: Where it is published.
+        date: When it was.
+    """
 
     usd_per_hour: float
     usd_per_epoch: float
     usd_per_run: float
+    low_usd_per_run: float
+    high_usd_per_run: float
     region: str
     kind: str
     source: str
@@ -55,6 +70,7 @@ class MachineReport:
         timeout_seconds: When the training is to be stopped; 0 where no time is known.
         host_cpus: Of the host that feeds the devices; 0 where that is not published.
         feed_per_second: Examples per second that it is taken to feed.
+        accuracy: How far its generation's estimates were from published step times.
         cost: None where no trustworthy price is known.
         layers: What each takes of a step, the longest first.
         host_calls: Operations that call the host in every step.
@@ -92,6 +108,7 @@ class MachineReport:
     host_calls: tuple[str, ...]
     unknown_loops: int
     broken: tuple[str, ...]
+    accuracy: Accuracy
     advice: tuple[str, ...] = ()
     worth_it: bool = True
     has_namesakes: bool = False
@@ -134,11 +151,40 @@ class MachineReport:
         """All of it in a sentence."""
         if not self.passed or self.epoch is None:
             return "; ".join(self.reasons)
-        price = f", {dollars(self.cost.usd_per_run)} a run at list price" if self.cost else ""
+        price = f", {say(self.cost)} a run at list price" if self.cost else ""
         return (
             f"fits {self.label} ({percent(self.peak_bytes / self.capacity_bytes)} of its memory), "
-            f"{time(self.epoch.seconds)} an epoch{price}"
+            f"{say(self.epoch)} an epoch{price}"
         )
+
+
+def interval_of(figure: StepTime | EpochTime | Cost) -> str:
+    """Where nine of ten are expected, in the figure's own unit; empty where both ends read alike.
+
+    Example:
+        >>> interval_of(EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6))
+        '300–600'
+    """
+    if isinstance(figure, Cost):
+        return dollars_interval(figure.low_usd_per_run, figure.high_usd_per_run)
+    if isinstance(figure, EpochTime):
+        return time_interval(figure.low_seconds, figure.high_seconds, figure.seconds)
+    return time_interval(figure.low_ms / 1e3, figure.high_ms / 1e3, figure.total_ms / 1e3)
+
+
+def say(figure: StepTime | EpochTime | Cost) -> str:
+    """A step's or an epoch's time, or a run's price, and where nine of ten are expected.
+
+    Example:
+        >>> say(EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6))
+        '410 ms (300–600)'
+    """
+    if isinstance(figure, Cost):
+        words = dollars(figure.usd_per_run)
+    else:
+        words = time(figure.seconds if isinstance(figure, EpochTime) else figure.total_ms / 1e3)
+    interval = interval_of(figure)
+    return f"{words} ({interval})" if interval else words
 
 
 def label_of(machine: str, region: str, spot: bool, has_namesakes: bool) -> str:

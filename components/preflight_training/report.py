@@ -8,10 +8,18 @@ from typing import Any
 
 from components import page, storage
 from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+from components.machine_spec import load_catalogue
 from components.preflight_training.compiler import FITS
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
-from components.preflight_training.findings import Cost, MachineReport, PreflightReport, cheapest
+from components.preflight_training.findings import (
+    Cost,
+    MachineReport,
+    PreflightReport,
+    cheapest,
+    interval_of,
+    say,
+)
 from components.preflight_training.largest_batch import LargestBatch
 from components.preflight_training.wording import UNKNOWN, decimals, dollars, memory, number, percent, time
 from components.table import lay_out
@@ -20,7 +28,10 @@ _WIDTH = 110
 _TOP_LAYERS = 8
 _NAME_WIDTH = 30
 _NOTHING = "–"
-_TIMES_ORIGIN = "the compiler's schedule at the chip's clock, communication as an upper bound; nothing was run on a TPU"
+_TIMES_ORIGIN = (
+    "the compiler's schedule at the chip's clock, communication as an upper bound, both corrected by published step "
+    "times; nothing was run on a TPU. In brackets: where nine of ten steps are expected"
+)
 _TENSORFLOW_ORIGIN = (
     "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
     "rule"
@@ -93,6 +104,10 @@ def _milliseconds(ms: float | None) -> str:
     return UNKNOWN if ms is None else time(ms / 1e3)
 
 
+def _within(step: StepTime) -> str:
+    return f"{step.low_ms / step.total_ms:.2g}–{step.high_ms / step.total_ms:.2g}"
+
+
 def _verdict(machine: MachineReport) -> str:
     return "refused" if machine.verdict == FITS and machine.broken else machine.verdict.replace("_", " ")
 
@@ -132,6 +147,7 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
         ("compiler", ", ".join(f"{name} {version}" for name, version in report.compiler.items())),
         *(("prices", price) for price in prices),
         ("times", _TIMES_ORIGIN),
+        *(("", words) for words in dict.fromkeys(map(_words_of_accuracy, estimated))),
     ]
     if any(one.cost for one in estimated):
         origins.append(("", "a run is its epochs alone: start-up, compilation and validation are paid for too"))
@@ -140,6 +156,20 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
     if report.backend == "tensorflow":
         origins.append(("backend", _TENSORFLOW_ORIGIN))
     return origins
+
+
+def _words_of_accuracy(machine: MachineReport) -> str:
+    return machine.accuracy.words(load_catalogue().find(machine.machine).generation.name)
+
+
+def _words_of_intervals(machines: Sequence[MachineReport]) -> str:
+    """Where nine of ten are expected, for each machine or several alike."""
+    labels: dict[str, list[str]] = {}
+    for one in machines:
+        if one.step:
+            labels.setdefault(_within(one.step), []).append(one.label)
+    alike = "; ".join(f"{interval} ({', '.join(names)})" for interval, names in labels.items())
+    return f"nine of ten are expected at so many times step, epoch and price: {alike}" if alike else ""
 
 
 def _describe(machine: MachineReport, data: DataFacts) -> list[list[str]]:
@@ -169,11 +199,11 @@ def _figures(machine: MachineReport, data: DataFacts) -> list[tuple[str, str]]:
 def _times(machine: MachineReport, step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, str]]:
     parts = f"{_milliseconds(step.compute_ms)} compute + {_milliseconds(step.communication_ms)} communication"
     return [
-        ("step", f"{_milliseconds(step.total_ms)} = {parts}"),
+        ("step", f"{say(step)} = {parts}"),
         ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes"),
         (
             "epoch",
-            f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device, {time(epoch.seconds)} with waiting",
+            f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device, {say(epoch)} with waiting",
         ),
         (
             "data",
@@ -198,7 +228,7 @@ def _describe_cost(cost: Cost | None, epochs: int) -> str:
     if cost is None:
         return UNKNOWN
     return (
-        f"{dollars(cost.usd_per_epoch)} an epoch, {dollars(cost.usd_per_run)} a run of {epochs:,} epochs, "
+        f"{dollars(cost.usd_per_epoch)} an epoch, {say(cost)} a run of {epochs:,} epochs, "
         f"{dollars(cost.usd_per_hour)} an hour in {cost.region} (list price, {cost.date})"
     )
 
@@ -229,7 +259,7 @@ def _compare(report: PreflightReport) -> list[list[str]]:
     advice = _bullets(_advice(report.machines))
     return [
         _table(_COMPARISON, [_comparison_row(one) for one in report.machines], _WIDTH),
-        _fields(_COMPARISON_NOTES),
+        _fields([*_COMPARISON_NOTES, ("within", _words_of_intervals(report.machines))]),
         _bullets([reason for one in report.machines for reason in one.reasons]),
         _bullets(report.advice),
         [f"On {best.label}:", *advice] if best and advice else advice,
@@ -284,11 +314,13 @@ def _wrap(text: str, first: str, rest: str) -> list[str]:
 _FORMATS: dict[str, Any] = {
     "decimals": decimals,
     "dollars": dollars,
+    "interval_of": interval_of,
     "largest": _largest,
     "memory": memory,
     "milliseconds": _milliseconds,
     "percent": percent,
     "time": time,
     "verdict": _verdict,
+    "within": _within,
 }
 _ENVIRONMENT = page.environment(Path(__file__).parent, **_FORMATS)

@@ -48,6 +48,31 @@ def time(seconds: float) -> str:
     return _in_units(seconds, _TIMES)
 
 
+def time_interval(low: float, high: float, seconds: float) -> str:
+    """The interval in which a time is expected, in the unit of that time; empty where both ends read alike.
+
+    Example:
+        >>> time_interval(0.3, 0.6, seconds=0.41), time_interval(0.9, 1.3, seconds=1.1), time_interval(2, 2, seconds=2)
+        ('300–600', '0.900–1.30', '')
+    """
+    size = next((size for size in _TIMES.values() if seconds >= size), 1e-6)
+    return _interval(number(low / size), number(high / size))
+
+
+def dollars_interval(low: float, high: float) -> str:
+    """The interval in which a price is expected; empty where both ends read alike.
+
+    Example:
+        >>> dollars_interval(0.0026, 0.0045), dollars_interval(0.00001, 0.00002)
+        ('0.0026–0.0045', '')
+    """
+    return _interval(dollars(low, sign=""), dollars(high, sign=""))
+
+
+def _interval(low: str, high: str) -> str:
+    return f"{low}–{high}" if low != high else ""
+
+
 def memory(num_bytes: float) -> str:
     """A size in its unit.
 

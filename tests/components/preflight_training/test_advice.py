@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from components.interface import ImageInput, Interface
+from components.preflight_training.accuracy import Accuracy
 from components.preflight_training.advice import advise, compare
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from components.preflight_training.data import DataFacts, HostRate
@@ -13,9 +14,9 @@ from components.preflight_training.largest_batch import LargestBatch
 _DATA = DataFacts(
     Interface(ImageInput((32, 32, 3), "raw"), 10), 50_000, 50_000 * 3072, HostRate(9_000.0, 20_000.0, True, 256)
 )
-_STEP = StepTime(10.0, 0.5, 0.01, 0.45, 1e12)
-_EPOCH = EpochTime(49, 0.5, 0.5, 100_000.0, 0.0)
-_COST = Cost(9.6, 0.10, 1.0, "us-west1", "Cloud TPU list price", "here", "2026-01-01")
+_STEP = StepTime(10.0, 0.5, 0.01, 0.45, 1e12, 8.4, 12.6)
+_EPOCH = EpochTime(49, 0.5, 0.5, 100_000.0, 0.0, 0.4, 0.6)
+_COST = Cost(9.6, 0.10, 1.0, 0.8, 1.2, "us-west1", "Cloud TPU list price", "here", "2026-01-01")
 _CONVOLUTION = LayerTime("conv2d", 8.0, 0.8, 0.5, 0.0, ())
 # All is well with it: nothing to advise.
 _GOOD = MachineReport(
@@ -46,6 +47,7 @@ _GOOD = MachineReport(
     host_calls=(),
     unknown_loops=0,
     broken=(),
+    accuracy=Accuracy(1.1, 0.88, 1.32, 24, 4),
 )
 
 
@@ -214,15 +216,16 @@ def test_nothing_is_said_of_what_is_not_known(verdict):
 
 
 def _report(machine, seconds, usd_per_run, **changes):
-    cost = dataclasses.replace(_COST, usd_per_run=usd_per_run) if usd_per_run is not None else None
-    epoch = dataclasses.replace(_EPOCH, seconds=seconds)
+    ends = {f"{end}_usd_per_run": times * (usd_per_run or 0.0) for end, times in (("low", 0.8), ("high", 1.2))}
+    cost = dataclasses.replace(_COST, usd_per_run=usd_per_run, **ends) if usd_per_run is not None else None
+    epoch = dataclasses.replace(_EPOCH, seconds=seconds, low_seconds=0.8 * seconds, high_seconds=1.2 * seconds)
     return dataclasses.replace(_GOOD, machine=machine, epoch=epoch, cost=cost, **changes)
 
 
 def test_comparison_names_the_cheapest_and_the_fastest():
     cheapest, fastest = compare([_report("v5e-1", 4.0, 0.5), _report("v5e-8", 0.5, 0.9), _report("7x-4", 0.3, None)])
-    assert cheapest.startswith("Cheapest: v5e-1, 4.00 s an epoch, $0.50 a run of 10 epochs")
-    assert fastest.startswith("Fastest: 7x-4, 300 ms an epoch")
+    assert cheapest.startswith("Cheapest: v5e-1, 4.00 s (3.20–4.80) an epoch, $0.50 (0.40–0.60) a run of 10 epochs")
+    assert fastest.startswith("Fastest: 7x-4, 300 ms (240–360) an epoch")
 
 
 def test_comparison_leaves_out_what_does_not_pass():

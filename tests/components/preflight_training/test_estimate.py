@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from components.machine_spec import load_catalogue
+from components.preflight_training import estimate
+from components.preflight_training.accuracy import Accuracy
 from components.preflight_training.estimate import (
     StepTime,
     bytes_per_cycle,
@@ -14,6 +16,12 @@ from components.preflight_training.estimate import (
     time_step,
 )
 from components.preflight_training.hlo import Collective, LayerCost, MatrixProduct, ProgramCost
+
+
+@pytest.fixture(autouse=True)
+def as_the_compiler_says(monkeypatch):
+    """Without correction, and an interval that is easy to calculate with."""
+    monkeypatch.setattr(estimate, "accuracy_of", lambda generation: Accuracy(1.0, 0.5, 2.0, 0, 0))
 
 
 def _machine(name):
@@ -30,7 +38,7 @@ def _product(rows, contraction, columns, times=1, is_forward=True):
 
 
 def _step(ms):
-    return StepTime(ms, 0.0, 0.0, 0.5, 1e9)
+    return StepTime(ms, 0.0, 0.0, 0.5, 1e9, 0.5 * ms, 2 * ms)
 
 
 def test_cycles_become_time_at_the_clock():
@@ -52,6 +60,27 @@ def test_utilization_is_the_share_of_a_devices_peak():
 def test_memory_of_a_device_moves_its_chips_bandwidth_in_the_time_of_a_cycle():
     assert bytes_per_cycle(_machine("v5e-8").generation) == pytest.approx(819e9 / 1.5e9)
     assert bytes_per_cycle(_machine("v3-8").generation) == pytest.approx(900e9 / 2 / 0.94e9)
+
+
+def test_a_generations_accuracy_corrects_all_times_alike(monkeypatch):
+    """Compute, communication and layers keep their shares; the interval is of the whole."""
+    cost, machine = _cost(collectives=[Collective("all-reduce", 90_000_000, 3)]), _machine("v5e-8")
+    plain = time_step(cost, machine)
+    monkeypatch.setattr(estimate, "accuracy_of", lambda generation: Accuracy(1.2, 0.9, 1.5, 0, 0))
+    step = time_step(cost, machine)
+    assert step.compute_ms == pytest.approx(1.2 * plain.compute_ms)
+    assert step.communication_ms == pytest.approx(1.2 * plain.communication_ms)
+    assert (step.low_ms, step.high_ms) == pytest.approx((0.9 * plain.total_ms, 1.5 * plain.total_ms))
+    assert step.mxu_utilization == pytest.approx(plain.mxu_utilization / 1.2)
+    assert sum(layer.ms for layer in time_layers(cost, machine)) == pytest.approx(step.compute_ms)
+
+
+def test_an_epochs_interval_ends_where_the_host_is_slower():
+    """100 steps of 10 ms, expected between 5 and 20; a host that needs 12 ms for each."""
+    alone = time_epoch(_step(10.0), 12_800, 128, None)
+    assert (alone.low_seconds, alone.seconds, alone.high_seconds) == pytest.approx((0.5, 1.0, 2.0))
+    fed = time_epoch(_step(10.0), 12_800, 128, 128 / 0.012)
+    assert (fed.low_seconds, fed.seconds, fed.high_seconds) == pytest.approx((1.2, 1.2, 2.0))
 
 
 def test_guessed_share_is_of_all_cycles():

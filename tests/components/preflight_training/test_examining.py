@@ -60,6 +60,8 @@ def test_time_and_price_follow_from_the_step(cache_dir):
     assert report.epoch.seconds == pytest.approx(max(40 * 32 / 100_000, report.epoch.device_seconds))
     assert report.cost.usd_per_hour == 1.2
     assert report.cost.usd_per_run == pytest.approx(3 * 1.2 * report.epoch.seconds / 3600)
+    assert report.cost.high_usd_per_run == pytest.approx(3 * 1.2 * report.epoch.high_seconds / 3600)
+    assert report.step.high_ms / report.step.total_ms == pytest.approx(report.accuracy.high / report.accuracy.factor)
     assert sum(layer.share for layer in report.layers) == pytest.approx(1)
     assert sum(layer.ms for layer in report.layers) == pytest.approx(report.step.compute_ms)
     assert 0 < report.peak_bytes < report.capacity_bytes

@@ -7,6 +7,7 @@ import pytest
 
 from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
 from components.interface import ImageInput, Interface
+from components.preflight_training.accuracy import Accuracy
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
 from components.preflight_training.findings import Cost, MachineReport, PreflightReport
@@ -16,7 +17,8 @@ from tests.html_page import Page
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }}"
 _LIST_PRICE = "Cloud TPU list price, on demand, not Vertex's"
-_COST = Cost(9.6, 0.00074, 0.0074, "us-central1", _LIST_PRICE, "https://cloud.google.com/tpu/pricing", "2026-08-22")
+_PRICING = "https://cloud.google.com/tpu/pricing"
+_COST = Cost(9.6, 0.00074, 0.0074, 0.0074, 0.0081, "us-central1", _LIST_PRICE, _PRICING, "2026-08-22")
 
 
 def _layer(name, ms, padding_ms=0.0, mxu_utilization=None, notes=()):
@@ -43,8 +45,8 @@ _MACHINE = MachineReport(
     peak_bytes=3 << 30,
     capacity_bytes=12 << 30,
     largest_batch=LargestBatch(34_225, is_exact=False),
-    step=StepTime(0.8, 0.2, 0.08, 0.113, 1.9e10),
-    epoch=EpochTime(steps=49, device_seconds=0.049, seconds=0.2788, needed_per_second=1_024_000.0, host_wait=0.824),
+    step=StepTime(0.8, 0.2, 0.08, 0.113, 1.9e10, 0.75, 1.3),
+    epoch=EpochTime(49, 0.049, 0.2788, 1_024_000.0, 0.824, low_seconds=0.2788, high_seconds=0.3),
     epochs=10,
     cost=_COST,
     layers=(
@@ -54,6 +56,7 @@ _MACHINE = MachineReport(
     host_calls=(),
     unknown_loops=0,
     broken=(),
+    accuracy=Accuracy(1.1, 0.88, 1.32, 24, 4),
     advice=("The device waits for data.", "Up to about 34,225 examples per replica fit."),
 )
 
@@ -145,7 +148,7 @@ def test_json_holds_every_field_and_what_became_of_each_machine(write, report):
 
 def test_figures_that_are_not_finite_are_refused(write):
     with pytest.raises(ValueError, match="nan"):
-        write(_report(dataclasses.replace(_MACHINE, step=StepTime(math.nan, 0.0, 0.0, 0.0, 0.0))))
+        write(_report(dataclasses.replace(_MACHINE, step=StepTime(math.nan, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))))
 
 
 def test_text_of_one_machine_gives_every_figure():
@@ -153,12 +156,12 @@ def test_text_of_one_machine_gives_every_figure():
     assert text.startswith("cifar10_cnn on v5e-8 (jax, mixed_bfloat16): fits\n")
     assert _line(text, "memory") == "3.00 GiB of 12.0 GiB a device (25%)"
     assert _line(text, "batch") == "128 per replica, 1,024 in all; the most that fit: ≈34,225 per replica"
-    assert _line(text, "step") == "1.00 ms = 800 µs compute + 200 µs communication"
+    assert _line(text, "step") == "1.00 ms (0.750–1.30) = 800 µs compute + 200 µs communication"
     assert _line(text, "matrix units") == "11% used while the device computes"
-    assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms with waiting"
+    assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms (279–300) with waiting"
     assert _line(text, "data").endswith("needed, fed 180,000 by this machine (2 CPUs, from memory): 82% waiting")
     assert _line(text, "price").startswith(
-        "$0.00074 an epoch, $0.0074 a run of 10 epochs, $9.60 an hour in us-central1"
+        "$0.00074 an epoch, $0.0074 (0.0074–0.0081) a run of 10 epochs, $9.60 an hour in us-central1"
     )
     assert "us-central1 (list price, 2026-08-22)" in _squeeze(text)
     assert _line(text, "compilation") == "15.0 s"
@@ -172,6 +175,8 @@ def test_text_ends_with_what_the_figures_rest_on():
     assert _line(text, "compiler") == "libtpu 0.0.42.1, jax 0.10.2"
     assert _line(text, "prices").startswith(f"{_LIST_PRICE} (2026-08-22); https://cloud.google.com")
     assert "nothing was run on a TPU" in _squeeze(text)
+    origin = "v5e: the compiler's estimate times 1.1, nine of ten at 0.88 to 1.32 times it, by published step times: 24"
+    assert f"{origin}, through 4 compiled programs" in _squeeze(text)
     assert "TensorFlow" not in text
     assert "TensorFlow jobs run an older compiler than this one" in _squeeze(as_text(_report(backend="tensorflow")))
 
@@ -196,7 +201,7 @@ def test_text_of_a_machine_that_failed_says_why_and_where():
     assert _line(text, "memory") == "12.0 GiB a device"
     assert _line(text, "batch").endswith("the most that fit: 96 per replica")
     assert "- Advice about v2-8." in text
-    assert "step " not in text
+    assert "\nstep " not in text
     assert "price " not in text
 
 
@@ -211,6 +216,7 @@ def test_text_compares_machines_row_by_row():
     assert text.startswith("cifar10_cnn (jax, mixed_bfloat16): 2 of 5 machines pass\n")
     assert _line(text, "v5e-8") == "fits 3.00/12.00 ≈34,225 1.00 0.200 11% 0.279 82% 9.60 0.00074 0.0074"
     assert _line(text, "v6e-8").startswith("refused 3.00/12.00")
+    assert "nine of ten are expected at so many times step, epoch and price: 0.75–1.3 (v5e-8, v5e-1, v6e-8)" in text
     assert _line(text, "v2-8") == "does not compile ?/12.00 ?" + 8 * " –"
     assert _line(text, "v3-8") == "does not fit ?/12.00 96" + 8 * " –"
 
@@ -246,7 +252,7 @@ _WIDEST = _other(
     seconds=98_765.0,
     peak_bytes=int(94.7 * 2**30),
     capacity_bytes=int(94.75 * 2**30),
-    step=StepTime(12_345.0, 0.00012, 0.0, 0.999, 1e12),
+    step=StepTime(12_345.0, 0.00012, 0.0, 0.999, 1e12, 9_123.0, 15_678.0),
     cost=dataclasses.replace(_COST, usd_per_hour=844.8, usd_per_epoch=0.00012, usd_per_run=123_456.0),
     largest_batch=LargestBatch(131_072, is_exact=False),
 )
@@ -297,7 +303,13 @@ def test_the_widest_comparison_loses_no_column():
 )
 def test_prices_show_what_matters_of_them(usd, text):
     assert f"an epoch, {text}" in as_text(
-        _report(_other("v5e-1", 1.0, cost=dataclasses.replace(_COST, usd_per_run=usd)))
+        _report(
+            _other(
+                "v5e-1",
+                1.0,
+                cost=dataclasses.replace(_COST, usd_per_run=usd, low_usd_per_run=usd, high_usd_per_run=usd),
+            )
+        )
     )
 
 
@@ -306,7 +318,8 @@ def test_prices_show_what_matters_of_them(usd, text):
     [(0.0, "0 µs"), (42e-6, "42.0 µs"), (0.25, "250 ms"), (27.94, "27.9 s"), (754, "12.6 min"), (7e6, "1,944 h")],
 )
 def test_times_have_a_unit_that_suits_them(seconds, text):
-    assert f", {text} with waiting" in as_text(_report(_other("v5e-1", 1.0, seconds=seconds)))
+    epoch = dataclasses.replace(_MACHINE.epoch, seconds=seconds, low_seconds=seconds, high_seconds=seconds)
+    assert f", {text} with waiting" in as_text(_report(_other("v5e-1", 1.0, epoch=epoch)))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +337,7 @@ _UNKNOWN = dataclasses.replace(
 
 def test_text_shows_what_is_unknown_as_such():
     text = as_text(_report(_UNKNOWN))
-    assert _line(text, "step") == "800 µs = 800 µs compute + ? communication"
+    assert _line(text, "step") == "800 µs (750–1,300) = 800 µs compute + ? communication"
     assert _line(text, "price") == "?"
     assert _line(text, "prices") == "? no trustworthy price is known"
     assert "the most that fit: ? per replica" in text
@@ -334,18 +347,18 @@ def test_text_shows_what_is_unknown_as_such():
 
 def test_page_shows_what_is_unknown_as_such(words):
     text = words(_report(_UNKNOWN, _failed()))
-    assert "Step 800 µs 800 µs compute + ? communication" in text
+    assert "Step 800 µs (750–1,300) 800 µs compute + ? communication" in text
     assert "Price of a run ? no trustworthy price is known" in text
-    assert "v5e-8 ✓ fits 800 µs ? 11% 279 ms 82% ? ? ?" in text
+    assert "v5e-8 ✓ fits 800 µs ? 11% 0.94–1.6 279 ms 82% ? ? ?" in text
     assert "communication ?" in text
 
 
 def test_page_of_one_machine_opens_with_verdict_and_figures(words):
     text = words(_report())
     assert "Preflight: cifar10_cnn on v5e-8 ✓ Fits" in text
-    assert "Step 1.00 ms 800 µs compute + 200 µs communication" in text
-    assert "Epoch 279 ms 49 steps, 49.0 ms on the device" in text
-    assert "Price of a run $0.0074 10 epochs, $9.60 an hour" in text
+    assert "Step 1.00 ms (0.750–1.30) 800 µs compute + 200 µs communication" in text
+    assert "Epoch 279 ms (279–300) 49 steps, 49.0 ms on the device" in text
+    assert "Price of a run $0.0074 (0.0074–0.0081) 10 epochs, $9.60 an hour" in text
     assert "Memory 25% 3.00 GiB of 12.0 GiB a device" in text
     assert "Device waits 82%" in text
     assert "Model parameter width 32" in text
@@ -386,7 +399,7 @@ def test_page_warns_where_a_tpu_is_hardly_worth_it(words):
 def test_page_compares_machines_and_shows_every_verdict(words):
     text = words(_SEVERAL)
     assert "✓ 2 of 5 machines pass: take v5e-1 Cheapest: v5e-1." in text
-    assert "v5e-8 ✓ fits 1.00 ms 200 µs 11% 279 ms 82% $9.60 $0.00074 $0.0074" in text
+    assert "v5e-8 ✓ fits 1.00 ms 200 µs 11% 0.75–1.3 279 ms 82% $9.60 $0.00074 $0.0074" in text
     assert "v6e-8 ✗ refused 1.00 ms" in text
     assert "v2-8 ✗ does not compile – –" in text
     assert "v3-8 ✗ does not fit – –" in text

@@ -1,0 +1,53 @@
+"""How far the compiler's estimates were from step times that others measured and published, for each generation.
+
+`python -m tests.benchmarks.truth` derives these figures, names every step time with its source, and says how the rule
+was tried on networks that it had not seen; a test holds the two together.
+"""
+
+import dataclasses
+
+from components.machine_spec import Generation
+
+_FEW = 3  # Programs; with fewer, other generations decide much of it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """How long steps of a generation take, as multiples of the compiler's own estimate.
+
+    Attributes:
+        factor: What is expected.
+        low: Least of the interval in which nine of ten are expected.
+        high: Most of it.
+        steps: Published step times of this generation that it follows from.
+        programs: Compiled programs through which they were compared.
+    """
+
+    factor: float
+    low: float
+    high: float
+    steps: int
+    programs: int
+
+    def words(self, generation: str) -> str:
+        """Where the interval comes from, in a sentence."""
+        few = ", so few that other generations count too and the interval is wide" if self.programs < _FEW else ""
+        return (
+            f"{generation}: the compiler's estimate times {self.factor:g}, nine of ten at {self.low:g} to "
+            f"{self.high:g} times it, by published step times: {self.steps}, through {self.programs} compiled "
+            f"program{'s' * (self.programs != 1)}{few}"
+        )
+
+
+_ACCURACIES = {
+    "v2": Accuracy(0.9, 0.63, 1.3, 1, 1),
+    "v3": Accuracy(0.89, 0.62, 1.28, 4, 1),
+    "v5e": Accuracy(0.84, 0.59, 1.21, 24, 1),
+    "v6e": Accuracy(0.79, 0.55, 1.13, 18, 1),
+    "7x": Accuracy(0.86, 0.57, 1.29, 0, 0),
+}
+
+
+def accuracy_of(generation: Generation) -> Accuracy:
+    """What is known of a generation of the catalogue."""
+    return _ACCURACIES[generation.name]

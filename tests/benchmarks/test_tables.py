@@ -1,0 +1,86 @@
+"""The tables and figures that are stated follow from the data beside them; nothing is compiled or trained here."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from components.preflight_training.accuracy import accuracy_of
+from tests.benchmarks import precision, truth
+from tests.benchmarks.precision import BFLOAT16, FLOAT32, Trained
+
+_README = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return truth.load_rows()
+
+
+def test_preflight_corrects_by_what_was_published(rows):
+    generations = truth.load_generations()
+    for name, expected in truth.accuracies(rows).items():
+        assert accuracy_of(generations[name]) == expected, name
+
+
+@pytest.mark.parametrize("table", [truth.table, precision.table], ids=["truth", "precision"])
+def test_the_readme_holds_the_table(table):
+    assert "\n".join(table()) in _README
+
+
+def test_every_step_time_has_a_source_and_a_program():
+    published = json.loads(truth.PUBLISHED.read_text(encoding="utf-8"))
+    assert {row["source"] for row in published["rows"]} == set(published["sources"])
+    assert {row["program"] for row in published["rows"]} == set(published["programs"])
+    for row in published["rows"]:
+        assert ("step_ms" in row) != ("tflops_per_chip" in row), row
+
+
+def _ratios(**generations):
+    """Two equal rows of each program."""
+    return {
+        name: {str(i): [math.log(value)] * 2 for i, value in enumerate(values)} for name, values in generations.items()
+    }
+
+
+def test_a_generation_with_many_programs_is_believed_and_one_with_few_is_drawn_to_the_others():
+    model = truth.fit(_ratios(many=[2.0] * 99, others=[1.0] * 99, few=[2.0]))
+    (many, of_many), (few, of_few), (unknown, of_unknown) = map(model.expect, ("many", "few", "unknown"))
+    assert math.exp(many) == pytest.approx(2.0, rel=0.01)
+    assert few == pytest.approx((math.log(2) + unknown) / 2)
+    assert of_many < of_few < of_unknown
+
+
+def test_equal_programs_leave_only_what_rows_differ_by():
+    model = truth.fit({name: {"one": [0.0, 0.1, -0.1]} for name in "abc"})
+    assert model.between == 0
+    assert model.rows == pytest.approx(0.01)
+    assert model.expect("a") == model.expect("unknown") == pytest.approx((0, 2.92 * 0.1), abs=1e-4)
+
+
+def test_a_program_is_judged_by_what_follows_without_it(rows):
+    """Other times for its rows change by how much they are off, and nothing of what was expected of them."""
+    first = rows[0]
+    doubled = [
+        dataclasses.replace(row, ratio=2 * row.ratio) if truth.place(row) == truth.place(first) else row for row in rows
+    ]
+    before, after = (truth.cross_validate(one)[0][1] for one in (rows, doubled))
+    assert after == pytest.approx(2 * before)
+
+
+def test_errors_are_shares_of_what_was_measured():
+    assert truth.errors([0.5, 1.0, 2.0]) == (0.5, 1.0)
+
+
+def test_precisions_are_compared_seed_by_seed():
+    def trained(seed, precision, value):
+        return Trained("digits", "30 epochs", seed, precision, "accuracy", value, 100)
+
+    values = {0: (0.90, 0.91), 1: (0.94, 0.95)}
+    both = [trained(seed, *one) for seed, pair in values.items() for one in zip((FLOAT32, BFLOAT16), pair, strict=True)]
+    alone = trained(2, FLOAT32, 0.1)
+    ((_, _, _, seeds, wide, narrow, apart, _),) = precision.summarize([*both, alone])
+    assert (seeds, wide, narrow) == ("2", "0.9200 ± 0.0283", "0.9300 ± 0.0283")
+    assert apart == "+0.0100 ± 0.0000"
