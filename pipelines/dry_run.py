@@ -52,6 +52,7 @@ def describe(config: Config, plan: Plan, target: str, settings: Settings) -> Dry
         *(("price", line) for line in prices(config, target, settings)),
         ("image", plan.image),
         ("data", _data(config)),
+        *((("asks for", plan.resources),) if plan.resources else ()),
         ("model", config.training.model + "".join(f", as {size}" for size in sizes)),
     )
     return DryRun(lines, tuple(_missing(plan, target)))

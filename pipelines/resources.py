@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CPU = 3
 
 
-_BASE_GIB = 4  # Python and TensorFlow take 1.
+BASE_GIB = 4  # Python and TensorFlow take 1.
 
 
 _STEP_GIB = 12  # As much as Vertex AI's default machine has free: arrays and models are held whole.
@@ -28,7 +28,7 @@ _SPOT_RETRIES = 5
 
 
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
-_VERTEX_DISK_GIB = 100
+VERTEX_DISK_GIB = 100
 
 
 # Of a training that nobody has estimated when its job is written, and whose budget nobody has set.
@@ -43,8 +43,8 @@ def resources_of(config: "Config", step: str, target: str = "") -> StepResources
     """
     asked = config.resources.get(step, StepResources())
     held = {
-        "preflight_training": _BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
-        "train_model": _BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # While it is read, a second time.
+        "preflight_training": BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
+        "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # While it is read, a second time.
     }
     is_spot = step == "train_model" and target == "kubeflow" and config.machine is not None and config.machine.spot
     return dataclasses.replace(
@@ -76,9 +76,9 @@ def check_target(config: "Config", target: str) -> None:
                 "Leave it out" + ("; machine.boot_disk_size_gb sets the disk." if name == "disk" else ".")
             )
     for step, asked in config.resources.items():
-        if asked.disk and gib(asked.disk) > _VERTEX_DISK_GIB:
+        if asked.disk and gib(asked.disk) > VERTEX_DISK_GIB:
             raise InputError(
-                f"A step on Vertex AI has a disk of {_VERTEX_DISK_GIB} GB, and its pipelines can ask for no other. "
+                f"A step on Vertex AI has a disk of {VERTEX_DISK_GIB} GB, and its pipelines can ask for no other. "
                 f"Received: resources.{step}.disk={asked.disk!r}. Leave it out, or run it on Kubeflow."
             )
 

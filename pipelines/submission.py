@@ -31,12 +31,14 @@ class Plan:
         image: What every step runs in.
         carried: Content of the files that the jobs read from the bucket, by their place there.
         timeout: When the training is stopped, and why then.
+        resources: What steps ask for because of the data's size; empty where that is nothing more than always.
     """
 
     jobs: tuple[Job, ...]
     image: str = ""
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     timeout: str = ""
+    resources: str = ""
 
     def has(self, job_id: str) -> bool:
         """Whether a job is one of this run's, of whatever round."""
@@ -67,20 +69,26 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be listed.
     """
+    from components.create_tfrecords.planning import plan_dataset
     from components.create_tfrecords.sources.kinds import source_version
     from pipelines.caching import fingerprints
     from pipelines.compile import compile_pipeline, require_machine
+    from pipelines.data_sizes import measure, with_sizes
     from pipelines.platforms.custom_job import in_region
 
     machines = require_machine(config, target).candidates
+    # What lies elsewhere is no step's to read: compiling refuses it. What comes with a library is small.
+    listed = plan_dataset(config.data) if storage.is_remote(config.data_location) else None
+    sized, resources = with_sizes(config, measure(listed, config.data), target) if listed else (config, "")
     packages, timeouts = [], []
     with tempfile.TemporaryDirectory() as folder:
         for machine in machines:
             path = Path(folder) / "pipeline.yaml"
-            compiled = compile_pipeline(on_machine(config, machine), target, path, settings)
+            compiled = compile_pipeline(on_machine(sized, machine), target, path, settings)
             packages.append(path.read_text())
             timeouts.append(compiled.timeout.reason)
-    name, data = slug(config.name), source_version(config.data)
+    name = slug(config.name)
+    data = listed.listing.stat_digest() if listed else source_version(config.data)
     made_of = fingerprints(config, data, compiled.image)
     digest = _digest(packages[0], made_of)
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
@@ -99,7 +107,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
         jobs.append(Job(job_id, config.name, package, machine, labels))
-    return Plan(tuple(jobs), compiled.image, compiled.carried, timeouts[0])
+    return Plan(tuple(jobs), compiled.image, compiled.carried, timeouts[0], resources)
 
 
 def without_cache(plan: Plan) -> Plan:
