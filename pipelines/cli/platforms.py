@@ -112,7 +112,7 @@ def _hint_at_tag(image: str) -> None:
         )
 
 
-def _connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+def connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """The settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
     from pipelines.settings import TARGET_SETTINGS, load_settings
 
@@ -140,14 +140,17 @@ def _add_submit(commands: Any) -> None:
     submit.add_argument(
         "--no-doctor", action="store_true", help="do not ask first for sign-in, bucket, image and service account"
     )
-    submit.add_argument("--dry-run", action="store_true", help="print what would be sent, and send nothing")
-    submit.add_argument("--json", action="store_true", help="print the run as JSON, and nothing else, on stdout")
+    submit.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
+    submit.add_argument("--output", type=Path, metavar="FILE", help="of a dry run: write there, as JSON, what is sent")
+    submit.add_argument(
+        "--json", action="store_true", help="print the run, or of a dry run what is sent, as JSON alone on stdout"
+    )
     submit.set_defaults(command=_submit)
 
 
 def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """A run as it would be sent, the platform, and the same with its outages waited out."""
-    settings, platform, backoff = _connect(arguments)
+    settings, platform, backoff = connect(arguments)
     from pipelines.compile import require_step_image
     from pipelines.config import load_config
     from pipelines.platforms.jobs import Retrying
@@ -164,13 +167,17 @@ def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
 
 
 def _submit(arguments: argparse.Namespace) -> int:
+    if arguments.output and not arguments.dry_run:
+        from components.errors import InputError
+
+        raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
     plan, platform, submitter = _plan(arguments)
     from pipelines.submission import submit
 
-    tell_hint(plan.timeout)
+    for said in filter(None, (plan.timeout, plan.resources)):
+        tell_hint(said)
     if arguments.dry_run:
-        _describe_dry_run(arguments, plan)
-        print(json.dumps([platform.describe(job) for job in plan.jobs], indent=2))
+        _tell_dry_run(arguments, plan, [platform.describe(job) for job in plan.jobs])
         return DONE
     if not arguments.no_doctor:
         _ask_first(arguments, plan.image)
@@ -189,8 +196,9 @@ def _ask_first(arguments: argparse.Namespace, image: str) -> None:
         tell_hint(f"{one.verdict} {one.what}: {one.said}")
 
 
-def _describe_dry_run(arguments: argparse.Namespace, plan: Any) -> None:
-    """Say on stderr, before the specification on stdout, what the run would be and what is missing."""
+def _tell_dry_run(arguments: argparse.Namespace, plan: Any, requests: list[Any]) -> None:
+    """Say what the run would be and what is missing; its specification is long, and printed or written if asked for."""
+    from components import storage
     from pipelines.config import load_config
     from pipelines.dry_run import describe
     from pipelines.settings import load_settings
@@ -198,7 +206,17 @@ def _describe_dry_run(arguments: argparse.Namespace, plan: Any) -> None:
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
     said = describe(config, plan, arguments.target, settings)
-    print(f"{config.name} for {arguments.target}, not sent (dry run)\n\n{said}\n", file=sys.stderr)
+    show_text(
+        f"{config.name} for {arguments.target}, not sent (dry run)\n\n{said}\n",
+        sys.stderr if arguments.json else sys.stdout,
+    )
+    content = json.dumps(requests, indent=2)
+    if arguments.output:
+        storage.write_bytes(arguments.output, f"{content}\n".encode())
+    if arguments.json:
+        print(content)
+    elif not arguments.output:
+        tell_hint("--output FILE writes what is sent, and --json prints it")
 
 
 def _follow(
@@ -208,7 +226,7 @@ def _follow(
     from pipelines.submission import wait
 
     if arguments.wait:
-        submission = wait(plan, submission, submitter, _Progress(), arguments.poll_seconds)
+        submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
     return _tell(submission, arguments.json, facts)
 
 
@@ -275,13 +293,14 @@ def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     return facts
 
 
-class _Progress:
+class Progress:
     """Prints what is new of a run."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def __call__(self, submission: Any) -> None:
+        """Print each line once."""
         lines = [f"{submission.job_id}: {submission.state} on {submission.machine}, {submission.url}"]
         lines += [f"[{step}] {state}" for step, state in submission.steps.items()]
         for line in lines:
@@ -345,7 +364,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The platform, and the newest run of a name."""
-    settings, platform, backoff = _connect(arguments)
+    settings, platform, backoff = connect(arguments)
     from components.errors import InputError
     from pipelines.platforms.jobs import Retrying
 
@@ -382,7 +401,7 @@ def _add_schedule(commands: Any) -> None:
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
-    settings, platform, backoff = _connect(arguments)
+    settings, platform, backoff = connect(arguments)
     from pipelines.compile import require_step_image
     from pipelines.config import load_config
     from pipelines.schedule import change_state, check_cron, upsert

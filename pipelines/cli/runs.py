@@ -23,6 +23,7 @@ from pipelines.cli.options import (
     user_path,
 )
 
+_ACTIONS = ("list", "clean")  # Of `runs`.
 _HEADLINES = (
     "bits_per_character",
     "accuracy",
@@ -179,11 +180,11 @@ def _add_runs(commands: Any) -> None:
         "runs",
         epilog="Example: tpu-pipelines runs clean digits --keep 5",
         help="list the runs of a workspace, or delete earlier ones",
-        description="list [NAME]: every run that is kept, of one name or all: when it ended, what became of it, its "
+        description="[list] [NAME]: every run that is kept, of one name or all: when it ended, what became of it, its "
         "figures and its size; of all also as a page, index.html. clean [NAME]: delete earlier runs, and cached steps "
         "that no run is made of any more.",
     )
-    runs.add_argument("action", nargs="?", choices=("list", "clean"), default="list", help="(default: list)")
+    runs.add_argument("action", nargs="?", default="list", metavar="list|clean", help="(default: list)")
     runs.add_argument("name", nargs="?", default="", metavar="NAME", help="of the configuration (default: all)")
     add_workspace(runs)
     runs.add_argument("--keep", type=int, default=0, metavar="N", help="clean: earlier runs to keep (default: 0)")
@@ -192,12 +193,17 @@ def _add_runs(commands: Any) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    from components.errors import InputError
+    from components.errors import InputError, did_you_mean
     from pipelines import history
 
-    if arguments.action == "list":
-        rows = history.as_rows(arguments.workspace, arguments.name)
-        if not arguments.name:
+    action, name = arguments.action, arguments.name
+    if action not in _ACTIONS:
+        if name:
+            raise InputError(f"Unknown action {action!r}: expected list or clean.{did_you_mean(action, _ACTIONS)}")
+        action, name = "list", action
+    if action == "list":
+        rows = history.as_rows(arguments.workspace, name)
+        if not name:
             from pipelines.overview_page import write_index
 
             index = write_index(arguments.workspace, rows)
@@ -208,7 +214,7 @@ def _runs(arguments: argparse.Namespace) -> int:
 
     if arguments.keep < 0:
         raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
-    names = [arguments.name] if arguments.name else history.names(arguments.workspace)
+    names = [name] if name else history.names(arguments.workspace)
     dropped = [str(path) for name in names for path in clean_runs(arguments.workspace, name, arguments.keep)]
     show_text(json.dumps(dropped) if arguments.json else "\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
     return DONE

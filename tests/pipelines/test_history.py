@@ -132,6 +132,9 @@ def test_the_command_lists_and_cleans(workspace, capsys):
     assert "not promoted" in lines[3]
     rows = json.loads(call("list", "digits", "--json")[1])
     assert [row["metrics"]["accuracy"] for row in rows] == [0.5, 0.6, 0.7]
+    assert call("digits", "--json") == call("list", "digits", "--json")
+    code, out = call("claen", "digits")
+    assert (code, "Unknown action 'claen': expected list or clean. Did you mean 'clean'?" in out) == (2, True)
 
     assert call("clean", "digits", "--keep", "1")[1].splitlines() == [
         "deleted: 1 earlier runs",

@@ -677,7 +677,7 @@ def test_retrain_runs_what_has_changed_and_says_what(fake, environment, capfd):
 
 
 def test_a_dry_run_prints_the_runs_and_sends_none(fake, environment, capfd):
-    assert main([*SUBMIT[:4], "--set", MACHINE, "--set", "preflight=false", "--dry-run"]) == 0
+    assert main([*SUBMIT[:4], "--set", MACHINE, "--set", "preflight=false", "--dry-run", "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
     assert ["tpu_pipelines_machine: v6e-4" in one["description"] for one in said] == [False, True, False]
     assert fake.calls == []

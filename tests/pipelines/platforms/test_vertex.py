@@ -603,17 +603,20 @@ def test_a_service_that_stays_away_is_no_stack_trace(environment, capfd, monkeyp
     assert "error: Gave up after 0 s: Vertex AI cannot be reached to list pipeline jobs" in capfd.readouterr().err
 
 
-def test_a_dry_run_says_what_is_missing_prints_the_requests_and_sends_none(fake, environment, capfd, tmp_path):
+def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and_sends_none(
+    fake, environment, capfd, tmp_path
+):
     code = tmp_path / "my_model.py"
     code.write_text(Path(digits_cnn.__file__).read_text())
     own = ("--set", "preflight=false", "--set", f"model={{name: {code}, parameters: {{}}}}")
     assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
-    out, said = capfd.readouterr()
+    said, err = capfd.readouterr()
+    assert "hint: --output FILE writes what is sent, and --json prints it\n" in err
     said = re.sub(r"models/[0-9a-f]{64}", "models/SHA256", re.sub(r"[\d,]+ bytes", "N bytes", said)).replace(
         str(tmp_path), ""
     )
-    assert said.partition("digits for vertex")[2] == (
-        ", not sent (dry run)\n\n"
+    assert said == (
+        "digits for vertex, not sent (dry run)\n\n"
         "  machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
         "  price    not known: preflight is switched off\n"
         f"  image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
@@ -624,10 +627,17 @@ def test_a_dry_run_says_what_is_missing_prints_the_requests_and_sends_none(fake,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipelines.compile.IMAGE", LOCAL_IMAGE)
         assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
-        assert "  missing  the image. Vertex AI cannot fetch the step image 'tpu-p" in capfd.readouterr().err
-    requests = json.loads(out)
+        assert "  missing  the image. Vertex AI cannot fetch the step image 'tpu-p" in capfd.readouterr().out
+    path = tmp_path / "requests.json"
+    assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run", "--output", str(path), "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert "digits for vertex, not sent (dry run)\n" in err
+    requests = json.loads(path.read_text())
     assert [one["pipelineJob"]["labels"]["tpu_pipelines_machine"] for one in requests] == ["v5e-4", "v6e-4", "v5e-4"]
     assert requests[0]["parent"] == "projects/my-project/locations/us-central1"
+    assert json.loads(out) == requests
+    assert main(["submit", "digits", "--set", MACHINE, "--output", str(path)]) == 2
+    assert "error: --output is of a dry run: expected --dry-run beside it." in capfd.readouterr().err
     assert fake.calls == []
 
 
