@@ -39,6 +39,7 @@ class StepWatch(keras.callbacks.Callback):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
+        self.first_step_at: float | None = None  # Of this session, by the monotonic clock.
 
     def begin_epoch(self, bar: Progress, restored: dict[str, np.ndarray] | None) -> None:
         """Set up for one call of `fit`; `restored` is the checkpoint it starts from, if it does."""
@@ -59,6 +60,8 @@ class StepWatch(keras.callbacks.Callback):
         loss = float((logs or {})["loss"])
         if not np.isfinite(loss):
             raise session.divergence(step, "the loss")
+        if self.first_step_at is None:
+            self.first_step_at = time.monotonic()
         self._bar.update(session.examples_before(step) - session.examples_before(step - 1), f"loss {loss:.4f}")
         now = time.monotonic()
         if step < session.steps and now - self._saved >= session.params.checkpoint_seconds:

@@ -29,6 +29,8 @@ class TrainResult:
         precision: The precision used.
         num_synchronized_layers: Layers of batch normalisation that normalise by the batch of all replicas, where there
             are several.
+        first_step_seconds: From the start of this session to the end of its first step, start-up and compilation
+            included; 0 where it had none left.
     """
 
     epochs: int
@@ -44,3 +46,4 @@ class TrainResult:
     num_replicas: int
     precision: str
     num_synchronized_layers: int
+    first_step_seconds: float = 0.0

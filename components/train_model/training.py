@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import statistics
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.params import TrainParams, TrainResult
+from components.train_model.surroundings import leave_report
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
 from components.training_step.wrapping import count_synchronized_layers
 
@@ -70,6 +72,7 @@ def train_model(
     Raises:
         InputError: If parameters, data and device do not fit, or training diverges; the last good checkpoint stays.
     """
+    begun, started = time.monotonic(), time.time()
     storage.require_output(output, MODEL_FILE)
     manifest = Manifest.load(records_dir)
     num_examples = manifest.split(TRAIN).num_examples
@@ -78,8 +81,10 @@ def train_model(
     dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     session = _Session(params, manifest, records_dir, device, checkpoint_dir)
-    session.run()
-    return session.save(output)
+    first_step_at = session.run()
+    result = session.save(output, first_step_at - begun if first_step_at else 0.0)
+    leave_report(device, output.parent, result, started)
+    return result
 
 
 class _Session:
@@ -154,8 +159,8 @@ class _Session:
         """Examples of an epoch that count in its first steps; the filling of the last batch does not."""
         return min(step * self.batch_size, self._num_examples)
 
-    def run(self) -> None:
-        """Train to the end, from the checkpoint if there is one."""
+    def run(self) -> float | None:
+        """Train to the end, from the checkpoint if there is one; when the first step ended, if there was one left."""
         if self._validation is None:
             progress.say(_STEP, "there is no validation split: the best epoch is that of the lowest training loss")
         restored = self._restore()
@@ -186,6 +191,7 @@ class _Session:
                 ).history
             restored = None
             self._end_epoch({name: values[-1] for name, values in logs.items()}, writer)
+        return watch.first_step_at
 
     def _tensorboard_dir(self) -> Path:
         uri = os.environ.get(_LOG_DIR, "")
@@ -327,7 +333,7 @@ class _Session:
             return True
         return False
 
-    def save(self, output: Path) -> TrainResult:
+    def save(self, output: Path, first_step_seconds: float) -> TrainResult:
         """Write the model's folder."""
         now, last = self.progress, self.progress.history[-1]
         result = TrainResult(
@@ -344,6 +350,7 @@ class _Session:
             num_replicas=self.device.num_replicas,
             precision=self.device.precision,
             num_synchronized_layers=self._num_synchronized,
+            first_step_seconds=first_step_seconds,
         )
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged, self._code)

@@ -1,12 +1,24 @@
-"""Commands that ask before anything is paid: doctor."""
+"""Commands that ask a platform what it has and what it does: doctor, smoke."""
 
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.cli.options import BAD_INPUT, DONE, add_config, add_target, show_text
+from pipelines.cli.options import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    add_config,
+    add_poll,
+    add_set,
+    add_target,
+    show_text,
+    tell_hint,
+)
+from pipelines.cli.platforms import Progress, connect
 
 
 def _add_doctor(commands: Any) -> None:
@@ -39,4 +51,46 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return BAD_INPUT if missing_of(findings) else DONE
 
 
-COMMANDS: tuple[Callable[[Any], None], ...] = (_add_doctor,)
+def _add_smoke(commands: Any) -> None:
+    smoke = commands.add_parser(
+        "smoke",
+        help="the smallest run on a cloud platform, for what only that can say",
+        description="Send the smallest run, the digits on one TPU, twice: the second time the platform's cache is to "
+        "answer. Prints as a table what only the platform can say: user and rights, the TPU seen, times, cache. Says "
+        "the price first, and sends nothing without --yes.",
+    )
+    add_target(smoke)
+    add_set(smoke)
+    smoke.add_argument("--machine", default="v5e-1", metavar="NAME", help="to train on (default: v5e-1)")
+    smoke.add_argument("--yes", action="store_true", help="the price is fine: send it")
+    add_poll(smoke)
+    smoke.add_argument("--no-doctor", action="store_true", help="as of submit")
+    smoke.add_argument("--json", action="store_true", help="print questions and answers as JSON on stdout")
+    smoke.set_defaults(command=_smoke)
+
+
+def _smoke(arguments: argparse.Namespace) -> int:
+    settings, platform, backoff = connect(arguments)
+    from components.errors import InputError
+    from pipelines.compile import require_step_image
+    from pipelines.doctor.examining import require_ready
+    from pipelines.platforms.jobs import Retrying
+    from pipelines.smoke import plan_smoke, run_smoke
+
+    smoke = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
+    require_step_image(smoke.plan.image, arguments.target)
+    show_text(f"price: {smoke.price}", sys.stderr)
+    if not arguments.yes:
+        raise InputError("Nothing was sent: expected --yes, which confirms the price.")
+    if not arguments.no_doctor:
+        for one in require_ready(smoke.config, arguments.target, settings, smoke.plan.image):
+            tell_hint(f"{one.verdict} {one.what}: {one.said}")
+    report = run_smoke(smoke, Retrying(platform, backoff), Progress(), arguments.poll_seconds)
+    show_text(json.dumps(dict(report.rows)) if arguments.json else str(report))
+    return DONE if report.has_succeeded else FAILED
+
+
+COMMANDS: tuple[Callable[[Any], None], ...] = (
+    _add_doctor,
+    _add_smoke,
+)

@@ -90,6 +90,11 @@ def add_config(command: Any, default: str = "") -> None:
         metavar="CONFIG",
         help="a ready example or a YAML file" + (f" (default: {default})" if default else ""),
     )
+    add_set(command)
+
+
+def add_set(command: Any) -> None:
+    """Add `--set`."""
     command.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
 
 
@@ -121,4 +126,9 @@ def _seconds(text: str) -> float:
 def add_wait(command: Any) -> None:
     """Add what waiting for a run takes."""
     command.add_argument("--wait", action="store_true", help="until it ends; may be killed and started again at will")
+    add_poll(command)
+
+
+def add_poll(command: Any) -> None:
+    """Add how often a run is looked at."""
     command.add_argument("--poll-seconds", type=_seconds, default=20.0, metavar="N", help="between looks (default: 20)")
