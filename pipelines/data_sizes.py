@@ -23,8 +23,8 @@ class DataSize:
     """What a data set takes, in bytes, as far as its listing says.
 
     Attributes:
-        held: What create_tfrecords holds at once: sources of one file are read whole.
-        records: What it writes, at most.
+        held: Memory that create_tfrecords holds at once: sources of one file are read whole.
+        records: Records that it writes, at most.
         splits: The inputs of each split, decoded in memory.
     """
 

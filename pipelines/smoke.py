@@ -33,10 +33,10 @@ class Smoke:
     """A run that was not sent yet.
 
     Attributes:
-        config: What it does.
-        plan: It, as it will be sent.
-        report_uri: Where the training tells of its surroundings.
-        settings: Where it runs.
+        config: Configuration of the run.
+        plan: Jobs of the run, as they will be sent.
+        report_uri: Place at which the training tells of its surroundings.
+        settings: Project, region, bucket and accounts.
     """
 
     config: Config
@@ -46,14 +46,14 @@ class Smoke:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """The list price of its machine; None where none is known."""
+        """Return the list price of its machine; None where none is known."""
         machine = self.plan.jobs[0].machine
         price = machine.slice.price(machine.region, machine.spot)
         return price.usd_per_hour if price else None
 
     @property
     def price(self) -> str:
-        """What it costs at most, in words: the second submission trains again if the cache does not answer it."""
+        """Say what it costs at most: the second submission trains again if the cache does not answer it."""
         machine = self.plan.jobs[0].machine
         what = f"two trainings on {machine.name}, each of them stopped after {_MINUTES} minutes at the latest"
         if (usd := self.usd_per_hour) is None:
@@ -96,7 +96,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
 
 @dataclasses.dataclass(frozen=True)
 class SmokeReport:
-    """What came of it.
+    """The answers of the platform.
 
     Attributes:
         rows: A question and its answer, each.
@@ -150,7 +150,7 @@ def run_smoke(
 
 
 def _read(uri: str) -> Mapping[str, Any]:
-    """What a training has told of its surroundings; empty where it has not."""
+    """Return what a training has told of its surroundings; empty where it has not."""
     try:
         return dict(json.loads(storage.read_bytes(uri)))
     except (InputError, PlatformError):
@@ -163,7 +163,7 @@ def _outcome(what: str, run: Submission) -> Sequence[tuple[str, str]]:
 
 
 def _surroundings(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """What the training found around it."""
+    """Return what the training found around it."""
     if not told:
         return [("surroundings of the training", "not told: it failed before, or may not write into the bucket")]
     user, host, mount = told["user"], told["host"], dict(told["mount"])
@@ -186,7 +186,7 @@ def _surroundings(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple[str, str]]:
-    """Measured times, beside those that preflight estimates."""
+    """Return the measured times, beside those that preflight estimates."""
     if not told:
         return []
     result = told["result"]
@@ -203,7 +203,7 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
 
 
 def _estimate(smoke: Smoke) -> str:
-    """The time of a step by preflight, on this machine."""
+    """Return the time of a step by preflight, on this machine."""
     from components.preflight_training import sandbox
     from components.preflight_training.examining import examine
     from pipelines.config import preflight_params
@@ -216,16 +216,16 @@ def _estimate(smoke: Smoke) -> str:
         sandbox.require_compiler()
         cache_dir = sandbox.default_cache_dir()
         params = preflight_params(smoke.config, machine)
-        (found,) = examine(params, describe_data(smoke.config, cache_dir), (machine,), cache_dir).machines
+        (machine_report,) = examine(params, describe_data(smoke.config, cache_dir), (machine,), cache_dir).machines
     except InputError as error:
         return f"not known: {error}"
-    if found.step is None:
-        return found.summary
-    return f"{found.step.total_ms:.3f} ms on the device"
+    if machine_report.step is None:
+        return machine_report.summary
+    return f"{machine_report.step.total_ms:.3f} ms on the device"
 
 
 def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Whether the cache has answered the second run: its training by what it tells, which only one that runs does."""
+    """Say whether the cache has answered the second run: its training tells anew only where it runs."""
     hits = [step for step, state in second.steps.items() if state == CACHED]
     if not told:
         training = "not known: the training tells nothing"
@@ -240,5 +240,5 @@ def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]
 
 
 def _cell(text: str) -> str:
-    """Text that stays in its cell."""
+    """Return text that stays in its cell."""
     return text.replace("|", "\\|").replace("\n", " ")

@@ -83,14 +83,14 @@ def _access(path: Path) -> str:
 
 
 def _devices(device: Device) -> list[str]:
-    """What the backend trains on, as it calls it."""
+    """Return the devices that the backend trains on, as it calls them."""
     if device.backend == "jax":
         import jax
 
-        return [f"{one.platform} {one.device_kind}" for one in jax.devices()]
+        return [f"{chip.platform} {chip.device_kind}" for chip in jax.devices()]
     import tensorflow as tf
 
-    return [str(one.name) for one in tf.config.list_logical_devices()]
+    return [str(chip.name) for chip in tf.config.list_logical_devices()]
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -142,9 +142,9 @@ def probe_folder(folder: Path) -> dict[str, str]:
         "chmod": lambda: file.chmod(0o600),
         "lock": lock,
     }
-    found = {name: _try(action) for name, action in tried.items()}
+    answers = {name: _try(action) for name, action in tried.items()}
     shutil.rmtree(scratch, ignore_errors=True)
-    return found
+    return answers
 
 
 def _try(action: Callable[[], Any]) -> str:

@@ -54,6 +54,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _add_smoke(commands: Any) -> None:
     smoke = commands.add_parser(
         "smoke",
+        epilog="Example: tpu-pipelines smoke --target vertex --machine v5e-1 --yes",
         help="the smallest run on a cloud platform, for what only that can say",
         description="Send the smallest run, the digits on one TPU, twice: the second time the platform's cache is to "
         "answer. Prints as a table what only the platform can say: user and rights, the TPU seen, times, cache. Says "
@@ -83,8 +84,8 @@ def _smoke(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         raise InputError("Nothing was sent: expected --yes, which confirms the price.")
     if not arguments.no_doctor:
-        for one in require_ready(smoke.config, arguments.target, settings, smoke.plan.image):
-            tell_hint(f"{one.verdict} {one.what}: {one.said}")
+        for finding in require_ready(smoke.config, arguments.target, settings, smoke.plan.image):
+            tell_hint(f"{finding.verdict} {finding.what}: {finding.said}")
     report = run_smoke(smoke, Retrying(platform, backoff), Progress(), arguments.poll_seconds)
     show_text(json.dumps(dict(report.rows)) if arguments.json else str(report))
     return DONE if report.has_succeeded else FAILED

@@ -60,6 +60,8 @@ class KubeflowChecks:
         checks.append(Check("service account", self._service_account))
         for kind, names in (("secret", self._settings.secrets), ("volume", self._settings.volumes)):
             checks += [Check(kind, functools.partial(self._object, kind, name), is_apart=True) for name in names]
+        if self._settings.kueue_queue:
+            checks.append(Check("queue", self._queue, is_apart=True))
         return Check("server", self._answers), checks
 
     # The server
@@ -104,7 +106,7 @@ class KubeflowChecks:
         root = self._settings.bucket
         if not root:
             yield there("object store", "the server's own: no bucket is set")
-        elif not storage.is_remote(root):
+        elif not storage.is_on_google(root):
             yield unknown("object store", f"{root} cannot be asked from here")
         else:
             name = root.removeprefix("gs://").partition("/")[0]
@@ -130,7 +132,7 @@ class KubeflowChecks:
         import kubernetes
 
         try:
-            return kubernetes.client.CoreV1Api(kubernetes.config.new_client_from_config(context=self._context))
+            return kubernetes.config.new_client_from_config(context=self._context)
         except kubernetes.config.ConfigException as error:
             raise InputError(f"no context {self._context!r} in kubectl's configuration: {error}") from error
 
@@ -142,10 +144,11 @@ class KubeflowChecks:
             CannotAskError: If it does not say.
         """
         import urllib3
-        from kubernetes.client import ApiException
+        from kubernetes.client import ApiException, CoreV1Api, CustomObjectsApi
 
+        api = (CustomObjectsApi if method.endswith("custom_object") else CoreV1Api)(self._kubernetes)
         try:
-            return getattr(self._kubernetes, method)(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
+            return getattr(api, method)(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
         except ApiException as error:
             if error.status == 404:
                 raise MissingError(str(error.reason)) from error
@@ -195,6 +198,19 @@ class KubeflowChecks:
             "volume": ("read_namespaced_persistent_volume_claim", f"kubectl apply -f CLAIM.yaml, of the name {name},"),
         }[kind]
         yield from self._find(kind, name, method, f"{command} --namespace={self._namespace}")
+
+    def _queue(self) -> Iterator[Finding]:
+        """https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
+        name, namespace = self._settings.kueue_queue, self._namespace
+        place = ("kueue.x-k8s.io", "v1beta1", namespace, "localqueues", name)
+        try:
+            self._ask("get_namespaced_custom_object", *place)
+        except MissingError:
+            yield missing(
+                "queue", f"there is no LocalQueue {name} in {namespace}", f"kubectl get localqueues -n {namespace}"
+            )
+            return
+        yield there("queue", f"{name} in {namespace}")
 
     def _find(self, kind: str, name: str, method: str, remedy: str) -> Iterator[Finding]:
         try:

@@ -2,8 +2,8 @@
 
 Which permission a call takes stands in its reference: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
 iam.serviceAccounts.get, iam.serviceAccounts.getIamPolicy, storage.buckets.get, storage.buckets.getIamPolicy,
-artifactregistry.repositories.getIamPolicy, compute.networks.get, cloudquotas.quotas.get. Whoever lacks one is told so,
-and the rest is asked all the same.
+artifactregistry.repositories.getIamPolicy, compute.networks.get, cloudkms.cryptoKeys.get, cloudquotas.quotas.get.
+Whoever lacks one is told so, and the rest is asked all the same.
 """
 
 import functools
@@ -29,6 +29,7 @@ from pipelines.platforms.custom_job import in_region
 from pipelines.settings import Settings
 
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
+_KEYS = "cloudkms.googleapis.com"
 # Of whoever submits; https://cloud.google.com/iam/docs/roles-permissions/aiplatform has roles and permissions.
 _SUBMITTER = ("aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get", "aiplatform.pipelineJobs.list")
 # Of the account that runs pipelines: https://cloud.google.com/vertex-ai/docs/tabular-data/tabular-workflows/
@@ -38,6 +39,7 @@ _DEPLOYER = ("aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatf
 _READER = ("storage.objects.get", "storage.objects.list")
 _WRITER = (*_READER, "storage.objects.create", "storage.objects.delete")  # To write an object again takes both.
 _ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: of whoever creates a job that runs as it.
+_ENCRYPTER = ("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt")
 _PULLER = ("artifactregistry.repositories.downloadArtifacts",)
 # GoogleCloudPlatform/vertex-ai-samples, notebook_util/common_util.py, get_resource_id; spot machines have a quota of
 # their own. That of v2 is written nowhere: taken to be as v3's, and unknown where there is none of that name.
@@ -80,8 +82,14 @@ class VertexChecks:
                 for entry in dict.fromkeys(self._machines)
             ),
         ]
-        if self._settings.network:
-            checks.append(Check("network", self._network))
+        for what, setting, ask in (
+            ("network", self._settings.network, self._network),
+            ("attachment", self._settings.network_attachment, self._attachment),
+            ("key", self._settings.encryption_key, self._key),
+            ("tensorboard", self._settings.tensorboard, self._tensorboard),
+        ):
+            if setting:
+                checks.append(Check(what, ask))
         if self._deploys:
             checks += [Check("serving image", self._serving_image), Check("registry", self._models)]
             if self._config.deploy and self._config.deploy.endpoint:
@@ -213,8 +221,7 @@ class VertexChecks:
 
     def _puller(self) -> Iterator[Finding]:
         """Check the agent that pulls images: https://cloud.google.com/vertex-ai/docs/general/custom-service-account."""
-        repository = repository_of(self._image)
-        agent = f"serviceAccount:service-{self._number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
+        repository, agent = repository_of(self._image), self._agent
         if not repository or repository[0] == self._settings.project:
             yield there("image's reader", "Vertex AI's service agent reads the project's own")
             return
@@ -230,6 +237,11 @@ class VertexChecks:
             f"gcloud artifacts repositories add-iam-policy-binding {name} --project={project} --location={location} "
             f"--member={agent} --role=roles/artifactregistry.reader",
         )
+
+    @property
+    def _agent(self) -> str:
+        """https://cloud.google.com/vertex-ai/docs/general/access-control#service-agents: Vertex AI's own account."""
+        return f"serviceAccount:service-{self._number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 
     # As whom it runs
 
@@ -383,6 +395,53 @@ class VertexChecks:
                 f"gcloud services vpc-peerings connect --service=servicenetworking.googleapis.com --network={name} "
                 "--ranges=RANGE",
             )
+
+    def _attachment(self) -> Iterator[Finding]:
+        """https://cloud.google.com/vertex-ai/docs/general/vpc-psc-i-setup."""
+        name = self._settings.network_attachment
+        try:
+            self._apis.get(_COMPUTE, f"compute/v1/{name}")
+        except MissingError:
+            yield missing("attachment", f"there is no {name}", "check TPU_PIPELINES_NETWORK_ATTACHMENT")
+            return
+        yield there("attachment", name)
+
+    def _key(self) -> Iterator[Finding]:
+        """https://cloud.google.com/vertex-ai/docs/general/cmek: Vertex AI's service agent encrypts and decrypts."""
+        name = self._settings.encryption_key
+        _, project, _, location, _, ring, _, key = name.split("/")
+        try:
+            state = self._apis.get(_KEYS, f"v1/{name}").get("primary", {}).get("state", "without a version")
+        except MissingError:
+            yield missing("key", f"there is no {name}", "check TPU_PIPELINES_ENCRYPTION_KEY")
+            return
+        if state != "ENABLED":
+            yield missing("key", f"{name} is {state}", "enable its primary version, or name another key")
+            return
+        role = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
+        granted = Policies(self._apis, project).granted(
+            self._agent, lambda: self._apis.get(_KEYS, f"v1/{name}:getIamPolicy")
+        )
+        command = (
+            f"gcloud kms keys add-iam-policy-binding {key} --keyring={ring} --location={location} --project={project} "
+            f"--member={self._agent} --role={role}"
+        )
+        yield from self._judge("key", granted, _ENCRYPTER, self._agent, role, command)
+
+    def _tensorboard(self) -> Iterator[Finding]:
+        name = self._settings.tensorboard
+        _, project, _, region, *_ = name.split("/")
+        service = VertexService(project, region, self._settings.vertex_endpoint, self._apis.credentials)
+        try:
+            service.call("TensorboardService", "get_tensorboard", {"name": name})
+        except MissingError:
+            yield missing(
+                "tensorboard",
+                f"there is no {name}",
+                f"gcloud ai tensorboards create --display-name=tpu-pipelines --region={region} --project={project}",
+            )
+            return
+        yield there("tensorboard", name)
 
     # Where the model goes
 

@@ -16,6 +16,9 @@ ME = "me@example.com"
 TRAINER = "trainer@my-project.iam.gserviceaccount.com"
 COMPUTE = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 NETWORK = "projects/12345/global/networks/my-network"
+ATTACHMENT = "projects/my-project/regions/us-central1/networkAttachments/my-attachment"
+KEY = "projects/my-project/locations/us-central1/keyRings/my-ring/cryptoKeys/my-key"
+AGENT = f"serviceAccount:service-{PROJECT_NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 # Of each role those permissions that this project asks for: https://cloud.google.com/iam/docs/roles-permissions.
 _VERTEX = {
     "metadataStores": ["get"],
@@ -30,6 +33,9 @@ ROLES = {
     "roles/storage.objectViewer": ["storage.objects.get", "storage.objects.list"],
     "roles/iam.serviceAccountUser": ["iam.serviceAccounts.actAs"],
     "roles/artifactregistry.reader": ["artifactregistry.repositories.downloadArtifacts"],
+    "roles/cloudkms.cryptoKeyEncrypterDecrypter": [
+        f"cloudkms.cryptoKeyVersions.{one}" for one in ("useToEncrypt", "useToDecrypt")
+    ],
     "roles/viewer": [],
 }
 _QUOTAS = ("V2TPUs", "V3TPUs", "V5ETPU", "V6ETPU", "7XTPU")
@@ -82,8 +88,11 @@ class GoogleCloud:
         self.buckets = {"my-bucket": Bucket()}
         self.accounts = {TRAINER: Account(), COMPUTE: Account()}
         self.networks: dict[str, Any] = {
-            NETWORK: {"peerings": [{"name": "servicenetworking-googleapis-com", "state": "ACTIVE"}]}
+            NETWORK: {"peerings": [{"name": "servicenetworking-googleapis-com", "state": "ACTIVE"}]},
+            ATTACHMENT: {},
         }
+        self.keys = {KEY: {"primary": {"state": "ENABLED"}}}
+        self.key_policy = bind("roles/cloudkms.cryptoKeyEncrypterDecrypter", AGENT)
         self.repositories = {"images": bind("roles/artifactregistry.reader")}
         self.images = {"my-project/images/steps": ["linux/amd64"], "my-project/images/serving": ["linux/amd64"]}
         self.quotas = {
@@ -160,6 +169,10 @@ class GoogleCloud:
                 )
             ],
             "compute": [(r"compute/v1/(.+)", lambda name, asked: self.networks.get(name))],
+            "cloudkms": [
+                (r"v1/(.+):getIamPolicy", lambda name, asked: self.key_policy if name in self.keys else None),
+                (r"v1/(.+)", lambda name, asked: self.keys.get(name)),
+            ],
             "container": [
                 (
                     r"v1/projects/[\w-]+/locations/[\w-]+/clusters/[\w-]+",

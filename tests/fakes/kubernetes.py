@@ -57,7 +57,7 @@ class FakeKubernetes:
             asked = dict(self._selected(query))
             found = [labels for labels in self.nodes if asked.items() <= labels.items()]
             return 200, {"kind": "NodeList", "items": [{"metadata": {"labels": labels}} for labels in found]}
-        if path.removeprefix("/api/v1/namespaces/") in self.objects:
+        if re.sub("^/(api|apis/kueue.x-k8s.io)/v1(beta1)?/namespaces/", "", path) in self.objects:
             return 200, {"metadata": {"name": path.rpartition("/")[2]}}
         return 404, {"kind": "Status", "reason": "NotFound", "code": 404}
 

@@ -51,6 +51,7 @@ _SERVICES = (
     "endpoint_service",
     "prediction_service",
     "metadata_service",
+    "tensorboard_service",
 )
 DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 SERVICE_AGENT = f"service-{PROJECT_NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
@@ -115,6 +116,7 @@ class FakeVertex(GoogleApiServer):
         self.endpoints: dict[str, v1.Endpoint] = {}
         self.contexts: dict[str, v1.Context] = {}
         self.operations: dict[str, operations_pb2.Operation] = {}
+        self.tensorboards: dict[str, v1.Tensorboard] = {}
         self.stock_out: set[str] = set()
         self.scarce: set[str] = set()
         self.without_quota: set[str] = set()
@@ -634,6 +636,11 @@ class FakeVertex(GoogleApiServer):
         for endpoint in self.endpoints.values():
             if any(name in (deployed.model, deployed.model.partition("@")[0]) for deployed in endpoint.deployed_models):
                 raise ServiceError("FAILED_PRECONDITION", f"Model {name} is deployed to {endpoint.name}.")
+
+    # TensorBoards
+
+    def get_tensorboard(self, request: v1.GetTensorboardRequest) -> v1.Tensorboard:
+        return _find(self.tensorboards, request.name)
 
     # Endpoints
 

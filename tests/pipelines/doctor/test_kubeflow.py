@@ -27,6 +27,7 @@ SETTINGS = Settings(
     bucket="gs://my-bucket/pipelines",
     secrets={"storage-key": "/secrets/storage"},
     volumes={"checkpoints": "/mnt/checkpoints"},
+    kueue_queue="tpu-queue",
 )
 
 
@@ -42,6 +43,7 @@ class World:
         server.recover()
         cluster.nodes, cluster.forbidden = [V5E, {}], []
         kinds = ("serviceaccounts/pipeline-runner", "secrets/storage-key", "persistentvolumeclaims/checkpoints")
+        kinds = (*kinds, "localqueues/tpu-queue")
         cluster.objects = {f"kubeflow/{kind}" for kind in kinds}
 
     def examine(self):
@@ -137,6 +139,11 @@ MISSING = {
         lambda world: world.cluster.objects.remove("kubeflow/persistentvolumeclaims/checkpoints"),
         "there is no checkpoints in kubeflow",
         "--namespace=kubeflow",
+    ),
+    "queue": (
+        lambda world: world.cluster.objects.remove("kubeflow/localqueues/tpu-queue"),
+        "there is no LocalQueue tpu-queue in kubeflow",
+        "kubectl get localqueues -n kubeflow",
     ),
 }
 _WITHOUT_A_SERVER = {"server", "API", "sign-in", "namespace"}

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1 as v1
 
 from components.errors import InputError
 from pipelines.config import load_config
@@ -12,8 +13,8 @@ from pipelines.doctor.google_apis import GoogleApis
 from pipelines.doctor.vertex import VertexChecks
 from pipelines.settings import Settings
 from tests.fakes.execution import Simulate
-from tests.fakes.google_cloud import ME, NETWORK, TRAINER, Bucket, bind
-from tests.fakes.vertex import FakeVertex
+from tests.fakes.google_cloud import AGENT, ATTACHMENT, KEY, ME, NETWORK, TRAINER, Bucket, bind
+from tests.fakes.vertex import FakeVertex, canonical
 
 IMAGE = f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}"
 SERVING = f"europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}"
@@ -188,15 +189,39 @@ def test_a_model_of_ones_own_must_be_written_into_the_bucket_by_who_submits(fake
 def test_an_image_of_another_project_is_read_by_the_service_agent(fake):
     image = f"europe-docker.pkg.dev/other-project/images/steps@sha256:{'0' * 64}"
     fake.cloud.images["other-project/images/steps"] = ["linux/amd64", "linux/arm64", "unknown/unknown"]
-    agent = "serviceAccount:service-123456789012@gcp-sa-aiplatform.iam.gserviceaccount.com"
     findings = examine(fake, image=image)
     # The policy of the other project cannot be read, and may grant it.
     ((what, said, remedy),) = told(findings, Verdict.UNKNOWN)
     assert what == "image's reader"
     assert "lacks roles/artifactregistry.reader" in said
     assert "gcloud artifacts repositories add-iam-policy-binding images --project=other-project" in remedy
-    fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", agent)
+    fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", AGENT)
     assert {one.verdict for one in examine(fake, image=image)} == {Verdict.THERE}
+
+
+TENSORBOARD = "projects/my-project/locations/us-central1/tensorboards/7"
+OTHERS = dataclasses.replace(
+    SETTINGS, network="", network_attachment=ATTACHMENT, encryption_key=KEY, tensorboard=TENSORBOARD
+)
+
+
+def test_a_key_an_attachment_and_a_tensorboard_are_asked_for_where_they_are_set(fake):
+    fake.tensorboards = {canonical(TENSORBOARD): v1.Tensorboard(name=canonical(TENSORBOARD))}
+    findings = examine(fake, settings=OTHERS)
+    assert {one.verdict for one in findings} == {Verdict.THERE}, as_table(findings)
+    assert {"key", "attachment", "tensorboard"} < {one.what for one in findings}
+    fake.cloud.key_policy = {}
+    ((what, said, remedy),) = told(examine(fake, settings=OTHERS), Verdict.MISSING)
+    assert (what, "lacks roles/cloudkms.cryptoKeyEncrypterDecrypter" in said) == ("key", True)
+    assert remedy.startswith("gcloud kms keys add-iam-policy-binding my-key --keyring=my-ring --location=us-central1 ")
+    fake.cloud.keys[KEY] = {"primary": {"state": "DISABLED"}}
+    fake.cloud.networks.pop(ATTACHMENT)
+    fake.tensorboards.clear()
+    assert [(one[0], one[1]) for one in told(examine(fake, settings=OTHERS), Verdict.MISSING)] == [
+        ("attachment", f"there is no {ATTACHMENT}"),
+        ("key", f"{KEY} is DISABLED"),
+        ("tensorboard", f"there is no {TENSORBOARD}"),
+    ]
 
 
 UNASKED = {
