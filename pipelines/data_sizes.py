@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from components.artifacts import TRAIN, VALIDATION
+from components.artifacts import TEST, TRAIN, VALIDATION
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.planning import DatasetPlan
+from components.create_tfrecords.sources.listing import Listing
 from components.interface import IMAGE
 from pipelines.config import Config
 from pipelines.resources import BASE_GIB, VERTEX_DISK_GIB, resources_of
@@ -33,14 +34,14 @@ class DataSize:
     splits: Mapping[str, int]
 
 
-def measure(plan: DatasetPlan, params: WriteParams) -> DataSize:
+def measure(listing: Listing, params: WriteParams) -> DataSize:
     """Return the size of a listed data set.
 
     Args:
-        plan: Its listing, and the splits.
+        listing: Its examples.
         params: How it is written.
     """
-    listing, count = plan.listing, max(len(plan.listing.keys), 1)
+    count = max(len(listing.keys), 1)
     files = sum(file.num_bytes for file in listing.files.values())
     decoded: float
     stored: float
@@ -56,8 +57,19 @@ def measure(plan: DatasetPlan, params: WriteParams) -> DataSize:
         is_small = files / count < _SMALL_FILE_BYTES
         stored = max(files / count, decoded if size or is_small else 0)
     return DataSize(
-        held, math.ceil(stored * count), {name: math.ceil(decoded * n) for name, n in plan.split_examples.items()}
+        held,
+        math.ceil(stored * count),
+        {name: math.ceil(decoded * n) for name, n in _count_splits(listing, params).items()},
     )
+
+
+def _count_splits(listing: Listing, params: WriteParams) -> dict[str, int]:
+    """Return about how many examples each split will have: those of the source, or the share that is held out."""
+    count = len(listing.keys)
+    own = Counter(listing.splits.tolist()) if listing.splits is not None else Counter[str]()
+    held_out = {VALIDATION: params.validation_fraction, TEST: params.test_fraction}
+    counts = {name: own[name] or math.ceil(share * count) for name, share in held_out.items()}
+    return {TRAIN: own[TRAIN] or count - sum(counts.values()), **counts}
 
 
 def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str]:

@@ -69,8 +69,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be listed.
     """
-    from components.create_tfrecords.planning import plan_dataset
-    from components.create_tfrecords.sources.kinds import source_version
+    from components.create_tfrecords.sources.kinds import list_examples, source_version
     from pipelines.caching import fingerprints
     from pipelines.compile import compile_pipeline, require_machine
     from pipelines.data_sizes import measure, with_sizes
@@ -78,7 +77,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
 
     machines = require_machine(config, target).candidates
     # What lies elsewhere is no step's to read: compiling refuses it. What comes with a library is small.
-    listed = plan_dataset(config.data) if storage.is_remote(config.data_location) else None
+    listed = list_examples(config.data) if storage.is_remote(config.data_location) else None
     sized, resources = with_sizes(config, measure(listed, config.data), target) if listed else (config, "")
     packages, timeouts = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +87,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             packages.append(path.read_text())
             timeouts.append(compiled.timeout.reason)
     name = slug(config.name)
-    data = listed.listing.stat_digest() if listed else source_version(config.data)
+    data = listed.stat_digest() if listed else source_version(config.data)
     made_of = fingerprints(config, data, compiled.image)
     digest = _digest(packages[0], made_of)
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}

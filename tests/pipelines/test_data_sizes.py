@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from components import storage
-from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.create_tfrecords.sources.kinds import list_examples
 from components.create_tfrecords.sources.listing import Listing
 from components.interface import TEXT
 from pipelines.config import load_config
@@ -20,9 +20,10 @@ SMALL = DataSize(0, GIB, {"train": GIB, "validation": GIB, "test": GIB})
 
 def listed(sizes, **fields):
     files = {f"{i}.jpg": storage.StoredFile(f"{i}.jpg", size, "v") for i, size in enumerate(sizes)}
-    listing = Listing("images:x", tuple(files), np.zeros(len(files), int), ("a", "b"), files=files, **fields)
-    train, test = np.arange(len(files) - 1), np.array([len(files) - 1])
-    return DatasetPlan(listing, {"train": train, "test": test}, "by hand")
+    splits = np.array(["train"] * (len(files) - 1) + ["test"])
+    return Listing(
+        "images:x", tuple(files), np.zeros(len(files), int), ("a", "b"), splits=splits, files=files, **fields
+    )
 
 
 def asked(config, size, target="kubeflow"):
@@ -90,13 +91,15 @@ def test_a_limit_above_the_data_asks_for_no_more_than_they_take():
     ],
 )
 def test_files_are_measured_by_their_size_and_what_they_become(sizes, fields, data, expected):
-    params = dataclasses.replace(load_config("digits").data, **data)
-    assert measure(listed(sizes, **fields), params) == expected
+    params = dataclasses.replace(load_config("digits").data, validation_fraction=0.0, **data)
+    size = measure(listed(sizes, **fields), params)
+    assert dataclasses.replace(size, splits={name: size.splits[name] for name in ("train", "test")}) == expected
 
 
 def test_arrays_are_held_whole(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8)
     np.savez(tmp_path / "data.npz", x=images, y=np.arange(40) % 2)
     params = dataclasses.replace(load_config("digits").data, source=f"npz:{tmp_path}/data.npz")
-    size = measure(plan_dataset(params), params)
+    size = measure(list_examples(params), params)
+    assert size.splits == {"train": 28 * 64, "validation": 4 * 64, "test": 8 * 64}
     assert (size.held, size.records, sum(size.splits.values())) == (images.nbytes, images.nbytes, images.nbytes)
