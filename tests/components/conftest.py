@@ -1,20 +1,25 @@
 """A small data set, a small model of it and its export, made once, and ways to run a step as a user does."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import random
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.create_tfrecords import WriteParams, write_records
+from components.export_model import verification
 from components.train_model import TrainParams, train_model
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
+from tests.sharing import made_once
 
 _UNAVOIDABLE_WARNINGS = (
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",  # TensorFlow 2.20 and NumPy 2.
@@ -54,6 +59,36 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
 
 
+@contextlib.contextmanager
+def judged_here() -> Iterator[None]:
+    """Judge exports in this process, which has TensorFlow, where no test asks how their judge is kept apart.
+
+    The judge is the same program with the same arguments, and what it prints is read as ever.
+    """
+    run = subprocess.run
+
+    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if command[1:3] != ["-I", verification.__file__]:
+            return run(command, **options)
+        stdout = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout):
+            patch.setattr(sys, "argv", command[2:])
+            for name in ("components", "pipelines"):  # It keeps itself from importing them: they come back.
+                patch.setitem(sys.modules, name, sys.modules.get(name))
+            runpy.run_path(verification.__file__, run_name="__main__")
+        return subprocess.CompletedProcess(command, 0, stdout.getvalue(), "")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "run", run_here)
+        yield
+
+
+@pytest.fixture(name="judged_here")
+def _judged_here() -> Iterator[None]:
+    with judged_here():
+        yield
+
+
 @pytest.fixture(scope="session")
 def quick() -> TrainParams:
     """Parameters of a training that takes a second."""
@@ -62,18 +97,19 @@ def quick() -> TrainParams:
 
 @pytest.fixture(scope="session")
 def digits_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,259 digits to train on, 179 to validate, 359 to test."""
-    directory = tmp_path_factory.mktemp("digits") / "records"
-    write_records(WriteParams("sklearn:digits", num_workers=1), directory)
-    return directory
+    """1,259 digits to train on, 179 to validate, 359 to test. Not to be written to."""
+    params = WriteParams("sklearn:digits", num_workers=1)
+    folder = made_once(tmp_path_factory, "digits", lambda folder: write_records(params, folder / "records"))
+    return folder / "records"
 
 
 @pytest.fixture(scope="session")
 def trained_digits(digits_records: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of the digits, as train_model wrote it. Not to be written to."""
-    output = tmp_path_factory.mktemp("trained") / "model"
-    train_model(QUICK, digits_records, output)
-    return output
+    folder = made_once(
+        tmp_path_factory, "trained-digits", lambda folder: train_model(QUICK, digits_records, folder / "model")
+    )
+    return folder / "model"
 
 
 @pytest.fixture(scope="session")
@@ -83,15 +119,20 @@ def exported_digits(digits_records: Path, trained_digits: Path, tmp_path_factory
 
     from components.export_model.component import export_model
 
-    exported = dsl.Model(name="exported", uri=str(tmp_path_factory.mktemp("exported") / "export"))
-    export_model.python_func(
-        records=dsl.Dataset(name="records", uri=str(digits_records)),
-        model=dsl.Model(name="trained", uri=str(trained_digits)),
-        exported=exported,
-        max_int8_accuracy_drop=0.05,  # A model this small suffers more than a real one.
-        calibration_examples=100,
-    )
-    return exported
+    def make(folder: Path) -> None:
+        exported = dsl.Model(name="exported", uri=str(folder / "export"))
+        export_model.python_func(
+            records=dsl.Dataset(name="records", uri=str(digits_records)),
+            model=dsl.Model(name="trained", uri=str(trained_digits)),
+            exported=exported,
+            max_int8_accuracy_drop=0.05,  # A model this small suffers more than a real one.
+            calibration_examples=100,
+        )
+        (folder / "metadata.json").write_text(json.dumps(exported.metadata))
+
+    folder = made_once(tmp_path_factory, "exported-digits", make)
+    metadata = json.loads((folder / "metadata.json").read_text())
+    return dsl.Model(name="exported", uri=str(folder / "export"), metadata=metadata)
 
 
 _WORDS = (
@@ -118,19 +159,20 @@ def write_reviews(root: Path, num_each: int = 60) -> None:
 @pytest.fixture(scope="session")
 def review_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """120 short reviews to train on and 60 to test, as ids of 8 tokens."""
-    folder = tmp_path_factory.mktemp("reviews")
-    write_reviews(folder / "data")
-    params = WriteParams(
-        f"text:{folder}/data", validation_fraction=0.1, num_tokens=8, vocabulary_size=300, num_workers=1
-    )
-    write_records(params, folder / "records")
-    return folder / "records"
+
+    def make(folder: Path) -> None:
+        write_reviews(folder / "data")
+        params = WriteParams(
+            f"text:{folder}/data", validation_fraction=0.1, num_tokens=8, vocabulary_size=300, num_workers=1
+        )
+        write_records(params, folder / "records")
+
+    return made_once(tmp_path_factory, "reviews", make) / "records"
 
 
 @pytest.fixture(scope="session")
 def trained_reviews(review_records: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small LSTM of the reviews, as train_model wrote it. Not to be written to."""
-    output = tmp_path_factory.mktemp("trained-reviews") / "model"
     params = dataclasses.replace(
         QUICK,
         model="imdb_lstm",
@@ -139,8 +181,10 @@ def trained_reviews(review_records: Path, tmp_path_factory: pytest.TempPathFacto
         batch_size_per_replica=8,
         learning_rate=0.02,
     )
-    train_model(params, review_records, output)
-    return output
+    folder = made_once(
+        tmp_path_factory, "trained-reviews", lambda folder: train_model(params, review_records, folder / "model")
+    )
+    return folder / "model"
 
 
 @pytest.fixture(scope="session")
@@ -148,9 +192,13 @@ def exported_reviews(review_records: Path, trained_reviews: Path, tmp_path_facto
     """Its export. Not to be written to."""
     from components.export_model import ExportParams, export_model
 
-    output = tmp_path_factory.mktemp("exported-reviews") / "export"
-    export_model(ExportParams(max_int8_accuracy_drop=0.1), review_records, trained_reviews, output)
-    return output
+    params = ExportParams(max_int8_accuracy_drop=0.1)
+
+    def make(folder: Path) -> None:
+        with judged_here():
+            export_model(params, review_records, trained_reviews, folder / "export")
+
+    return made_once(tmp_path_factory, "exported-reviews", make) / "export"
 
 
 def _command(step: str, params: Mapping[str, Any], **paths: Path) -> list[str]:

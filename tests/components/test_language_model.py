@@ -25,6 +25,7 @@ from components.serving.params import ServeParams
 from components.train_model import train_model
 from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.components.conftest import judged_here
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
 
 GATE = EvaluateParams(
@@ -39,7 +40,8 @@ def folder(tmp_path_factory):
     write_records(corpus_params(folder), folder / "records")
     train_model(QUICK_LANGUAGE_MODEL, folder / "records", folder / "model")
     evaluate_model(GATE, folder / "records", folder / "model", folder / "evaluation")
-    export_model(ExportParams(max_int8_accuracy_drop=0.05), folder / "records", folder / "model", folder / "export")
+    with judged_here():
+        export_model(ExportParams(max_int8_accuracy_drop=0.05), folder / "records", folder / "model", folder / "export")
     return folder
 
 

@@ -16,7 +16,7 @@ from components.serving.exported import load_model
 from components.serving.inputs import predict_inputs
 from components.serving.instances import render_predictions
 from components.train_model import train_model
-from tests.components.conftest import QUICK
+from tests.components.conftest import QUICK, judged_here
 
 _NEUTRAL, _PRAISE, _BLAME = (
     ["film", "plot", "scene", "actor", "story"],
@@ -79,7 +79,8 @@ def folder(request, tmp_path_factory):
     )
     train_model(train, root / "records", root / "model")
     evaluate_model(EvaluateParams(max_regression={}), root / "records", root / "model", root / "evaluation")
-    export_model(ExportParams(max_int8_accuracy_drop=0.05), root / "records", root / "model", root / "export")
+    with judged_here():
+        export_model(ExportParams(max_int8_accuracy_drop=0.05), root / "records", root / "model", root / "export")
     return root
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -328,6 +328,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Keep quiet."""
+
+
+def every_one(calls: Sequence[Call]) -> list[int]:
+    """The places of all calls: of the requests to meet a fault, one at a time."""
+    return list(range(len(calls)))
+
+
+def first_of_each_kind(calls: Sequence[Call]) -> list[int]:
+    """The places where a method is called for the first time."""
+    methods = [call.method for call in calls]
+    return sorted(map(methods.index, set(methods)))
 
 
 def select(items: Any, request: Any) -> tuple[list[Any], str]:

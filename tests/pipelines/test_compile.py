@@ -728,41 +728,37 @@ def test_a_spot_pod_is_started_again(tmp_path):
     assert executors(path)["train-model"][2] is None
 
 
-def run_command(path, *arguments, **environment):
+def command(path, target, *arguments):
+    return ("compile", "digits", "--output", str(path), "--target", target, "--set", "machine=v5e-4", *arguments)
+
+
+def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
+    """In a process of its own, for one platform after the other."""
+    commands = [command(tmp_path / f"{target}.yaml", target) for target in TARGETS]
     code = (
         "import sys\n"
         "from pipelines.cli import main\n"
-        f"code = main(['compile', 'digits', '--output', {str(path)!r}, '--set', 'machine=v5e-4', *sys.argv[1:]])\n"
-        "print(code, [m for m in ('tensorflow', 'keras', 'jax', 'google.cloud.aiplatform') if m in sys.modules])"
+        f"codes = [main(words) for words in {commands!r}]\n"
+        "print(codes, [m for m in ('tensorflow', 'keras', 'jax', 'google.cloud.aiplatform') if m in sys.modules])"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **environment},
-    )
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path, target):
-    done = run_command(tmp_path / "pipeline.yaml", "--target", target, TPU_PIPELINES_LABELS="team=vision")
+    words, environment = [sys.executable, "-c", code], os.environ | {"TPU_PIPELINES_LABELS": "team=vision"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == [
-        f"{tmp_path / 'pipeline.yaml'}: digits for {target}, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
-        {
-            "vertex": "training is stopped after 3 times preflight's estimate, at least 4 h; "
-            "machine.timeout_seconds sets another",
-            "kubeflow": "training is stopped after 24 h: nothing is estimated before it starts; "
-            "machine.timeout_seconds sets another",
-        }[target],
-        "0 []",
+        f"{tmp_path / 'vertex.yaml'}: digits for vertex, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
+        "training is stopped after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another",
+        f"{tmp_path / 'kubeflow.yaml'}: digits for kubeflow, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
+        "training is stopped after 24 h: nothing is estimated before it starts; machine.timeout_seconds sets another",
+        "[0, 0] []",
     ]
-    assert "hint: no platform can fetch the image 'tpu-pipelines/python:latest'" in done.stderr
-    assert "team: vision" in (tmp_path / "pipeline.yaml").read_text()
+    hint = "hint: no platform can fetch the image 'tpu-pipelines/python:latest'"
+    assert done.stderr.count(hint) == len(TARGETS)
+    for target in TARGETS:
+        assert "team: vision" in (tmp_path / f"{target}.yaml").read_text()
 
 
-def test_an_image_named_by_a_tag_is_hinted_at(tmp_path):
-    done = run_command(tmp_path / "p.yaml", "--target", "vertex", TPU_PIPELINES_IMAGE="docker.io/me/steps:1")
+def test_an_image_named_by_a_tag_is_hinted_at(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.compile.IMAGE", "docker.io/me/steps:1")  # It was read by now.
+    done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
     assert "hint: the image 'docker.io/me/steps:1' is named by a tag." in done.stderr
 
 
@@ -786,15 +782,17 @@ def test_one_rule_says_which_images_a_platform_can_fetch(target, image, is_taken
         require_step_image(image, target)
 
 
-def test_an_image_that_was_named_is_checked_when_it_is_compiled(tmp_path):
-    done = run_command(tmp_path / "p.yaml", "--target", "vertex", TPU_PIPELINES_IMAGE="steps:1")
-    assert "error: Vertex AI cannot fetch the step image 'steps:1'" in done.stderr
-    assert done.stdout == "2 []\n"
+def test_an_image_that_was_named_is_checked_when_it_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.compile.IMAGE", "steps:1")
+    done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
+    assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'")
 
 
 def test_an_image_named_by_digest_is_used_everywhere_without_a_hint(tmp_path):
     image = f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}"
-    done = run_command(tmp_path / "pipeline.yaml", "--target", "vertex", TPU_PIPELINES_IMAGE=image)
+    words = [sys.executable, "-m", "pipelines.cli", *command(tmp_path / "pipeline.yaml", "vertex")]
+    environment = os.environ | {"TPU_PIPELINES_IMAGE": image}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     assert done.stderr == ""
     text = (tmp_path / "pipeline.yaml").read_text()
     images = set(re.findall(r"image(?:_uri)?: (\S+)", text))
@@ -803,7 +801,8 @@ def test_an_image_named_by_digest_is_used_everywhere_without_a_hint(tmp_path):
 
 def test_the_command_reads_settings_from_a_file(tmp_path):
     (tmp_path / "settings.yaml").write_text("labels: {stage: test}\n")
-    run_command(tmp_path / "p.yaml", "--target", "vertex", "--settings", str(tmp_path / "settings.yaml"))
+    words = command(tmp_path / "p.yaml", "vertex", "--settings", str(tmp_path / "settings.yaml"))
+    assert tpu_pipelines_here(*words).returncode == 0
     assert "stage: test" in (tmp_path / "p.yaml").read_text()
 
 

@@ -97,23 +97,25 @@ def test_a_schedule_trains_when_the_data_are_new_and_never_else_on_kubeflow(phot
     assert cache.ran.count("list-source") == 3
 
 
-@pytest.mark.parametrize("defaults", [ABSENT, AS_WRITTEN, FILLED_IN])
-def test_equal_work_is_trained_once_and_different_work_again(photos, monkeypatch, defaults):
-    with _vertex(_cache(defaults)) as (fake, vertex):
+def test_equal_work_is_trained_once_and_different_work_again(photos, monkeypatch):
+    def job(*overrides):
+        return _plan("vertex", _SETTINGS, *overrides).jobs[0]
 
-        def trained(*overrides):
-            upsert(vertex, _plan("vertex", _SETTINGS, *overrides).jobs[0], "0 3 * * *")
-            fake.fire(next(iter(fake.schedules)))
-            return len(fake.custom_jobs)
-
-        assert [trained(), trained()] == [1, 1]
-        assert trained("machine=v5e-8") == 2
-        assert trained("training.seed=1") == 3
-        assert trained("gate.top_k=2") == 3
-        monkeypatch.setattr(caching, "code_version", lambda step: f"other code of {step}")
-        assert trained() == 4
-        monkeypatch.setattr("pipelines.compile.IMAGE", "europe-docker.pkg.dev/p/r/steps@sha256:1")
-        assert [trained(), trained()] == [5, 5]
+    plain, larger, seeded = job(), job("machine=v5e-8"), job("training.seed=1")
+    judged_otherwise = job("gate.top_k=2")
+    monkeypatch.setattr(caching, "code_version", lambda step: f"other code of {step}")
+    of_other_code = job()
+    monkeypatch.setattr("pipelines.compile.IMAGE", "europe-docker.pkg.dev/p/r/steps@sha256:1")
+    in_other_image = job()
+    work = [plain, plain, larger, seeded, judged_otherwise, of_other_code, in_other_image, in_other_image]
+    for defaults in (ABSENT, AS_WRITTEN, FILLED_IN):
+        trained = []
+        with _vertex(_cache(defaults)) as (fake, vertex):
+            for one in work:
+                upsert(vertex, one, "0 3 * * *")
+                fake.fire(next(iter(fake.schedules)))
+                trained.append(len(fake.custom_jobs))
+        assert trained == [1, 1, 2, 3, 3, 4, 5, 5], defaults
 
 
 def test_a_training_that_failed_or_was_cancelled_is_no_answer(photos):

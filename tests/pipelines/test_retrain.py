@@ -12,7 +12,7 @@ from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.retrain import decide_here
 from pipelines.run_local import fingerprints_here
-from tests.cli import QUICK, tpu_pipelines
+from tests.cli import QUICK, tpu_pipelines_here
 from tests.fakes import execution
 from tests.fakes.execution import Simulate
 
@@ -237,10 +237,12 @@ def test_files_count_by_their_content_not_their_time(tmp_path):
     assert fingerprints(rows.replace("film 3", "book 3"), 3)["data"] != first["data"]
 
 
-def test_a_local_run_is_made_once(tmp_path):
-    command = ("retrain", "digits", "--target", "local", "--workspace", str(tmp_path), "--json", *QUICK)
+def test_a_local_run_is_made_once(finished_run, tmp_path):
+    """In a workspace that was trained in, with a gate that lets no such model through."""
+    workspace = shutil.copytree(finished_run[0], tmp_path / "workspace", symlinks=True)
+    command = ("retrain", "digits", "--target", "local", "--workspace", str(workspace), "--json", *QUICK)
     command += ("--set", "preflight=false", "--set", "deploy=false", "--set", "gate.minimum.accuracy=0.9999")
-    first, second = (tpu_pipelines(*command) for _ in range(2))
+    first, second = (tpu_pipelines_here(*command) for _ in range(2))
     assert first.returncode == second.returncode == 3, first.stderr
     ran, told = json.loads(first.stdout), json.loads(second.stdout)
     assert (ran["status"], ran.pop("retrain")["needed"], told.pop("retrain")["needed"]) == ("rejected", True, False)

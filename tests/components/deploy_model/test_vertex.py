@@ -265,7 +265,7 @@ def test_another_alias_than_the_champions_leaves_the_default_where_it_is(world):
 @pytest.mark.parametrize("traffic", [100, 1])
 def test_traffic_that_comes_late_is_waited_for(world, traffic):
     """How late is documented nowhere: what is asked before meets nobody, or the version before."""
-    world.fake.traffic_seconds = 100
+    world.fake.traffic_seconds = 20
     params = dataclasses.replace(PARAMS, endpoint_traffic=traffic)
     world.release(0.8, NOBODY, params)
     world.release(0.9, world.digest(0.8), params)

@@ -166,7 +166,7 @@ def test_lite_models_take_any_batch(export_dir, test_images, expected, file, tol
     np.testing.assert_allclose(received, expected[:batch_size], atol=tolerance)
 
 
-def test_disagreement_leaves_no_export(digits_records, trained_digits, tmp_path):
+def test_disagreement_leaves_no_export(digits_records, trained_digits, tmp_path, judged_here):
     """No other program computes the last bit alike, so a tolerance of zero stands for a model that went wrong."""
     params = ExportParams(tolerance=0.0, calibration_examples=2, required=("float", "int8"))
     with pytest.raises(
@@ -213,7 +213,7 @@ def build_model(image_shape, num_classes):
 """
 
 
-def test_a_model_of_images_with_a_loop_exports(quick, digits_records, tmp_path):
+def test_a_model_of_images_with_a_loop_exports(quick, digits_records, tmp_path, judged_here):
     """LiteRT has no loop over a changing batch, and calibrates none; masks of dropout are not exported."""
     (tmp_path / "loop.py").write_text(_WITH_LOOP)
     params = dataclasses.replace(quick, model=str(tmp_path / "loop.py"), model_parameters={}, epochs=1)
@@ -260,7 +260,7 @@ def test_one_image_of_a_small_test_split_is_chance():
     assert _left_out(72, 72)
 
 
-def test_an_operation_without_litert_form_leaves_the_saved_model(digits_records, tmp_path, quick):
+def test_an_operation_without_litert_form_leaves_the_saved_model(digits_records, tmp_path, quick, judged_here):
     """It is exported, registered under a digest of its own, and answers."""
     (tmp_path / "bicubic.py").write_text(_BICUBIC)
     params = dataclasses.replace(quick, model=str(tmp_path / "bicubic.py"), model_parameters={}, epochs=1)

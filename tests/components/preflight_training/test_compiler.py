@@ -27,6 +27,8 @@ from tests.components.ready_data import READY_DATA, everything_for
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
 
+_TENSORFLOW = pytest.param("tensorflow", marks=pytest.mark.slow)  # A process of its own: 5 to 10 s.
+
 _MODEL = """
 import keras
 from keras import layers
@@ -121,7 +123,7 @@ def test_a_damaged_keras_file_is_no_verdict_on_the_tpu(tmp_path, cache_dir):
         compile_one(make_task(str(tmp_path / "mine.keras")), cache_dir)
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+@pytest.mark.parametrize("backend", ["jax", _TENSORFLOW])
 def test_nothing_speaks_against_a_language_model_whose_learning_rate_changes(cache_dir, backend):
     task = dataclasses.replace(
         make_task(
@@ -300,7 +302,7 @@ def test_every_example_fits_every_chip(example, tmp_path):
         assert outcome.cost.guessed_cycles < 0.1 * outcome.cost.cycles
 
 
-@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+@pytest.mark.parametrize("backend", ["jax", _TENSORFLOW])
 def test_a_call_of_python_on_the_host_is_named_with_its_line(special_model, cache_dir, backend):
     model = special_model("import tensorflow as tf", "return tf.py_function(lambda y: y.numpy(), [x], x.dtype)")
     outcome = compile_one(make_task(model, backend=backend), cache_dir)

@@ -35,6 +35,7 @@ from pipelines.submission import plan_submission, submit, wait
 from tests.cli import QUICK
 from tests.fakes.clock import Clock
 from tests.fakes.execution import RunOnCpu, Simulate
+from tests.fakes.google_api import every_one, first_of_each_kind
 from tests.fakes.vertex import FakeVertex
 
 SETTINGS = Settings(
@@ -383,13 +384,15 @@ def end_of_story(plan):
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "halfway", "UNAVAILABLE"])
-def test_whichever_request_is_lost_nothing_is_created_twice_or_forgotten(plan, fault):
-    """Every request of the run, one at a time, meets the fault."""
+@pytest.mark.parametrize("which", [first_of_each_kind, pytest.param(every_one, marks=pytest.mark.slow)])  # 5 s a fault.
+def test_whichever_request_is_lost_nothing_is_created_twice_or_forgotten(plan, fault, which):
+    """Each of these requests of the run, one at a time, meets the fault."""
     with story(clock := Clock()) as fake:
         run(plan, connect(fake, clock), clock, poll_seconds=600)
-        total = len(fake.calls)
+        skips = which(fake.calls)
         assert (job_ids(fake), machines(fake)) == end_of_story(plan)
-    for skip in range(total):
+    assert len(skips) > 3
+    for skip in skips:
         with story(clock := Clock()) as fake:
             if fault.isupper():
                 fake.fail_next(1, fault, skip=skip)
