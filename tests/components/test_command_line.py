@@ -129,8 +129,8 @@ def test_defect_keeps_its_stack_trace(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["5", "[1]", "{"])
-def test_a_mapping_that_is_no_json_object_is_refused_as_a_wrong_argument(run_step, text):
-    done = run_step("evaluate_model", {"minimum": text}, records="r", model="m", output="o")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "argument --minimum" in done.stderr
+def test_a_mapping_that_is_no_json_object_is_refused_as_a_wrong_argument(run_step_here, capfd, text):
+    with pytest.raises(SystemExit) as stopped:
+        run_step_here("evaluate_model", {"minimum": text}, records="r", model="m", output="o")
+    assert stopped.value.code == 2
+    assert "argument --minimum" in capfd.readouterr().err

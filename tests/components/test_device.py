@@ -83,11 +83,13 @@ def test_missing_gpu_is_refused():
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])  # 5 s a process.
-def test_missing_tpu_fails_loudly_with_exit_code_2(backend, digits_records, tmp_path, quick, run_step):
+def test_missing_tpu_fails_loudly_with_exit_code_2(backend, digits_records, tmp_path, quick, run_step, run_step_here):
+    run = run_step_here  # Which has TensorFlow.
     if backend == "jax":
         pytest.importorskip("jax", reason="needs the jax extra")
+        run = run_step
     params = {"model": quick.model, "backend": backend, "accelerator": "tpu"}
-    done = run_step("train_model", params, records=digits_records, output=tmp_path / "model")
+    done = run("train_model", params, records=digits_records, output=tmp_path / "model")
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr

@@ -5,8 +5,6 @@ import io
 import json
 import shutil
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -27,13 +25,6 @@ from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import QUICK
 
-_SERVE = """
-import json, sys
-import tensorflow as tf
-loaded = tf.saved_model.load(sys.argv[1])
-answer = loaded.signatures["serving_default"](text=tf.constant(json.loads(sys.argv[2])))
-print(json.dumps({name: value.numpy().tolist() for name, value in answer.items()}, default=bytes.decode))
-"""
 TEXTS = ["A lovely, SUPERB film<br />great", "dull plot; awful script", "", "wörter, die keiner kennt"]
 
 
@@ -68,13 +59,13 @@ def test_every_format_agrees_with_the_trained_model(exported_reviews):
 
 
 def test_saved_model_takes_raw_strings_and_answers_as_litert_does(exported_reviews):
-    words = [sys.executable, "-I", "-c", _SERVE, str(exported_reviews / "saved_model"), json.dumps(TEXTS)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    answer = json.loads(done.stdout)
+    tf = records.tensorflow()
+    signature = tf.saved_model.load(str(exported_reviews / "saved_model")).signatures["serving_default"]
+    answer = signature(text=tf.constant(TEXTS))
     model = load_model(exported_reviews)
     probabilities = model.predict(model.reader.encode_all(TEXTS))
     np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
-    assert answer["class_name"][:2] == ["pos", "neg"]
+    assert answer["class_name"].numpy()[:2].tolist() == [b"pos", b"neg"]
 
 
 def test_litert_answers_any_number_of_texts(exported_reviews):

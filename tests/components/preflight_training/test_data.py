@@ -35,6 +35,7 @@ def test_facts_are_the_data_sets_own(digits_records, tmp_path):
     assert facts.host.cpus >= 1
 
 
+@pytest.mark.slow  # Another process with TensorFlow: 5 s.
 def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path):
     """In a process of its own, as on the command line: importing takes longer than what is measured."""
     code = (

@@ -52,7 +52,11 @@ def _compiled(model, quick, interface=_DIGITS, **changes):
     return built, compile_model(built, interface, replace(quick, **changes), 1, 10, jit_compile=False)
 
 
-@pytest.mark.parametrize("model", REGISTRY)
+# The largest takes as long as all others together.
+_MODELS = [pytest.param(name, marks=pytest.mark.slow) if name == "cifar10_resnet" else name for name in REGISTRY]
+
+
+@pytest.mark.parametrize("model", _MODELS)
 def test_every_model_takes_a_step_with_everything_on(model, quick):
     interface, _ = READY_DATA[model]
     built, judged = _compiled(model, quick, interface, **everything_for(interface))
