@@ -18,6 +18,7 @@ import pytest
 from components.create_tfrecords import WriteParams, write_records
 from components.export_model import verification
 from components.train_model import TrainParams, train_model
+from tests.components.preflight_training.warm import WarmCompiler
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
 from tests.sharing import made_once
 
@@ -242,6 +243,20 @@ def run_step_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmCompiler]:
+    """A process that has imported JAX; its copies compile for TPUs and run code."""
+    warm = WarmCompiler()
+    yield warm
+    warm.end()
+
+
+@pytest.fixture(scope="session")
+def run_with_jax(warm: WarmCompiler) -> Callable[..., str]:
+    """Run Python code where Keras is on JAX, or that needs the TPU compiler, with arguments; returns its stdout."""
+    return warm.run
 
 
 @pytest.fixture(scope="session")

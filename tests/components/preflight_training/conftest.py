@@ -1,10 +1,7 @@
 """The TPU compiler on the smallest programs: what to compile, and a cache that tests share."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,37 +54,12 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("compilations")
 
 
-@pytest.fixture(scope="session")
-def _warm() -> Iterator[WarmCompiler]:
-    warm = WarmCompiler()
-    yield warm
-    warm.end()
-
-
 @pytest.fixture
-def warm_compiler(_warm: WarmCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def warm_compiler(warm: WarmCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile JAX's steps in copies of a process that has imported everything; TensorFlow's as ever."""
     cold = sandbox._run_child
     monkeypatch.setattr(
         sandbox,
         "_run_child",
-        lambda task, *rest: (_warm if task.training.backend == "jax" else cold)(task, *rest),
+        lambda task, *rest: (warm if task.training.backend == "jax" else cold)(task, *rest),
     )
-
-
-@pytest.fixture(scope="session")
-def run_child() -> Callable[..., str]:
-    """Run Python code that needs the TPU compiler, or another Keras backend than this process; returns its stdout."""
-
-    def run(code: str, *arguments: Any, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            env=os.environ | sandbox._ENVIRONMENT | {"KERAS_BACKEND": "jax"} | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    return run

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
 
 import pytest
 
@@ -205,6 +203,13 @@ def test_tensorflows_step_is_that_of_one_replica(cache_dir):
     assert {"conv2d", "conv2d_1", "dense", "dense_1"} <= outcome.cost.layers.keys()
 
 
+_TRAIN = """
+import sys
+import jax
+jax.config.update("jax_dump_ir_to", sys.argv.pop(1))
+from components.train_model.__main__ import main
+assert main() == 0
+"""
 _LOWER = """
 import dataclasses, json, os, pathlib, sys
 from components import device
@@ -255,7 +260,7 @@ def test_augmentation_compiles_on_tensorflow_too(cache_dir):
     [pytest.param({}, marks=pytest.mark.slow, id="plain"), pytest.param(EVERYTHING, id="everything")],  # 20 s each.
 )
 def test_the_step_compiled_is_the_very_step_that_training_runs(
-    digits_records, tmp_path, run_child, step_command, changes
+    digits_records, tmp_path, run_with_jax, step_command, changes
 ):
     """Both lowered for two simulated CPU devices, one by `fit` in a real training: the texts are the same."""
 
@@ -273,9 +278,8 @@ def test_the_step_compiled_is_the_very_step_that_training_runs(
         records=digits_records,
         output=tmp_path / "model",
     )
-    environment = os.environ | {"JAX_DUMP_IR_TO": str(tmp_path / "dumped")}
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    is_same, length = run_child(_LOWER, tmp_path / "dumped", json.dumps(changes)).split()
+    run_with_jax(_TRAIN, tmp_path / "dumped", *command[3:])
+    is_same, length = run_with_jax(_LOWER, tmp_path / "dumped", json.dumps(changes)).split()
     assert int(length) > 10_000
     assert is_same == "True"
 

@@ -1,12 +1,16 @@
-"""The compiler's process, its libraries imported once: every request is compiled by a copy of it, real but warm."""
+"""A process that has imported JAX once: every request is met by a copy of it, which is cold but for its imports."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from components.errors import InputError
 from components.preflight_training import compiler, sandbox
@@ -14,7 +18,10 @@ from components.preflight_training.compiler import Compilation, Outcome, Task
 
 
 class WarmCompiler:
-    """Stands in for `sandbox._run_child` where no test asks about the death, time or memory of the process."""
+    """Stands in for `sandbox._run_child` where no test asks about the death, time or memory of the process.
+
+    It also runs code that needs the TPU compiler, or Keras on JAX, each time in a process of its own.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -32,18 +39,25 @@ class WarmCompiler:
         """What came of each compilation."""
         some = [asdict(compilation) for compilation in compilations]
         request = {"task": asdict(task), "compilations": some, "cache_dir": str(cache_dir)}
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        messages = []
-        for line in self._process.stdout:
-            messages.append(json.loads(line))
-            if "ended" in messages[-1]:
-                break
-        assert messages[-1] == {"ended": 0}
-        for message in messages:
+        for message in self._ask(request):
             if "input_error" in message:
                 raise InputError(message["input_error"])
             if "outcome" in message:
                 yield message["done"], compiler.read_outcome(message["outcome"])
+
+    def run(self, code: str, *arguments: Any) -> str:
+        """What Python code prints, given its arguments."""
+        (message,) = self._ask({"code": code, "arguments": [*map(str, arguments)]})
+        assert "printed" in message, message["failed"]
+        return message["printed"]
+
+    def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        messages = []
+        while "ended" not in (message := json.loads(self._process.stdout.readline())):
+            messages.append(message)
+        assert message["ended"] == 0, messages
+        return messages
 
     def end(self) -> None:
         """End the process."""
@@ -51,19 +65,35 @@ class WarmCompiler:
 
 
 def main() -> None:
-    """Compile what stdin asks for, a JSON line each, in a copy of this process each."""
+    """Do what stdin asks for, a JSON line each, in a copy of this process each."""
     import jax  # noqa: F401 (what takes seconds)
     import keras  # noqa: F401
 
     for line in sys.stdin:
         if (child := os.fork()) == 0:
-            request = json.loads(line)
-            task, cache_dir = Task.from_dict(request["task"]), Path(request["cache_dir"])
-            for message in compiler._serve(task, [Compilation(**one) for one in request["compilations"]], cache_dir):
+            for message in _answer(json.loads(line)):
                 print(json.dumps(message), flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         print(json.dumps({"ended": os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "code" in request:
+        yield _run(request["code"], request["arguments"])
+        return
+    task, cache_dir = Task.from_dict(request["task"]), Path(request["cache_dir"])
+    yield from compiler._serve(task, [Compilation(**one) for one in request["compilations"]], cache_dir)
+
+
+def _run(code: str, arguments: list[str]) -> dict[str, Any]:
+    sys.argv = ["-c", *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            return {"failed": traceback.format_exc()}
+    return {"printed": printed.getvalue()}
 
 
 if __name__ == "__main__":

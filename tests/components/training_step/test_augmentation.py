@@ -125,8 +125,8 @@ print("all hold")
 """
 
 
-def test_all_of_it_holds_with_jax(run_python):
-    assert run_python(_WITH_JAX).strip() == "all hold"
+def test_all_of_it_holds_with_jax(run_with_jax):
+    assert run_with_jax(_WITH_JAX).strip() == "all hold"
 
 
 @pytest.mark.parametrize(
