@@ -57,6 +57,14 @@ def test_only_storage_talks_to_cloud_storage_and_only_the_vertex_service_to_vert
         assert not name.startswith("google.cloud") or (allowed and name.startswith(allowed)), f"{path} imports {name}"
 
 
+def test_a_test_file_mirrors_a_module_or_says_what_it_claims():
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        place, name = path.relative_to(ROOT / "tests").parent, path.stem.removeprefix("test_")
+        mirrored = (folder / place / module for folder in (ROOT, ROOT / "tests") for module in (f"{name}.py", name))
+        is_wrapper = (ROOT / place / f"__{name}__.py").is_file()
+        assert is_wrapper or any(map(Path.exists, mirrored)) or ast.get_docstring(ast.parse(path.read_text())), path
+
+
 def modules():
     """Every module of the code, by its dotted name."""
     found = {}

@@ -1,3 +1,5 @@
+"""What comes from others: the licence of every locked package, its known weaknesses, and images by their digests."""
+
 import re
 import subprocess
 import sys

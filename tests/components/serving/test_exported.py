@@ -1,27 +1,16 @@
+"""An export as it is loaded, and its answers to arrays and files of any shape."""
+
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from components import records
-from components.artifacts import Manifest
 from components.errors import InputError
 from components.export_model import verification
 from components.serving.exported import load_model
 from components.serving.inputs import predict_inputs
-
-
-@pytest.fixture(scope="module")
-def export_dir(exported_digits):
-    return Path(exported_digits.path)
-
-
-@pytest.fixture(scope="module")
-def digits(digits_records):
-    return records.load_split(digits_records, Manifest.load(digits_records), "test").inputs
 
 
 @pytest.mark.parametrize(("use_int8", "file"), [(False, "model.tflite"), (True, "model_int8.tflite")])
