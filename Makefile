@@ -22,10 +22,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 run: install  ## The whole pipeline on this machine; CONFIG=cifar10_cnn for another example.
 	$(VENV)/bin/tpu-pipelines run $(CONFIG)
 
-test: install  ## The fast tests: a few minutes, no network.
+test: install  ## The fast tests, on all cores, without a network; the README says how long they take.
 	$(VENV)/bin/python -m pytest -m "not slow" --numprocesses auto --dist loadscope
 
-test-all: install  ## All tests; the slow ones say what they need.
+test-all: install  ## All tests, one after another: an hour for the ready examples' own data sets, where these are, beside the rest.
 	$(VENV)/bin/python -m pytest
 
 check: install

@@ -81,8 +81,8 @@ print("all do")
 
 
 @pytest.mark.slow  # JAX compiles every model's step: a minute.
-def test_every_model_takes_a_step_with_jax(run_with_jax):
-    assert run_with_jax(_STEP_WITH_JAX).strip() == "all do"
+def test_every_model_takes_a_step_with_jax(run_python):
+    assert run_python(_STEP_WITH_JAX).strip() == "all do"
 
 
 def test_averages_are_of_weights_and_of_batch_normalisations_statistics(normalised, quick):
