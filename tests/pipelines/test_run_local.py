@@ -77,6 +77,9 @@ def test_with_json_stdout_is_the_summary_alone_and_progress_goes_to_stderr(finis
 
 
 def test_a_second_run_takes_every_step_from_the_cache(finished_run, workspace):
+    _, summary = run(workspace)
+    fresh = {name for name, step in summary["steps"].items() if not step["cached"]}
+    assert fresh == {"deploy_model"}, "the copy's registry is another one"
     done, summary = run(workspace)
     assert done.returncode == 0
     assert all(step["cached"] for step in summary["steps"].values())
@@ -271,7 +274,7 @@ def bad_sources(root):
     (images / "a").mkdir(parents=True)
     (images / "a" / "1.png").write_bytes(b"")
     (root / "empty").mkdir()
-    np.savez(root / "floats.npz", x=np.zeros((4, 8, 8), np.float32), y=np.arange(4))
+    np.savez(root / "floats.npz", x=np.full((4, 8, 8), 1000, np.float32), y=np.arange(4))
     (root / "list.csv").write_text("path,label\n../secret.png,a\n")
     (root / "columns.csv").write_text("picture,tag\na.png,a\n")
     return {
