@@ -21,7 +21,7 @@ _POD_DISK_GIB = 10  # What a pod has of its node's disk without asking.
 
 @dataclasses.dataclass(frozen=True)
 class DataSize:
-    """What a data set takes, in bytes, as far as its listing says.
+    """The size of a data set, in bytes, as far as its listing says.
 
     Attributes:
         held: Memory that create_tfrecords holds at once: sources of one file are read whole.
@@ -39,7 +39,7 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
 
     Args:
         listing: Its examples.
-        params: How it is written.
+        params: Parameters by which it is written.
     """
     count = max(len(listing.keys), 1)
     files = sum(file.num_bytes for file in listing.files.values())
@@ -76,8 +76,8 @@ def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str
     """Return the configuration with what follows from its data's size for steps that say nothing, and that in words.
 
     Args:
-        config: What to run.
-        size: Of its data.
+        config: Configuration to run.
+        size: Size of its data.
         target: The platform: on Vertex AI the training has its host to itself, and a step's disk cannot be set.
     """
     resources, words = dict(config.resources), []
@@ -99,7 +99,7 @@ def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str
 
 
 def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, float]]:
-    """The memory that each step takes for the data, in GiB: inputs are held once, and once more while they are read."""
+    """Yield the memory that each step takes for the data, in GiB: inputs are held once, and once more while read."""
 
     def split_gib(name: str) -> float:
         return size.splits.get(name, 0) / 2**30
@@ -113,7 +113,7 @@ def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, f
 
 
 def _least(config: Config, step: str, target: str) -> float:
-    """The memory that a step has whatever the data are, in GiB."""
+    """Return the memory that a step has whatever the data are, in GiB."""
     without_data = dataclasses.replace(
         config, resources={}, training=dataclasses.replace(config.training, in_memory_mib=0)
     )

@@ -36,7 +36,7 @@ TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 
 
 def resources_of(config: "Config", step: str, target: str = "") -> StepResources:
-    """What a step asks for: what the configuration sets, and over the rest what follows from it.
+    """Return what a step asks for: what the configuration sets, and what follows from it for the rest.
 
     Preflight gets the memory that a compilation may take, training what it may hold of the split. A pod on a spot
     machine is started again; a custom job on Vertex AI is by itself.
@@ -97,8 +97,8 @@ def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0) -> 
 
     Args:
         task: The step.
-        asked: How often.
-        timeout_seconds: Of one attempt.
+        asked: Number of retries, among the other resources.
+        timeout_seconds: Seconds of one attempt.
     """
     if not asked.retries:
         return task
@@ -126,7 +126,7 @@ def place_on(target: str, task: Any, asked: StepResources) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingTimeout:
-    """When a training is stopped.
+    """The time limit of a training, and its reason.
 
     Attributes:
         seconds: After so long, where nothing is estimated before.
@@ -140,7 +140,7 @@ class TrainingTimeout:
 
 
 def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> TrainingTimeout:
-    """When the training of a configuration is stopped on a machine.
+    """Return when the training of a configuration is stopped on a machine.
 
     1. As the machine says. 2. By preflight's estimate, as `preflight_training.params.timeout_seconds` makes it; that is
     known while the pipeline runs, when only Vertex AI still takes a time. 3. By what the budget pays for, which

@@ -66,8 +66,8 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
 
     Args:
         target: The platform, as `vertex`.
-        machine: What to train on, as `v5e-1`.
-        settings: Where it runs; must have a bucket.
+        machine: Machine to train on, as `v5e-1`.
+        settings: Project, region, bucket and images; must have a bucket.
         overrides: `section.key=value` each, over what it is by itself.
 
     Raises:

@@ -16,7 +16,7 @@ _TOLERATED = 0.25  # How far a split of groups may be from its share, as a part 
 
 
 def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
-    """float64[len(keys)] in [0, 1): one well-mixed number per key, independent between purposes.
+    """Return float64[len(keys)] in [0, 1): one well-mixed number per key, independent between purposes.
 
     Example:
         >>> hash_unit(0, "split", ["a", "a"]).tolist() == hash_unit(0, "split", ["a"]).tolist() * 2
@@ -25,9 +25,9 @@ def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
     base = hashlib.blake2b(f"{seed}/{purpose}/".encode(), digest_size=8)
     digests = bytearray()
     for key in keys:
-        one = base.copy()
-        one.update(key.encode())
-        digests += one.digest()
+        hasher = base.copy()
+        hasher.update(key.encode())
+        digests += hasher.digest()
     return (np.frombuffer(bytes(digests), ">u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -42,7 +42,7 @@ def assign_splits(
     stratify: bool = True,
     groups: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, str]:
-    """The split of every example, and the rule in words.
+    """Return the split of every example, and the rule in words.
 
     Every example has a place between 0 and 1 by the hash of its key: the first `test_fraction` tests, what follows
     validates, the rest trains. No other example has a say, so a data set may grow and every example stays where it was;
@@ -57,7 +57,7 @@ def assign_splits(
        groups, is mended to the nearest share that whole groups give; that is the one rule which may move others.
 
     Args:
-        keys: What identifies each example; equal keys, as of copies, stay together.
+        keys: Names that identify the examples; equal ones, as of copies, stay together.
         labels: int[num_examples].
         own: The source's own split names, str[num_examples], or None. Fractions fill in only the splits it lacks.
         validation_fraction: Share of the training examples to hold out for validation.
@@ -89,13 +89,13 @@ def assign_splits(
 
 
 def _lend_examples(chosen: np.ndarray, unit: np.ndarray, labels: np.ndarray, num_held: int) -> np.ndarray:
-    """int[units], splits by number, with an example of every class in each split, as far as a class has so many.
+    """Return int[units], splits by number, with an example of every class in each split, as far as a class has so many.
 
     Args:
         chosen: int[units] in ascending order of their places: `num_held` is training.
         unit: int[num_examples]: which unit an example is, or is a copy of.
         labels: int[num_examples].
-        num_held: How many splits are held out.
+        num_held: Number of splits that are held out.
     """
     result, lent = chosen.copy(), np.zeros(len(chosen), bool)
     for label in np.unique(labels):
@@ -116,7 +116,7 @@ def _lend_examples(chosen: np.ndarray, unit: np.ndarray, labels: np.ndarray, num
 
 
 def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float]) -> np.ndarray:
-    """int[groups], splits by number, each with about its share of the examples, and at least one group.
+    """Return int[groups], splits by number, each with about its share of the examples, and at least one group.
 
     Args:
         chosen: int[groups] in ascending order of their places: `len(shares)` is training.
@@ -144,7 +144,7 @@ def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float])
 
 
 def tell_apart(keys: Sequence[str], labels: np.ndarray) -> list[str]:
-    """`keys`, those that repeat with their label and count behind them.
+    """Return `keys`; those that repeat have their label and count behind them.
 
     Example:
         >>> tell_apart(["a", "b", "a"], np.array([1, 0, 1]))
@@ -165,5 +165,5 @@ def tell_apart(keys: Sequence[str], labels: np.ndarray) -> list[str]:
 
 
 def storage_order(keys: Sequence[str], seed: int) -> np.ndarray:
-    """int[num_examples]: the indices of `keys`, shuffled by hash, so that every shard holds a fair sample."""
+    """Return int[num_examples]: the indices of `keys`, shuffled by hash, so that every shard holds a fair sample."""
     return np.argsort(hash_unit(seed, "order", keys), kind="stable")

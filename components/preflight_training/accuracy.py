@@ -13,10 +13,10 @@ _FEW = 3  # Programs; with fewer, other generations decide much of it.
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """How long steps of a generation take, as multiples of the compiler's own estimate.
+    """The time of a generation's steps, as multiples of the compiler's own estimate.
 
     Attributes:
-        factor: What is expected.
+        factor: Factor that is expected.
         low: Least of the interval in which nine of ten are expected.
         high: Most of it.
         steps: Published step times of this generation that it follows from.
@@ -30,7 +30,7 @@ class Accuracy:
     programs: int
 
     def words(self, generation: str) -> str:
-        """Where the interval comes from, in a sentence."""
+        """Say where the interval comes from."""
         few = ", so few that other generations count too and the interval is wide" if self.programs < _FEW else ""
         return (
             f"{generation}: the compiler's estimate times {self.factor:g}, nine of ten at {self.low:g} to "
@@ -49,5 +49,5 @@ _ACCURACIES = {
 
 
 def accuracy_of(generation: Generation) -> Accuracy:
-    """What is known of a generation of the catalogue."""
+    """Return what is known of a generation of the catalogue."""
     return _ACCURACIES[generation.name]

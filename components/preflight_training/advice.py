@@ -20,7 +20,7 @@ _AS_FAST = 1.1
 
 
 def advise(report: MachineReport, data: DataFacts) -> tuple[tuple[str, ...], bool]:
-    """Advice about one machine, the most important first, and whether a TPU is worth its price."""
+    """Give advice about a machine, the most important first, and say whether a TPU is worth its price."""
     if report.verdict != FITS or report.step is None or report.epoch is None:
         return _when_it_fails(report, data), report.verdict not in (DOES_NOT_COMPILE,)
     doubts = list(_doubts(report, data))
@@ -56,27 +56,29 @@ def _when_it_fails(report: MachineReport, data: DataFacts) -> tuple[str, ...]:
 
 
 def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:
-    """Examples per replica of which a step does not take more than there are."""
+    """Return the largest batch per replica of which a step does not take more examples than there are."""
     return max(data.num_examples // report.devices, 1)
 
 
 def _with_more_memory(report: MachineReport) -> str:
-    """The nearest machine of as many devices where the program would fit, by what it takes here; empty if none is."""
+    """Find the nearest machine of as many devices on which the program would fit; empty if there is none."""
     slices = load_catalogue().slices
-    found = [
-        one for one in slices if one.devices == report.devices and one.generation.hbm_usable_bytes > report.peak_bytes
+    larger = [
+        entry
+        for entry in slices
+        if entry.devices == report.devices and entry.generation.hbm_usable_bytes > report.peak_bytes
     ]
-    nearest = min(found, key=lambda one: one.generation.hbm_usable_bytes, default=None)
+    nearest = min(larger, key=lambda entry: entry.generation.hbm_usable_bytes, default=None)
     if nearest is None or not report.peak_bytes:
         return ""
     return f", such as {nearest.name} with {nearest.generation.hbm_usable_bytes / 2**30:.1f} GiB"
 
 
 def _is_least(report: MachineReport) -> bool:
-    """Whether its generation has no smaller slice."""
+    """Return whether its generation has no smaller slice."""
     catalogue = load_catalogue()
     generation = catalogue.find(report.machine).generation
-    return all(one.devices >= report.devices for one in catalogue.slices if one.generation == generation)
+    return all(entry.devices >= report.devices for entry in catalogue.slices if entry.generation == generation)
 
 
 def _doubts(report: MachineReport, data: DataFacts) -> Sequence[str]:
@@ -163,18 +165,18 @@ def _about_program(report: MachineReport) -> Sequence[str]:
 
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
-    """Which machine to take, of several."""
-    good = [one for one in reports if one.passed]
+    """Say which of several machines to take."""
+    good = [report for report in reports if report.passed]
     best = cheapest(good)
     if len(reports) < 2 or best is None:
         return ()
-    fastest = min(good, key=lambda one: (_seconds(one), _price(one)))
+    fastest = min(good, key=lambda report: (_seconds(report), _price(report)))
     words = [f"Cheapest: {_describe(best)}."] if best.cost else []
     if best.cost and _seconds(best) < _AS_FAST * _seconds(fastest):
         words.append(f"None is more than {_AS_FAST - 1:.0%} faster.")
     else:
         words.append(f"Fastest: {_describe(fastest)}.")
-    if all(one.epoch and one.epoch.host_wait > _MUCH_WAITING for one in good):
+    if all(report.epoch and report.epoch.host_wait > _MUCH_WAITING for report in good):
         words.append("All of them wait for data most of the time: the machine hardly matters before that is solved.")
     return tuple(words)
 

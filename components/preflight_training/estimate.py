@@ -26,7 +26,7 @@ class StepTime:
         communication_ms: Sums over replicas; None where the links' speed is not known.
         guessed_share: The part of `compute_ms` that the compiler gave no estimate for.
         mxu_utilization: Multiplications done, as a share of what the matrix units could do in the time of the step.
-        flops: Of all matrix products, on one device.
+        flops: Operations of all matrix products, on one device.
         low_ms: Least of the interval in which nine of ten steps are expected.
         high_ms: Most of it.
     """
@@ -47,12 +47,12 @@ class StepTime:
 
 @dataclasses.dataclass(frozen=True)
 class LayerTime:
-    """What a layer takes of a step, forward and backward.
+    """The time that a layer takes in a step, forward and backward.
 
     Attributes:
-        name: Of the layer; the optimizer, and loss and metrics, count as one each.
-        ms: Of the step.
-        share: Of the step's computation.
+        name: Name of the layer; the optimizer, and loss and metrics, count as one each.
+        ms: Milliseconds of the step.
+        share: Share of the step's computation.
         mxu_utilization: Within its matrix products; None where it has none.
         padding_ms: Time that the matrix unit works on the padding of tiles that are not full.
         notes: Dimensions that do not fill a tile.
@@ -72,12 +72,12 @@ class EpochTime:
 
     Attributes:
         steps: In an epoch.
-        device_seconds: What the device needs.
-        seconds: What the epoch takes: the device's time, or the host's where that is longer.
+        device_seconds: Seconds that the device needs.
+        seconds: Seconds of the epoch: the device's, or the host's where those are more.
         needed_per_second: Examples per second that keep the device busy.
         host_wait: Share of the epoch in which the device waits for data.
-        low_seconds: What it takes if steps take the least that is expected of them.
-        high_seconds: What it takes if they take the most.
+        low_seconds: Seconds that it takes if steps take the least that is expected of them.
+        high_seconds: Seconds that it takes if they take the most.
     """
 
     steps: int
@@ -90,26 +90,26 @@ class EpochTime:
 
 
 def _device_peak(generation: Generation) -> float:
-    """bfloat16 operations per second of one JAX device."""
+    """Return the bfloat16 operations per second of one JAX device."""
     return generation.peak_bf16_flops / generation.devices_per_chip
 
 
 def bytes_per_cycle(generation: Generation) -> float:
-    """What the memory of one JAX device moves in a cycle."""
+    """Return the bytes that the memory of one JAX device moves in a cycle."""
     return generation.hbm_bytes_per_second / generation.devices_per_chip / generation.clock_hz
 
 
 def gradient_bytes(num_parameters: int) -> int:
-    """What a replica gives to the sum of gradients: float32 values."""
+    """Return the bytes that a replica gives to the sum of gradients: float32 values."""
     return 4 * num_parameters
 
 
 def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTime:
-    """The time of one step.
+    """Return the time of one step.
 
     Args:
-        cost: Of the program of one device.
-        machine: What it runs on.
+        cost: Cost of the program of one device.
+        machine: Machine that it runs on.
         extra_bytes: That are summed over the replicas beside what the program says: the gradients, where the program is
             that of one replica.
     """
@@ -117,7 +117,9 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     accuracy = accuracy_of(generation)
     compute = accuracy.factor * cost.cycles / generation.clock_hz
     flops = sum(product.flops * product.times for layer in cost.layers.values() for product in layer.products)
-    transfers = [(one.num_bytes, one.times) for one in cost.collectives] + ([(extra_bytes, 1)] if extra_bytes else [])
+    transfers = [(collective.num_bytes, collective.times) for collective in cost.collectives] + (
+        [(extra_bytes, 1)] if extra_bytes else []
+    )
     summing = ring_milliseconds(transfers, machine.chips, generation.ici_bytes_per_second)
     communication = None if summing is None else accuracy.factor * summing
     total_ms = compute * 1e3 + (communication or 0.0)
@@ -133,12 +135,12 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
 
 
 def ring_milliseconds(transfers: Sequence[tuple[int, int]], chips: int, speed: float | None) -> float | None:
-    """Ring all-reduces over the chips: twice the bytes through both directions of one ring, and its hops.
+    """Estimate ring all-reduces over the chips: twice the bytes through both directions of a ring, and its hops.
 
     Args:
         transfers: Bytes that each device gives, and how often.
         chips: In the ring.
-        speed: Of a link, one way, in bytes per second; None where it is not known, and so is the result.
+        speed: Speed of a link, one way, in bytes per second; None where it is not known, and so is the result.
     """
     if chips == 1:
         return 0.0
@@ -152,7 +154,7 @@ def ring_milliseconds(transfers: Sequence[tuple[int, int]], chips: int, speed: f
 
 
 def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
-    """What each layer takes, the longest first."""
+    """Return the time of each layer, the longest first."""
     layers = [_time_layer(name, layer, cost.cycles, machine.generation) for name, layer in cost.layers.items()]
     return tuple(sorted(layers, key=lambda layer: -layer.ms))
 
@@ -176,7 +178,7 @@ def _time_layer(name: str, layer: LayerCost, all_cycles: float, generation: Gene
 
 
 def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
-    """The forward products' dimensions that do not fill a tile, in words."""
+    """Return the forward products' dimensions that do not fill a tile, in words."""
     notes = []
     for product in layer.products:
         if product.is_forward and product.groups > 1:
@@ -193,7 +195,7 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
 
 
 def host_feed(measured_per_second: float, cpus: int, host: Host | None) -> float:
-    """Examples per second that a machine's own host feeds, where one of `cpus` CPUs was measured.
+    """Estimate the examples per second that a machine's own host feeds, from one of `cpus` CPUs that was measured.
 
     Assumes that the rate grows with the CPUs. Where the host's are not published, it is what was measured.
 
@@ -205,7 +207,7 @@ def host_feed(measured_per_second: float, cpus: int, host: Host | None) -> float
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float | None) -> EpochTime:
-    """An epoch on the device, fed by a host that reads `host_rate` examples per second; None is a host fast enough."""
+    """Time an epoch, fed by a host that reads `host_rate` examples per second; None is a host fast enough."""
     steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
     hosts = steps * global_batch / host_rate if host_rate else 0.0

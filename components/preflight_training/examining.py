@@ -41,10 +41,10 @@ def preflight_training(
     """Compile the training step for the machine, and write what it would take to train there.
 
     Args:
-        params: What to compile, and for which machine.
-        records_dir: What create_tfrecords wrote.
+        params: Training to compile, and the machine.
+        records_dir: Folder that create_tfrecords wrote.
         output: The report's folder; appears whole or not at all.
-        cache_dir: Where compilations are kept between runs; see `sandbox.default_cache_dir`.
+        cache_dir: Folder that keeps compilations between runs; see `sandbox.default_cache_dir`.
 
     Raises:
         InputError: If the model or the records cannot be used, or the TPU compiler is not installed.
@@ -57,17 +57,17 @@ def preflight_training(
     report = examine(params, data, [params.machine_spec], cache_dir)
     with storage.staged_directory(output) as staged:
         write_report(report, staged)
-    one = report.machines[0]
-    progress.say(_STEP, one.summary)
+    machine = report.machines[0]
+    progress.say(_STEP, machine.summary)
     return PreflightResult(
-        passed=one.passed,
-        machine=one.machine,
-        verdict=one.verdict,
-        reasons=one.reasons,
-        step_ms=one.step.total_ms if one.step else 0.0,
-        epoch_seconds=one.epoch.seconds if one.epoch else 0.0,
-        usd_per_run=one.cost.usd_per_run if one.cost else 0.0,
-        timeout_seconds=one.timeout_seconds,
+        passed=machine.passed,
+        machine=machine.machine,
+        verdict=machine.verdict,
+        reasons=machine.reasons,
+        step_ms=machine.step.total_ms if machine.step else 0.0,
+        epoch_seconds=machine.epoch.seconds if machine.epoch else 0.0,
+        usd_per_run=machine.cost.usd_per_run if machine.cost else 0.0,
+        timeout_seconds=machine.timeout_seconds,
     )
 
 
@@ -77,10 +77,10 @@ def examine(
     """Compile for every machine, and report.
 
     Args:
-        params: What to compile; `machines` stand for its own.
-        data: What the step is fed with.
+        params: Training to compile; `machines` stand for its own.
+        data: Data that the step is fed with.
         machines: Each with the region and the kind of price that it is judged by.
-        cache_dir: Where compilations are kept between runs.
+        cache_dir: Folder that keeps compilations between runs.
 
     Raises:
         InputError: If the model cannot be used, or the TPU compiler is not installed.
@@ -118,7 +118,7 @@ class _Examination:
         self.task = Task(training, data.interface, data.num_examples)
 
     def compile(self, programs: Sequence[tuple[Slice, int]]) -> list[tuple[Outcome, bool]]:
-        """What comes of a batch per replica on a machine, for each."""
+        """Compile batches per replica on a machine; returns what came of each."""
         compilations = [
             Compilation(
                 machine=machine.name,
@@ -134,7 +134,7 @@ class _Examination:
         return sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
 
     def report(self, spec: MachineSpec, has_namesakes: bool, outcome: Outcome, cached: bool) -> MachineReport:
-        """Everything about one machine."""
+        """Return everything about one machine."""
         params, data, machine = self._params, self._data, spec.slice
         label = label_of(spec.name, spec.region, spec.spot, has_namesakes)
         batch_size = params.training.batch_size_per_replica * machine.devices
@@ -209,7 +209,7 @@ class _Examination:
         )
 
     def _unfit(self, machine: Slice, global_batch: int, outcome: Outcome) -> tuple[str, ...]:
-        """What the training itself would refuse, or hang on, once the machine is paid for."""
+        """Say what the training itself would refuse, or hang on, once the machine is paid for."""
         unfit = [outcome.objection] if outcome.objection else []
         if machine.hosts > 1:
             unfit.append(

@@ -18,12 +18,12 @@ _LEAST_USD = 0.0001
 
 
 def decimals(value: float) -> int:
-    """How many decimals show three digits that matter; at most four."""
+    """Return how many decimals show three digits that matter; at most four."""
     return min(max(0, 2 - math.floor(math.log10(value))), 4) if value > 0 else 0
 
 
 def number(value: float) -> str:
-    """Three digits that matter.
+    """Format a number with three digits that matter.
 
     Example:
         >>> number(1234.5), number(0.04567)
@@ -33,13 +33,13 @@ def number(value: float) -> str:
 
 
 def _in_units(value: float, units: Mapping[str, float]) -> str:
-    """In the largest unit of which there is at least one."""
+    """Format a quantity in the largest unit of which there is at least one."""
     unit = next((unit for unit, size in units.items() if value >= size), list(units)[-1])
     return f"{number(value / units[unit])} {unit}"
 
 
 def time(seconds: float) -> str:
-    """A time in its unit.
+    """Return a time in its unit.
 
     Example:
         >>> time(0.0123), time(4000)
@@ -49,7 +49,7 @@ def time(seconds: float) -> str:
 
 
 def time_interval(low: float, high: float, seconds: float) -> str:
-    """The interval in which a time is expected, in the unit of that time; empty where both ends read alike.
+    """Return the interval in which a time is expected, in the unit of that time; empty where both ends read alike.
 
     Example:
         >>> time_interval(0.3, 0.6, seconds=0.41), time_interval(0.9, 1.3, seconds=1.1), time_interval(2, 2, seconds=2)
@@ -60,7 +60,7 @@ def time_interval(low: float, high: float, seconds: float) -> str:
 
 
 def dollars_interval(low: float, high: float) -> str:
-    """The interval in which a price is expected; empty where both ends read alike.
+    """Return the interval in which a price is expected; empty where both ends read alike.
 
     Example:
         >>> dollars_interval(0.0026, 0.0045), dollars_interval(0.00001, 0.00002)
@@ -74,7 +74,7 @@ def _interval(low: str, high: str) -> str:
 
 
 def memory(num_bytes: float) -> str:
-    """A size in its unit.
+    """Return a size in its unit.
 
     Example:
         >>> memory(3 * 2**30)
@@ -84,7 +84,7 @@ def memory(num_bytes: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share; only what is exactly nothing or all reads 0% or 100%.
+    """Return a share; only what is exactly nothing or all reads 0% or 100%.
 
     Example:
         >>> percent(0.004), percent(0.25)
@@ -98,7 +98,7 @@ def percent(share: float) -> str:
 
 
 def dollars(usd: float, sign: str = "$") -> str:
-    """Cents; two digits that matter of what is below ten cents, so that the smallest runs can still be compared.
+    """Format an amount in cents; below ten with two digits that matter, so that the smallest runs can be compared.
 
     Example:
         >>> dollars(12.3), dollars(0.00345)

@@ -10,7 +10,7 @@ __all__ = ["TrainParams", "TrainResult"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """What training came to.
+    """The outcome of a training.
 
     Attributes:
         epochs: Epochs done.
@@ -19,10 +19,10 @@ class TrainResult:
             split's, where there is no validation split.
         steps: Optimizer steps.
         examples_seen: Examples that counted in a gradient; every epoch counts each exactly once.
-        seconds: Of training, all sessions together, without start-up.
+        seconds: Seconds of training, all sessions together, without start-up.
         examples_per_second: Median over the epochs.
-        metrics: Of the last epoch, on the training split as it was learned: `loss`, without penalties, and for classes
-            `accuracy`.
+        metrics: Metrics of the last epoch, on the training split as it was learned: `loss`, without penalties, and for
+            classes `accuracy`.
         backend: The backend used.
         accelerator: The kind of device used.
         num_replicas: The number of replicas used.

@@ -32,9 +32,9 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
     """Leave at the place that the environment names what the training found around it, if it names one.
 
     Args:
-        device: What it trains on.
-        folder: Where it writes.
-        result: What training came to, a dataclass.
+        device: Device that it trains on.
+        folder: Folder that it writes to.
+        result: Outcome of the training, a dataclass.
         started: When it began, in seconds since 1970.
     """
     if not (uri := os.environ.get(REPORT_VARIABLE, "")):

@@ -48,7 +48,7 @@ _FREE_TO_CHANGE = ("checkpoint_seconds",)
 
 
 def default_checkpoint_dir(output: Path) -> Path:
-    """Where checkpoints go: the platform's place for them (Vertex sets it for a job), else beside the output."""
+    """Return where checkpoints go: the platform's place for them (Vertex sets it for a job), else beside the output."""
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
     if storage.is_on_google(uri):
         return storage.mounted(uri)
@@ -63,11 +63,11 @@ def train_model(
     1. Continue from this training's checkpoint, if there is one. 2. Otherwise start fresh.
 
     Args:
-        params: How.
-        records_dir: What create_tfrecords wrote.
+        params: Hyper-parameters of the training.
+        records_dir: Folder that create_tfrecords wrote.
         output: The model's folder; appears whole or not at all, with best and last weights, history and TensorBoard
             logs.
-        checkpoint_dir: Where checkpoints live between sessions; see `default_checkpoint_dir`.
+        checkpoint_dir: Folder of the checkpoints between sessions; see `default_checkpoint_dir`.
 
     Raises:
         InputError: If parameters, data and device do not fit, or training diverges; the last good checkpoint stays.
@@ -144,7 +144,7 @@ class _Session:
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def variables(self) -> dict[str, Any]:
-        """Everything that a step changes: weights, dropout's random state, optimizer, running metrics."""
+        """Return everything that a step changes: weights, dropout's random state, optimizer, running metrics."""
         kinds = {
             "weight": self.model.variables,
             "optimizer": self.model.optimizer.variables,
@@ -156,7 +156,7 @@ class _Session:
         return {name: variable for name, variable in self.variables().items() if name in self._judged}
 
     def examples_before(self, step: int) -> int:
-        """Examples of an epoch that count in its first steps; the filling of the last batch does not."""
+        """Return how many examples of an epoch count in its first steps; the filling of the last batch does not."""
         return min(step * self.batch_size, self._num_examples)
 
     def run(self) -> float | None:
@@ -217,7 +217,10 @@ class _Session:
         arrays, saved = checkpoints.load_arrays(path)
         best = self._checkpoint_dir / checkpoints.BEST_FILE
         self._best, its_progress = checkpoints.load_arrays(best) if best.is_file() else (None, None)
-        ours = [of is not None and of.identity == self.progress.identity for of in (saved, its_progress)]
+        ours = [
+            checkpoint is not None and checkpoint.identity == self.progress.identity
+            for checkpoint in (saved, its_progress)
+        ]
         # Best weights may be of another training that took the folder over and died before its own checkpoint.
         if saved is None or not ours[0] or (saved.best_epoch and not ours[1]):
             self._best = None
@@ -239,7 +242,7 @@ class _Session:
         checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, self._snapshot(step), now)
 
     def _snapshot(self, step: int) -> dict[str, np.ndarray]:
-        """Every variable's value, all of them finite."""
+        """Return every variable's value, all of them finite."""
         if self.device.backend == "jax":
             self.model.jax_state_sync()
         arrays = checkpoints.snapshot(self.variables())
@@ -248,7 +251,7 @@ class _Session:
         return arrays
 
     def divergence(self, step: int, what: str) -> InputError:
-        """The error for a value that is not finite."""
+        """Return the error for a value that is not finite."""
         path = self._checkpoint_dir / checkpoints.CHECKPOINT_FILE
         kept = f"The last good checkpoint is kept in {path}." if path.is_file() else "There was no checkpoint yet."
         return InputError(
@@ -297,7 +300,7 @@ class _Session:
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
 
     def _losses(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """The epoch's mean loss over examples, comparable with the validation's; apart from it the model's penalty."""
+        """Return an epoch's mean loss over examples, comparable with the validation's, and the model's penalty."""
         # Keras divides the loss by full batches, in which the weights of the filling are zero.
         full = self.steps * self.batch_size / self._counted_examples
         if UNPENALIZED_LOSS not in logs:

@@ -22,7 +22,7 @@ STATES = {"succeeded": "green", "promoted": "green", "rejected": "yellow", "not 
 
 
 def is_coloured(stream: Any) -> bool:
-    """Whether to write in colours: on a terminal that has them, unless NO_COLOR (https://no-color.org) is set."""
+    """Return whether to write in colours: on a terminal with colours, unless NO_COLOR (https://no-color.org) is set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -30,10 +30,10 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
     """Print text that may hold names out of data or what a service says.
 
     Args:
-        text: What to print.
-        stream: Where to; stdout by default.
+        text: Text to print.
+        stream: Stream to print to; stdout by default.
         colours: Words, and the colour of each where it stands by itself, on a terminal.
-        end: What follows it.
+        end: Text that follows it.
     """
     from components.table import printable
 
@@ -70,7 +70,7 @@ def _tell(label: str, colour: str, text: Any) -> None:
 
 
 def user_path(text: str) -> Path:
-    """A path as a user writes it; the shell leaves the `~` of `--workspace=~/runs` alone."""
+    """Return a path as a user writes it; the shell leaves the `~` of `--workspace=~/runs` alone."""
     return Path(text).expanduser()
 
 

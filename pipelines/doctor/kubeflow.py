@@ -200,7 +200,7 @@ class KubeflowChecks:
         yield from self._find(kind, name, method, f"{command} --namespace={self._namespace}")
 
     def _queue(self) -> Iterator[Finding]:
-        """https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
+        """Check the queue: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
         name, namespace = self._settings.kueue_queue, self._namespace
         place = ("kueue.x-k8s.io", "v1beta1", namespace, "localqueues", name)
         try:

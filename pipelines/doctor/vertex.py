@@ -397,7 +397,7 @@ class VertexChecks:
             )
 
     def _attachment(self) -> Iterator[Finding]:
-        """https://cloud.google.com/vertex-ai/docs/general/vpc-psc-i-setup."""
+        """Check the network attachment: https://cloud.google.com/vertex-ai/docs/general/vpc-psc-i-setup."""
         name = self._settings.network_attachment
         try:
             self._apis.get(_COMPUTE, f"compute/v1/{name}")
@@ -407,7 +407,7 @@ class VertexChecks:
         yield there("attachment", name)
 
     def _key(self) -> Iterator[Finding]:
-        """https://cloud.google.com/vertex-ai/docs/general/cmek: Vertex AI's service agent encrypts and decrypts."""
+        """Check that the service agent may use the key: https://cloud.google.com/vertex-ai/docs/general/cmek."""
         name = self._settings.encryption_key
         _, project, _, location, _, ring, _, key = name.split("/")
         try:
