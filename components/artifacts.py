@@ -2,16 +2,16 @@
 
 import dataclasses
 import json
-import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import google_crc32c
 
-from components import schema, storage
+from components import schema
 from components.errors import InputError
-from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, read_input
+from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput
+from components.schema import JsonFile
 
 MANIFEST_FILE = "dataset.json"
 COPIES_FILE = "copies.json"
@@ -37,7 +37,6 @@ SPLITS = (TRAIN, VALIDATION, TEST)
 
 # The input's own field has the name that its `Input` gives it.
 LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE = "label", "key", "text"
-A = TypeVar("A")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Quarantined:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="create_tfrecords"):
     """`dataset.json`: what a folder of TFRecords holds.
 
     Attributes:
@@ -112,16 +111,22 @@ class Manifest:
     source: str
     split_rule: str
     input: AnyInput
-    task: str
+    task: Annotated[str, tuple(TASKS)]
     features: Mapping[str, str]
     class_names: tuple[str, ...]
     splits: Mapping[str, Split]
     quarantined: tuple[Quarantined, ...] = ()
     split_rule_version: int = 1
 
-    def save(self, directory: Path) -> None:
-        """Write `dataset.json` into `directory`."""
-        storage.write_json(directory / MANIFEST_FILE, _with_flat_input(self))
+    def as_dict(self) -> dict[str, Any]:
+        """See `JsonFile`; the fields of the input stand among the others."""
+        return _with_flat_input(self)
+
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """See `JsonFile`."""
+        manifest: Self = schema.read(_with_nested_input({"split_rule_version": 1, **raw}), cls)
+        return manifest
 
     @property
     def interface(self) -> Interface:
@@ -141,14 +146,7 @@ class Manifest:
         Raises:
             InputError: If the manifest is missing or malformed, or a shard does not match it.
         """
-        raw = _read_json(directory / MANIFEST_FILE, "create_tfrecords")
-        try:
-            manifest = _read_flat({"split_rule_version": 1, **raw}, cls)
-        except (KeyError, TypeError) as error:
-            raise InputError(
-                f"Cannot use {directory / MANIFEST_FILE}: it is not a data set manifest of this version ({error!r}). "
-                "Write the records again with create_tfrecords."
-            ) from error
+        manifest = super().load(directory)
         for split in manifest.splits.values():
             for shard in split.shards:
                 _check_shard(directory / shard.name, shard, verify)
@@ -168,17 +166,6 @@ class Manifest:
         return self.splits[name]
 
 
-def _read_json(path: Path, step: str) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise InputError(
-            f"Cannot read {path}: there is no such file. Expected a folder written by {step}; check the path."
-        ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"Cannot read {path}: it is not valid JSON ({error}). Run {step} again.") from error
-
-
 def _with_flat_input(artifact: Any) -> dict[str, Any]:
     """A dataclass as JSON, the fields of its input among its own."""
     raw = dataclasses.asdict(artifact)
@@ -186,20 +173,11 @@ def _with_flat_input(artifact: Any) -> dict[str, Any]:
     return {**raw, "input": given.pop("kind"), **given}
 
 
-def _read_flat(raw: Any, kind: type[A]) -> A:
-    """Read what `_with_flat_input` wrote, and check every field."""
-    if not isinstance(raw, dict):
-        raise TypeError(f"it is {raw!r}, expected a mapping")
-    given = read_input({**raw, "kind": schema.read(raw["input"], str, "input")})
-    if schema.read(raw["task"], str, "task") not in TASKS:
-        raise KeyError(raw["task"])
-    of_input = {"input", *(field.name for field in dataclasses.fields(given))}
-    hints = typing.get_type_hints(kind)
-    values = {name: value for name, value in raw.items() if name not in of_input}
-    if differing := values.keys() ^ (hints.keys() - {"input"}):
-        raise TypeError(f"the field {min(differing)!r} is unknown, or missing")
-    read: Any = kind
-    return read(input=given, **{name: schema.read(value, hints[name], name) for name, value in values.items()})
+def _with_nested_input(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What `_with_flat_input` made, the fields of the input in a mapping of their own."""
+    given = schema.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
+    of_input = json.loads(json.dumps(dataclasses.asdict(given)))  # With those that older files lack.
+    return {**{name: value for name, value in raw.items() if name not in of_input}, "input": of_input}
 
 
 def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
@@ -227,7 +205,7 @@ def file_crc32c(path: Path) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", step="train_model"):
     """`model.json`: what a trained model is and how it came to be.
 
     Attributes:
@@ -244,13 +222,9 @@ class ModelInfo:
     parameters: Mapping[str, Any]
     class_names: tuple[str, ...]
     input: AnyInput
-    task: str
+    task: Annotated[str, tuple(TASKS)]
     dataset_fingerprint: str
     training: Mapping[str, Any]
-
-    def save(self, directory: Path) -> None:
-        """Write `model.json` into `directory`."""
-        storage.write_json(directory / MODEL_FILE, _with_flat_input(self))
 
     @property
     def interface(self) -> Interface:
@@ -267,18 +241,33 @@ class ModelInfo:
         same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
         return self.fits(manifest) or (both_texts and same_answers)
 
-    @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read `model.json`.
+    def as_dict(self) -> dict[str, Any]:
+        """See `JsonFile`; the fields of the input stand among the others."""
+        return _with_flat_input(self)
 
-        Raises:
-            InputError: If it is missing or malformed.
-        """
-        raw = _read_json(directory / MODEL_FILE, "train_model")
-        try:
-            return _read_flat(raw, cls)
-        except (KeyError, TypeError) as error:
-            raise InputError(
-                f"Cannot use {directory / MODEL_FILE}: it does not describe a model of this version ({error!r}). "
-                "Train the model again with train_model."
-            ) from error
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """See `JsonFile`."""
+        info: Self = schema.read(_with_nested_input(raw), cls)
+        return info
+
+
+def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
+    """Read `history.jsonl`: one mapping per epoch, None where a figure is not finite; empty where there is no file.
+
+    Raises:
+        InputError: If it is malformed.
+    """
+    path = model_dir / HISTORY_FILE
+    if not path.is_file():
+        return ()
+    try:
+        lines = [json.loads(line, parse_constant=lambda _: None) for line in path.read_text().splitlines()]
+        history = schema.read(lines, tuple[Mapping[str, int | float | None], ...], "line")
+        for epoch in history:
+            schema.read(epoch.get("epoch"), int, "epoch")
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"Cannot use {path}: it is not the history of a training ({error!r}). Run train_model again."
+        ) from error
+    return history

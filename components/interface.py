@@ -8,11 +8,9 @@ metrics in `evaluate_model`, answers in `serving`. Importing this module imports
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
-
-from components import schema
 
 IMAGE, TEXT, CORPUS = "image", "text", "corpus"
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
@@ -177,7 +175,6 @@ class CorpusInput(_Tokens):
 
 
 AnyInput = ImageInput | TextInput | CorpusInput
-_INPUTS: Mapping[str, Callable[..., AnyInput]] = {IMAGE: ImageInput, TEXT: TextInput, CORPUS: CorpusInput}
 # Every fact that a model may be built from, and the kind of input that has it; the task has the others.
 FACTS: Mapping[str, str] = {
     "image_shape": IMAGE,
@@ -186,21 +183,6 @@ FACTS: Mapping[str, str] = {
     "num_classes": "",
     "num_targets": "",
 }
-
-
-def read_input(raw: Mapping[str, Any]) -> AnyInput:
-    """An input from what `dataclasses.asdict` made of it.
-
-    Raises:
-        KeyError: If its kind is unknown or a field is missing.
-        TypeError: If a field is of another type.
-    """
-    kind: Any = _INPUTS[raw["kind"]]
-    fields = [field for field in dataclasses.fields(kind) if field.init]
-    # A field with a default is one that older files lack.
-    given = {one.name: raw[one.name] for one in fields if one.name in raw or one.default is dataclasses.MISSING}
-    later = {one.name: one.default for one in fields if one.name not in given}
-    return schema.read({**given, **later}, kind)
 
 
 class Task(Protocol):
@@ -472,10 +454,3 @@ class Interface:
             ((batch_size, *self.target_shape), self.task.target_dtype),
             ((batch_size,), "float32"),
         ]
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        """From what `dataclasses.asdict` made of it."""
-        # JSON knows no tuples.
-        scale = {name: tuple(raw[name]) for name in ("mean", "std") if name in raw}
-        return cls(**{**raw, **scale, "input": read_input(raw["input"])})

@@ -5,20 +5,41 @@ itself.
 """
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
-from components import storage
 from components.errors import InputError
+from components.schema import Amount, JsonFile
 
 STEP_RECORD_FILE = "step.json"
 # The process that runs the pipeline here; a step whose runner has died must not go on beside the next run's.
 RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
 _LOOK_EVERY_SECONDS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", step="the pipeline"):
+    """`step.json`.
+
+    Attributes:
+        step: The step's name.
+        state: `succeeded` or `failed`.
+        seconds: How long it ran.
+        error: Why it failed, in words, or with a stack trace.
+        is_input_error: Whether that was a user's mistake.
+    """
+
+    step: str
+    state: Annotated[str, ("succeeded", "failed")]
+    seconds: Amount = 0.0
+    error: str = ""
+    is_input_error: bool = False
 
 
 def end_with(pid: int) -> None:
@@ -49,13 +70,4 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
         message = str(error) if mistake else traceback.format_exc()
         raise
     finally:
-        storage.write_json(
-            Path(artifact_path).parent / STEP_RECORD_FILE,
-            {
-                "step": step,
-                "state": state,
-                "seconds": time.time() - start,
-                "error": message,
-                "is_input_error": mistake,
-            },
-        )
+        StepRecord(step, state, time.time() - start, message, mistake).save(Path(artifact_path).parent)

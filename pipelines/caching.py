@@ -15,7 +15,7 @@ from components.errors import InputError
 from components.fingerprint import Code, code_of, digest_files
 from components.model_loading.lookup import model_code
 from components.preflight_training.compiler import versions as compiler_versions
-from pipelines import STEPS
+from pipelines import STEP_TABLE, STEPS
 from pipelines.config import Config
 
 # What changes how fast a step runs, never what it gives.
@@ -92,8 +92,7 @@ def _params(params: Any) -> dict[str, Any]:
 
 def lineage(config: Config) -> dict[str, Any]:
     """What a registry records of a run beside what its artifacts say: its name, its configuration, its code."""
-    left_out = {"preflight_training": config.preflight is None, "deploy_model": config.deploy is None}
-    code = {step: code_version(step) for step in STEPS if not left_out.get(step)}
+    code = {step: code_version(step) for step in config.steps}
     return {"run": config.name, "config": _decisive(config), "code": code}
 
 
@@ -140,34 +139,33 @@ def platform_fingerprints(
     return {step: {"code": code_version(step)[:12], **more.get(step, {})} for step in STEPS}
 
 
-def step_keys(config: Config, data: str, opponent: str = "") -> dict[str, str]:
+def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str, str]:
     """A key per step.
 
     Args:
         config: The run's configuration.
         data: The `data_version` of its source.
-        opponent: Digest of the model that the registry sets against this one; empty for none.
+        champion_digest: Digest of the champion that a registry names; empty for none.
 
     Returns:
         Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
         Where an alias stands is no output: whoever takes deploy_model from a cache looks whether it still stands there.
     """
     model = _model(config, is_here=True)
-    champion, champion_files = config.gate.champion, opponent
+    champion, champion_files = config.gate.champion, champion_digest
     if storage.is_remote(champion):
         champion_files = _digest([dataclasses.astuple(file) for file in storage.list_files(champion)])
     elif champion and Path(champion).is_dir():
         champion_files = _folder_content(Path(champion))
-    records = _digest(_code_here("create_tfrecords"), _params(config.data), data)
-    trained = _digest(_code_here("train_model"), _params(config.training), model, records)
-    preflight, deploy = (_params(params) if params else None for params in (config.preflight, config.deploy))
-    evaluated = _digest(_code_here("evaluate_model"), _params(config.gate), champion_files, trained)
-    exported = _digest(_code_here("export_model"), _params(config.export), trained)
-    return {
-        "create_tfrecords": records,
-        "preflight_training": _digest(_code_here("preflight_training"), preflight, compiler_versions(), model, records),
-        "train_model": trained,
-        "evaluate_model": evaluated,
-        "export_model": exported,
-        "deploy_model": _digest(_code_here("deploy_model"), deploy, evaluated, exported),
+    beside: dict[str, tuple[Any, ...]] = {
+        "create_tfrecords": (data,),
+        "preflight_training": (compiler_versions(), model),
+        "train_model": (model,),
+        "evaluate_model": (champion_files,),
     }
+    keys: dict[str, str] = {}
+    for name, step in STEP_TABLE.items():
+        params = getattr(config, step.section)
+        read = (keys[other] for other in step.reads)
+        keys[name] = _digest(_code_here(name), params and _params(params), *beside.get(name, ()), *read)
+    return keys

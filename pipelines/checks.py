@@ -18,7 +18,7 @@ from components.registry.reference import MODEL_DIR, is_on_vertex
 from components.registry.versions import fetch
 from pipelines import history
 from pipelines.config import Config
-from pipelines.history import SUMMARY_FILE
+from pipelines.summary import SUMMARY_FILE
 
 LOG_FILE = "run.log"
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import storage
-from components.artifacts import HISTORY_FILE, MODEL_FILE
+from components import schema, storage
+from components.artifacts import MODEL_FILE, load_history
 from components.errors import InputError
 from components.export_model.formats.table import FORMATS
 from components.interface import TASKS, judged_figure
 from components.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from components.table import lay_out
-from pipelines.history import SUMMARY_FILE
+from pipelines.summary import FAILED, SUMMARY_FILE, Summary
 
 _NOTHING = "–"
 _MAX_TEXT = 60
@@ -26,22 +26,43 @@ _JUDGED = tuple(task.judged for task in TASKS.values())
 
 
 @dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a comparison shows of a training, from the section `training` of `model.json`; None where that is silent."""
+
+    epochs: int | None = None
+    seconds: float | None = None
+    examples_per_second: float | None = None
+    num_replicas: int | None = None
+    accelerator: str | None = None
+    precision: str | None = None
+    backend: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """What a comparison reads of a `model.json` of any age."""
+
+    training: Trained
+    dataset_fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """What one run left.
 
     Attributes:
         label: A name that no other run of the comparison has.
         summary: Its `summary.json`.
-        trained: The `training` section of its `model.json`; empty if it did not train.
-        history: One mapping per epoch.
+        trained: How its model was trained.
+        history: One mapping per epoch; empty if it did not train.
         dataset: Fingerprint of its data set; empty if it did not train.
     """
 
     label: str
-    summary: Mapping[str, Any]
-    trained: Mapping[str, Any]
-    history: tuple[Mapping[str, Any], ...]
-    dataset: str
+    summary: Summary
+    trained: Trained = Trained()
+    history: tuple[Mapping[str, float | None], ...] = ()
+    dataset: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,26 +150,26 @@ def compare(folders: Sequence[Path]) -> Comparison:
         "configuration": _configuration(runs),
     }
     notes = [] if one_dataset else ["The runs were trained and scored on different data: their results do not compare."]
-    notes += [f"{one.label} failed: {one.summary['error']}" for one in runs if one.summary["status"] == "failed"]
+    notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == FAILED]
     notes += [
         f"{run.label}: {absent:,} classes have no examples in the split and count 0 in the macro figures"
         for run in runs
-        if (absent := run.summary["metrics"].get("num_absent_classes", 0))
+        if (absent := run.summary.metrics.get("num_absent_classes", 0))
     ]
     return Comparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes))
 
 
 def _load(folder: Path, label: str) -> Run:
-    model, lines = folder / "model" / MODEL_FILE, folder / "model" / HISTORY_FILE
-    try:
-        summary = json.loads((folder / SUMMARY_FILE).read_bytes())
-        if missing := {"status", "config", "metrics", "preflight", "export", "error"} - set(summary):
-            raise ValueError(f"its summary lacks {', '.join(sorted(missing))}")
-        info = json.loads(model.read_bytes()) if model.is_file() else {}
-        history = tuple(map(json.loads, lines.read_text().splitlines())) if lines.is_file() else ()
-    except (OSError, ValueError) as error:
-        raise InputError(f"Cannot compare {folder}: it is damaged ({error}). Run the pipeline again.") from error
-    return Run(label, summary, info.get("training", {}), history, info.get("dataset_fingerprint", ""))
+    summary, model_dir = Summary.load(folder), folder / "model"
+    if not (model_dir / MODEL_FILE).is_file():
+        return Run(label, summary)
+    info = schema.load(
+        model_dir / MODEL_FILE,
+        "the description of a model",
+        "the pipeline",
+        lambda raw: schema.read(raw, _Model, any_version=True),
+    )
+    return Run(label, summary, info.training, load_history(model_dir), info.dataset_fingerprint)
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
@@ -172,10 +193,10 @@ def _known(*rows: Row) -> tuple[Row, ...]:
 
 
 def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
-    metrics = [run.summary["metrics"] for run in runs]
+    metrics = [run.summary.metrics for run in runs]
     names = dict.fromkeys(name for one in metrics for name in one if name not in _COUNTS)
     return _known(
-        _row("status", [run.summary["status"] for run in runs]),
+        _row("status", [run.summary.status for run in runs]),
         *(
             _row(name, [one.get(name) for one in metrics], show, direction(name) if one_dataset else NEITHER)
             for name in names
@@ -186,15 +207,15 @@ def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
 
 def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
     def read(name: str) -> list[Any]:
-        return [run.trained.get(name) for run in runs]
+        return [getattr(run.trained, name) for run in runs]
 
-    devices = [f"{one['num_replicas']} × {one['accelerator']}" if (one := run.trained) else None for run in runs]
+    devices = [f"{run.trained.num_replicas} × {run.trained.accelerator}" if run.dataset else None for run in runs]
     return _known(
-        _row("host", [run.summary.get("host") for run in runs]),
-        _row("ended", [run.summary.get("ended") for run in runs], _day),
+        _row("host", [run.summary.host or None for run in runs]),
+        _row("ended", [run.summary.ended or None for run in runs], _day),
         _row("epochs", read("epochs")),
-        _row("learning rate", [_of_training(run, "learning_rate") for run in runs], "{:g}".format),
-        _row("batch per replica", [_of_training(run, "batch_size_per_replica") for run in runs], "{:,}".format),
+        _row("learning rate", [run.summary.training.learning_rate for run in runs], "{:g}".format),
+        _row("batch per replica", [run.summary.training.batch_size_per_replica for run in runs], "{:,}".format),
         _row("trained in, s", read("seconds"), "{:,.1f}".format, LOWER),
         _row("examples/s", read("examples_per_second"), "{:,.0f}".format, HIGHER),
         _row("devices", devices),
@@ -203,50 +224,47 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
     )
 
 
-def _of_training(run: Run, name: str) -> Any:
-    return run.summary["config"].get("training", {}).get(name)
-
-
 def _day(ended: str) -> str:
     """A time as people read it: to the minute, in UTC."""
     return ended[:16].replace("T", " ")
 
 
 def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
-    exports = [run.summary["export"].get("formats", {}) for run in runs]
-
-    def read(form: str, fact: str) -> list[Any]:
-        return [export.get(form, {}).get(fact) for export in exports]
-
     rows: list[Row] = []
     for form in FORMATS:
-        sizes = [size and size / 2**20 for size in read(form, "bytes")]
-        rows += [
-            _row(f"{form}, MiB", sizes, "{:.2f}".format, LOWER),
-            *(_row(f"{form}, {figure}", read(form, figure), show, direction(figure)) for figure in _JUDGED),
-            _row(f"{form}, ms for one", read(form, "latency_ms"), "{:.2f}".format, LOWER),
-            _row(f"{form}, in bulk, per s", read(form, "examples_per_second"), "{:,.0f}".format, HIGHER),
-        ]
+        exports = [run.summary.export for run in runs]
+        facts = [export.formats.get(form) if export else None for export in exports]
+        sizes = [fact and fact.bytes / 2**20 for fact in facts]
+        latencies = [fact and fact.latency_ms for fact in facts]
+        rates = [fact and fact.examples_per_second for fact in facts]
+        rows.append(_row(f"{form}, MiB", sizes, "{:.2f}".format, LOWER))
+        for figure in _JUDGED:
+            scores = [
+                fact.score if export and fact and export.judged == figure else None
+                for export, fact in zip(exports, facts, strict=True)
+            ]
+            rows.append(_row(f"{form}, {figure}", scores, show, direction(figure)))
+        rows.append(_row(f"{form}, ms for one", latencies, "{:.2f}".format, LOWER))
+        rows.append(_row(f"{form}, in bulk, per s", rates, "{:,.0f}".format, HIGHER))
     return _known(*rows)
 
 
 def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
-    reports = [run.summary["preflight"] for run in runs]
-
-    def read(section: str, name: str) -> list[Any]:
-        return [(report.get(section) or {}).get(name) for report in reports]
-
+    reports = [run.summary.preflight for run in runs]
+    steps, epochs, costs = (
+        [report and getattr(report, part) for report in reports] for part in ("step", "epoch", "cost")
+    )
     return _known(
-        _row("machine", [report.get("machine") for report in reports]),
-        _row("computation of a step, ms", read("step", "compute_ms"), "{:.3g}".format, LOWER),
-        _row("epoch, s", read("epoch", "seconds"), "{:.3g}".format, LOWER),
-        _row("run at list price, $", read("cost", "usd_per_run"), "{:.2g}".format, LOWER),
+        _row("machine", [report and report.machine for report in reports]),
+        _row("computation of a step, ms", [step and step.compute_ms for step in steps], "{:.3g}".format, LOWER),
+        _row("epoch, s", [epoch and epoch.seconds for epoch in epochs], "{:.3g}".format, LOWER),
+        _row("run at list price, $", [cost and cost.usd_per_run for cost in costs], "{:.2g}".format, LOWER),
     )
 
 
 def _configuration(runs: Sequence[Run]) -> tuple[Row, ...]:
     """The keys in which configurations differ."""
-    configs = [dict(_flatten(run.summary["config"])) for run in runs]
+    configs = [dict(_flatten(run.summary.config)) for run in runs]
     rows = [
         _row(key, [config.get(key) for config in configs], _shorten)
         for key in dict.fromkeys(key for config in configs for key in config)
@@ -289,7 +307,7 @@ def as_markdown(comparison: Comparison) -> str:
         return " / ".join(rows[name][place] for name in names if name in rows)
 
     def judged(place: int) -> str:
-        name = judged_figure(comparison.runs[place].summary["metrics"])
+        name = judged_figure(comparison.runs[place].summary.metrics)
         return f"{name.replace('_', ' ')} {rows[name][place]}" if name else _NOTHING
 
     columns = {

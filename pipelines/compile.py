@@ -72,12 +72,11 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
         raise InputError(
             f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
         )
+    config = placed(config, target, settings)
     machine = require_machine(config, target)
     settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no settings: one that nobody has named yet is asked for when it is sent.
         require_step_image(IMAGE, target)
-    if target == "vertex":  # Preflight is to know the prices of where it trains.
-        config = on_machine(config, in_region(machine, settings))
     config = _with_registry(config, settings)
     _check_readable(config, target)
     check_target(config, target)
@@ -142,6 +141,16 @@ def require_machine(config: Config, target: str) -> MachineSpec:
         )
     config.machine.require_one_host()
     return config.machine
+
+
+def placed(config: Config, target: str, settings: Settings) -> Config:
+    """Return the configuration with its machine where it is paid for: on Vertex, the settings' region if it names none.
+
+    Raises:
+        InputError: If there is no machine, or not in that region.
+    """
+    machine = require_machine(config, target)
+    return on_machine(config, in_region(machine, settings)) if target == "vertex" else config
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:

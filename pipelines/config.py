@@ -24,7 +24,7 @@ from components.model_loading.lookup import check_model
 from components.preflight_training.params import CHEAPEST_MACHINE, PreflightParams
 from components.registry.reference import reference
 from components.train_model.params import TrainParams
-from pipelines import step_resources
+from pipelines import STEP_TABLE, step_resources
 from pipelines.step_resources import StepResources
 from pipelines.yaml_files import read_mapping
 
@@ -72,6 +72,11 @@ class Config:
     deploy: DeployParams | None = None
     model_files: tuple[str, ...] = ()
     resources: Mapping[str, StepResources] = dataclasses.field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[str]:
+        """The steps of the run, without those that it leaves out."""
+        return [name for name, step in STEP_TABLE.items() if getattr(self, step.section) is not None]
 
     @property
     def champion(self) -> str:
@@ -204,7 +209,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "preflight": PREFLIGHT_KEYS,
     "deploy": DEPLOY_KEYS,
 }
-_KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources")
+KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources")
 
 
 def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
@@ -269,12 +274,12 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
 def _check_sections(raw: Mapping[str, Any], where: str) -> None:
     """Refuse an unknown section; where it is a setting's own name, say the section that it belongs to."""
     for key in raw:
-        if homes := [section for section, keys in SETTINGS.items() if key not in _KEYS and key in keys]:
+        if homes := [section for section, keys in SETTINGS.items() if key not in KEYS and key in keys]:
             full = " or ".join(f"{section}.{key}" for section in homes)
             raise InputError(
                 f"Unknown key {key!r} in {where}: a setting has its section before it. Did you mean {full}?"
             )
-    _check_keys(raw, _KEYS, where)
+    _check_keys(raw, KEYS, where)
 
 
 def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:

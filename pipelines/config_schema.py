@@ -9,31 +9,23 @@ from typing import Any
 
 from components.artifacts import SPLITS
 from components.command_line import attribute_docs
-from components.create_tfrecords.params import SETTABLE_TASKS, WriteParams
-from components.deploy_model.params import DeployParams
+from components.create_tfrecords.params import SETTABLE_TASKS
 from components.device import ACCELERATORS, BACKENDS
-from components.evaluate_model.params import EvaluateParams
 from components.export_model.formats.table import FORMATS
-from components.export_model.params import ExportParams
 from components.machine_spec import MachineSpec, load_catalogue
 from components.models import REGISTRY
-from components.preflight_training.params import PreflightParams
 from components.text import END, START
 from components.training_step import hyperparameters
 from pipelines import STEPS
-from pipelines.config import SETTINGS, Config
+from pipelines.config import KEYS, SETTINGS, Config
 from pipelines.settings import Settings, variable
 from pipelines.step_resources import StepResources
 
 SCHEMA_FILE = "tpu-pipelines.schema.json"
-_PARAMS: Mapping[str, Any] = {
-    "data": WriteParams,
-    "training": hyperparameters.TrainParams,
-    "preflight": PreflightParams,
-    "gate": EvaluateParams,
-    "export": ExportParams,
-    "deploy": DeployParams,
-}
+_HINTS = {section: typing.get_type_hints(Config)[section] for section in SETTINGS}
+# Of which `false` leaves the step out.
+_OPTIONAL = tuple(section for section, hint in _HINTS.items() if type(None) in typing.get_args(hint))
+_PARAMS: Mapping[str, Any] = {section: (*typing.get_args(hint), hint)[0] for section, hint in _HINTS.items()}
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     **{f"training.{name}": known for name, known in hyperparameters.CHOICES.items()},
     "data.task": SETTABLE_TASKS,
@@ -46,7 +38,6 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "export.split": SPLITS,
     "export.required": tuple(FORMATS),
 }
-_OPTIONAL = ("preflight", "deploy")  # Of which `false` leaves the step out.
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _MODEL_DOCS = {
     "name": "A ready model, a .py or .keras file, or `module:function`; may stand for the whole section.",
@@ -80,7 +71,7 @@ class Setting:
 def settings() -> Iterator[Setting]:
     """Yield every setting, in the order of the sections."""
     yield Setting("name", str, None, _docs(Config)["name"])
-    for section in ("data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources"):
+    for section in KEYS[1:]:
         yield from _SPECIAL[section]() if section in _SPECIAL else _of(section, _PARAMS[section], SETTINGS[section])
 
 

@@ -3,16 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
-from components.create_tfrecords.sources.kinds import find_source
+from components.create_tfrecords.planning import DatasetPlan
 from components.errors import InputError
 from components.preflight_training import sandbox
 from components.preflight_training.examining import examine
-from pipelines.checks import check_data
 from pipelines.compile import require_step_image
 from pipelines.config import Config, on_machine, preflight_params
-from pipelines.platforms.custom_job import in_region
 from pipelines.preflight import describe_data
-from pipelines.settings import Settings
 from pipelines.submission import Plan
 
 
@@ -33,54 +30,47 @@ class DryRun:
         return "\n".join(f"  {name:<9}{text}" for name, text in (*self.lines, *missing))
 
 
-def describe(config: Config, plan: Plan, target: str, settings: Settings) -> DryRun:
+def describe(config: Config, plan: Plan, target: str) -> DryRun:
     """Return what a run would be.
 
     Args:
         config: Its configuration.
         plan: The run as it would be sent.
         target: The platform, as `vertex`.
-        settings: Where it runs.
-
-    Raises:
-        InputError: If its data cannot be used.
     """
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     sizes = [f"{place}, {len(content):,} bytes" for place, content in plan.carried.items()]
     lines = (
         ("machine", ", then ".join(machines)),
-        *(("price", line) for line in prices(config, target, settings)),
+        *(("price", line) for line in prices(config, plan)),
         ("image", plan.image),
-        ("data", _data(config)),
+        ("data", _data(config, plan.data)),
         *((("asks for", plan.resources),) if plan.resources else ()),
         ("model", config.training.model + "".join(f", as {size}" for size in sizes)),
     )
     return DryRun(lines, tuple(_missing(plan, target)))
 
 
-def prices(config: Config, target: str, settings: Settings) -> Sequence[str]:
+def prices(config: Config, plan: Plan) -> Sequence[str]:
     """Return what preflight says of each machine; compiled before, it is known at once."""
-    if config.preflight is None or config.machine is None:
+    if config.preflight is None:
         return ["not known: preflight is switched off"]
-    if find_source(config.data.source)[0].is_downloaded:
+    if plan.data is None:
         return [f"not known before the data are there: tpu-pipelines preflight {config.name}"]
     try:
         sandbox.require_compiler()
-        machines = config.machine.candidates
-        if target == "vertex":
-            machines = tuple(in_region(machine, settings) for machine in machines)
+        machines = [job.machine for job in plan.jobs]
         cache_dir = sandbox.default_cache_dir()
         params = preflight_params(on_machine(config, machines[0]), machines[0])
-        return [one.summary for one in examine(params, describe_data(config, cache_dir), machines, cache_dir).machines]
+        data = describe_data(config, plan.data, cache_dir)
+        return [machine.summary for machine in examine(params, data, machines, cache_dir).machines]
     except InputError as error:
         return [f"not known: {error}"]
 
 
-def _data(config: Config) -> str:
-    if find_source(config.data.source)[0].is_downloaded:
-        return config.data.source
-    splits = check_data(config).split_examples
-    return f"{config.data.source}, " + ", ".join(f"{count:,} to {split}" for split, count in splits.items())
+def _data(config: Config, data: DatasetPlan | None) -> str:
+    splits = data.split_examples if data else {}
+    return ", ".join([config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())])
 
 
 def _missing(plan: Plan, target: str) -> Sequence[str]:

@@ -1,17 +1,15 @@
 """The export of a run's model by command, whatever the gate says of it: to try it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from components.artifacts import EXPORT_FILE
 from components.errors import InputError
+from components.export_info import ExportInfo
 from pipelines.config import read_export
-from pipelines.history import SUMMARY_FILE
+from pipelines.summary import SUMMARY_FILE, Summary
 
 
-def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> dict[str, Any]:
+def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportInfo:
     """Export the model that a run has trained.
 
     Args:
@@ -19,21 +17,17 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> dict[st
         overrides: `export.key=value` each, over what the run was configured with.
         output: The export's folder; an export that it holds is replaced.
 
-    Returns:
-        What `export.json` holds.
-
     Raises:
         InputError: If it is no run's folder, or its model cannot be exported.
     """
-    summary = run_dir / SUMMARY_FILE
     missing = [name for name in (SUMMARY_FILE, "records", "model") if not (run_dir / name).exists()]
     if missing:
         raise InputError(
             f"Cannot export {run_dir}: it has no {missing[0]}, as the folder of a run that has trained does. Name "
             "one, as runs/digits."
         )
-    params = read_export(json.loads(summary.read_bytes())["config"]["export"], overrides)
+    params = read_export(Summary.load(run_dir).config.get("export", {}), overrides)
     from components.export_model import export_model
 
     export_model(params, run_dir / "records", run_dir / "model", output)
-    return json.loads((output / EXPORT_FILE).read_bytes())
+    return ExportInfo.load(output)

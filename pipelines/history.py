@@ -8,6 +8,7 @@ An earlier run shares its files with the cache, and so takes no room of its own 
 """
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -21,8 +22,8 @@ from components import storage
 from components.errors import InputError
 from components.interface import judged_figure
 from components.table import lay_out
+from pipelines.summary import FAILED, SUMMARY_FILE, Summary
 
-SUMMARY_FILE = "summary.json"
 KEPT = 10  # Earlier runs of a name.
 LATEST = "latest"
 _SUFFIX = ".runs"
@@ -55,40 +56,31 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     A run that was killed has left no summary, and stays where it is.
     """
     try:
-        summary = _summary(run_dir)
-    except (OSError, ValueError):
+        summary = Summary.load(run_dir)
+    except InputError:
         return
     directory = history_dir(run_dir)
     directory.mkdir(exist_ok=True)
     place = directory / f"{max([0, *map(int, _numbers(directory))]) + 1:04d}"
-    storage.write_json(run_dir / SUMMARY_FILE, _moved(summary, run_dir, place))
+    raw = json.loads((run_dir / SUMMARY_FILE).read_bytes())  # With what a newer version says beside.
+    moved = {"ended": _ended(summary, run_dir), "artifacts": _moved(summary.artifacts, run_dir, place)}
+    storage.write_json(run_dir / SUMMARY_FILE, raw | moved)
     os.rename(run_dir, place)
     with contextlib.suppress(OSError):  # It is there, or the disk has no links.
         (directory / LATEST).symlink_to(Path("..") / run_dir.name)
     delete_earlier(run_dir, keep)
 
 
-def _summary(run_dir: Path) -> dict[str, Any]:
-    """What a run says of itself; ValueError where the file is of something else than a run."""
-    summary = json.loads((run_dir / SUMMARY_FILE).read_bytes())
-    if not isinstance(summary, dict) or not isinstance(summary.get("status"), str):
-        raise ValueError("no summary of a run")
-    if not all(isinstance(summary.get(part, {}), dict) for part in ("metrics", "gate", "artifacts")):
-        raise ValueError("no summary of a run")
-    return summary
-
-
-def _moved(summary: Mapping[str, Any], run_dir: Path, place: Path) -> dict[str, Any]:
-    artifacts = {
+def _moved(artifacts: Mapping[str, str], run_dir: Path, place: Path) -> dict[str, str]:
+    return {
         name: str(place / Path(path).relative_to(run_dir)) if Path(path).is_relative_to(run_dir) else path
-        for name, path in summary.get("artifacts", {}).items()
+        for name, path in artifacts.items()
     }
-    return {**summary, "ended": _ended(summary, run_dir), "artifacts": artifacts}
 
 
-def _ended(summary: Mapping[str, Any], run_dir: Path) -> str:
+def _ended(summary: Summary, run_dir: Path) -> str:
     written = datetime.datetime.fromtimestamp((run_dir / SUMMARY_FILE).stat().st_mtime, datetime.UTC)
-    return str(summary.get("ended") or written.isoformat(timespec="seconds"))
+    return summary.ended or written.isoformat(timespec="seconds")
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
@@ -109,8 +101,8 @@ def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
 
 def _has_failed(place: Path) -> bool:
     try:
-        return _summary(place)["status"] == "failed"
-    except (OSError, ValueError):
+        return Summary.load(place).status == FAILED
+    except InputError:
         return True
 
 
@@ -146,7 +138,7 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
     rows = []
     for found in [name] if name else names(workspace):
         for number, folder in runs_of(workspace / found):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(InputError):
                 rows.append(_row(found, number, folder))
     if not rows:
         raise InputError(
@@ -158,31 +150,28 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
 
 
 def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
-    summary = _summary(folder)
+    summary = Summary.load(folder)
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return {
         "name": name,
         "number": number,
         "directory": str(folder),
         "ended": _ended(summary, folder),
-        "status": summary["status"],
+        "status": summary.status,
         "training": _training(summary),
-        "metrics": summary.get("metrics", {}),
-        "gate": summary.get("gate", {}),
+        "metrics": summary.metrics,
+        "gate": dataclasses.asdict(summary.gate),
         "num_bytes": sum(path.stat().st_size for path in files),
     }
 
 
-def _training(summary: Mapping[str, Any]) -> str:
+def _training(summary: Summary) -> str:
     """What tells a training from another at a glance: learning rate, batch, and the host."""
-    config = summary.get("config")
-    settings = config.get("training", {}) if isinstance(config, dict) else {}
-    said = [
-        f"{label} {settings[name]:g}"
-        for label, name in (("lr", "learning_rate"), ("batch", "batch_size_per_replica"))
-        if isinstance(settings.get(name), int | float)
-    ]
-    return ", ".join([*said, *([str(summary["host"])] if summary.get("host") else [])])
+    settings = summary.training
+    named = (("lr", settings.learning_rate), ("batch", settings.batch_size_per_replica))
+    return ", ".join(
+        [*(f"{label} {value:g}" for label, value in named if value is not None), *filter(None, [summary.host])]
+    )
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -193,7 +182,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
         metrics = row["metrics"]
         judged = judged_figure(metrics)
         score = f"{judged} {metrics[judged]:.4f}" if judged else "-"
-        loss = f"{metrics['loss']:.4f}" if "loss" in metrics else "-"
+        loss = f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-"
         result, size = results.get(row["status"], row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["name"], row["number"], row["ended"], result, score, loss, size))
     return "\n".join(lay_out(_COLUMNS, lines))

@@ -210,11 +210,12 @@ def run(
     from pipelines.run_local import run_local
 
     outcome = run_local(read_config(config, overrides), Path(workspace), force=force)
+    summary = outcome.summary
     if outcome.is_input_error:
-        raise InputError(outcome.summary["error"])
-    if outcome.summary["status"] == "failed":
-        raise RunFailedError(outcome.summary)
-    return Run(Path(workspace) / outcome.summary["config"]["name"], outcome.summary)
+        raise InputError(summary.error)
+    if summary.status == "failed":
+        raise RunFailedError(summary.as_dict())
+    return Run(Path(workspace) / summary.config["name"], summary.as_dict())
 
 
 def load_run(path: Place) -> Run:
@@ -223,11 +224,11 @@ def load_run(path: Place) -> Run:
     Raises:
         InputError: If it is none.
     """
-    from pipelines.history import SUMMARY_FILE
+    from pipelines.summary import SUMMARY_FILE, Summary
 
     try:
-        return Run(Path(path), json.loads((Path(path) / SUMMARY_FILE).read_bytes()))
-    except (OSError, ValueError) as error:
+        return Run(Path(path), Summary.load(Path(path)).as_dict())
+    except InputError as error:
         raise InputError(
             f"Cannot read {path} as the folder of a run: expected {SUMMARY_FILE} in it ({error})."
         ) from error

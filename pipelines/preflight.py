@@ -43,7 +43,8 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
         candidates = config.machine.candidates
     params = preflight_params(config, candidates[0] if candidates else None)
     cache_dir = sandbox.default_cache_dir()
-    report = examine(params, describe_data(config, cache_dir), candidates or (params.machine_spec,), cache_dir)
+    facts = describe_data(config, plan_dataset(config.data), cache_dir)
+    report = examine(params, facts, candidates or (params.machine_spec,), cache_dir)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
     return report
@@ -69,7 +70,7 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
     return np.unique(np.concatenate([extremes, training[:count]]))
 
 
-def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
+def describe_data(config: Config, plan: DatasetPlan, cache_dir: Path) -> data.DataFacts:
     """What the training step must know of a configuration's data, measured on a sample written for it.
 
     The sample goes through the same writer and reader as the data set will; what was measured is remembered for as long
@@ -78,7 +79,6 @@ def describe_data(config: Config, cache_dir: Path) -> data.DataFacts:
     Raises:
         InputError: If the source cannot be used.
     """
-    plan = plan_dataset(config.data)
     training = config.training
     reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
 

@@ -1,16 +1,15 @@
 """Whether a run is needed: what has changed since the last one of its name."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from components.errors import InputError
 from pipelines.config import Config
-from pipelines.history import SUMMARY_FILE
 from pipelines.platforms.jobs import DIGEST, State, Submitter
 from pipelines.run_local import fingerprints_here
 from pipelines.submission import Plan, look_up
+from pipelines.summary import FAILED, Summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +62,17 @@ def decide_here(config: Config, workspace: Path) -> Decision:
     after, summary = fingerprints_here(config, workspace), last_summary(config, workspace)
     if summary is None:
         return _first(config.name)
-    since, before = str(workspace / config.name), summary.get("fingerprints", {})
-    if before == after:
-        return _unchanged(since, summary["status"], has_failed=summary["status"] == State.FAILED)
-    return _changed(since, before, after)
+    since = str(workspace / config.name)
+    if summary.fingerprints == after:
+        return _unchanged(since, summary.status, has_failed=summary.status == FAILED)
+    return _changed(since, summary.fingerprints, after)
 
 
-def last_summary(config: Config, workspace: Path) -> dict[str, Any] | None:
+def last_summary(config: Config, workspace: Path) -> Summary | None:
     """What the last run of a configuration's name left; None where there was none, or it was interrupted."""
     try:
-        summary = json.loads((workspace / config.name / SUMMARY_FILE).read_bytes())
-        return summary if summary["status"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return Summary.load(workspace / config.name)
+    except InputError:
         return None
 
 

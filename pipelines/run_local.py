@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import io
-import json
 import os
 import shutil
 import sys
@@ -15,57 +14,40 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from components import storage
-from components.artifacts import (
-    DEPLOYMENT_FILE,
-    EVALUATION_FILE,
-    EXPORT_FILE,
-    PREFLIGHT_FILE,
-    PREFLIGHT_REPORT_FILE,
-    REPORT_FILE,
-    Manifest,
-)
+from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE, REPORT_FILE, Manifest
 from components.create_tfrecords.planning import DatasetPlan
-from components.deploy_model.params import VERTEX
+from components.create_tfrecords.sources import csv_file
+from components.create_tfrecords.sources.kinds import find_source
+from components.deploy_model.params import VERTEX, DeployResult
 from components.device import describe_host
 from components.errors import InputError
+from components.evaluation_info import Decision, Evaluation
+from components.export_info import ExportInfo
 from components.preflight_training import sandbox
+from components.preflight_training.findings import PreflightReport
 from components.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
 from components.registry.opening import open_registry, parse_reference
 from components.registry.reference import is_on_vertex, reference
 from components.registry.versions import model_digest
 from components.safe_path import safe_children
-from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE
+from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
 from components.table import printable
-from pipelines import STEPS, history
+from pipelines import STEP_TABLE, STEPS, history
 from pipelines.caching import data_version, fingerprints, lineage, step_keys
 from pipelines.checks import LOG_FILE, check_run
 from pipelines.config import Config
-from pipelines.history import SUMMARY_FILE
 from pipelines.model_check import check_model_works, needs_check
 from pipelines.step_cache import StepCache
+from pipelines.summary import FAILED, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
 
 RUNNERS = ("subprocess", "docker")
 
 
-# The artifact that a step leaves, and the folder of the run in which it is published.
-_ARTIFACTS = {
-    "create_tfrecords": ("records", "records"),
-    "preflight_training": ("preflight", "preflight"),
-    "train_model": ("trained", "model"),
-    "evaluate_model": ("evaluation", "evaluation"),
-    "export_model": ("exported", "export"),
-    "deploy_model": ("deployment", "deployment"),
-}
-
-
-_IF_PROMOTED = ("export_model", "deploy_model")
-
-
 @dataclasses.dataclass(frozen=True)
 class RunOutcome:
-    """The summary as it stands in summary.json, and whether a failure was the user's mistake."""
+    """The summary of a run, and whether a failure was the user's mistake."""
 
-    summary: dict[str, Any]
+    summary: Summary
     is_input_error: bool = False
 
 
@@ -194,11 +176,10 @@ class _LocalRun:
         self._drop_leftovers()
         if not force:
             self._share_records()
-        self._champion, opponent = self._pin_champion()
-        self._keys = step_keys(config, data, opponent)
+        self._champion, champion_digest = self._pin_champion()
+        self._keys = step_keys(config, data, champion_digest)
         self._drop_undone_deployment()
-        left_out = {"preflight_training": config.preflight is None, "deploy_model": config.deploy is None}
-        self._steps = [step for step in STEPS if not left_out.get(step)]
+        self._steps = config.steps
         self._cached = {step for step in self._steps if self._outputs(step) is not None}
         # kfp.local names a run's folder by the time. What an interrupted run's last process still leaves is not ours.
         self._first_folder = f"training-pipeline-{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"
@@ -221,7 +202,7 @@ class _LocalRun:
 
     def _outputs(self, step: str) -> Path | None:
         """Where the step's artifact lies, if the step is done."""
-        return self._cache.output(self._entry(step), _ARTIFACTS[step][0])
+        return self._cache.output(self._entry(step), STEP_TABLE[step].artifact)
 
     def _drop_leftovers(self) -> None:
         """Forget cached records that no longer match their manifest, and delete what interrupted runs left."""
@@ -240,30 +221,30 @@ class _LocalRun:
     def _pin_champion(self) -> tuple[str, str]:
         """The champion as it is now, and the digest by which the cache knows it.
 
-        A run keeps the opponent that it had when it began: deploy_model sees whether the alias has moved since. If this
-        run's model is the champion itself, its opponent is the one that it beat, so that a run can be found again.
+        A run keeps the champion that it met when it began: deploy_model sees whether the alias has moved since. If this
+        run's model is the champion itself, it meets the one that it beat, so that a run can be found again.
         """
         if (named := parse_reference(self._config.champion)) is None:
             return self._config.champion, ""
         (registry, version), trained = named, self._outputs("train_model")
-        opponent = registry.opponent(version, model_digest(trained) if trained else "")
-        if opponent is None:
+        champion = registry.champion(version, model_digest(trained) if trained else "")
+        if champion is None:
             return self._config.champion, ""
-        return reference(registry.root, registry.model_name, opponent.number), opponent.model_digest
+        return reference(registry.root, registry.model_name, champion.number), champion.model_digest
 
     def _drop_undone_deployment(self) -> None:
         """Forget that a version was made the champion where it no longer is: the step has to run, and may refuse."""
         deployment, deploy = self._outputs("deploy_model"), self._config.deploy
         if deployment is not None and deploy is not None:
             current = open_registry(deploy.registry, deploy.model_name).find(deploy.alias)
-            if not current or current.number != _read(deployment / DEPLOYMENT_FILE).get("version"):
+            if not current or current.number != DeployResult.load(deployment).version:
                 self._cache.remove(deployment)
 
     def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
         """Whether this run is the one whose results are there: nothing has changed, and nothing is left to do."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            there = json.loads((self._run_dir / SUMMARY_FILE).read_bytes())
-            return there.get("fingerprints") == fingerprints and self._cached.issuperset(self._expected())
+        with contextlib.suppress(InputError):
+            there = Summary.load(self._run_dir)
+            return there.fingerprints == fingerprints and self._cached.issuperset(self._expected())
         return False
 
     def _share_records(self) -> None:
@@ -323,85 +304,82 @@ class _LocalRun:
 
     def _promoted(self) -> bool:
         evaluation = self._outputs("evaluate_model")
-        return evaluation is not None and bool(_read(evaluation / EVALUATION_FILE)["gate"]["promote"])
+        return evaluation is not None and Evaluation.load(evaluation).gate.promote
 
     def _expected(self) -> list[str]:
         """The steps that have to run: export and deployment only where the gate says so."""
-        return self._steps if self._promoted() else [step for step in self._steps if step not in _IF_PROMOTED]
+        return (
+            self._steps if self._promoted() else [step for step in self._steps if not STEP_TABLE[step].needs_promotion]
+        )
 
     def finish(self, start: float, fingerprints: Mapping[str, str]) -> RunOutcome:
         """Publish the artifacts of the steps that are done, and write the summary."""
         promoted = self._promoted()
         expected = self._expected()
         done = {step: path for step in expected if (path := self._outputs(step)) is not None}
-        failure = self._failure()
+        failure, report = self._failure()
         if failure is None and (missing := [step for step in expected if step not in done]):
-            failure = {
-                "step": missing[0],
-                "error": f"it did not run; see {self._run_dir / LOG_FILE}",
-                "is_input_error": False,
-            }
-        if failure and (report := failure.get("preflight")):  # It says why the run stopped there.
+            failure = StepRecord(missing[0], FAILED, error=f"it did not run; see {self._run_dir / LOG_FILE}")
+        if report:  # It says why the run stopped there.
             done["preflight_training"] = report
-        for step, (_, folder) in _ARTIFACTS.items():
-            if step in done:
-                storage.link_tree(done[step], self._run_dir / folder)
+        folders = {name: self._run_dir / step.folder for name, step in STEP_TABLE.items()}
+        for name, folder in folders.items():
+            if name in done:
+                storage.link_tree(done[name], folder)
             else:
-                shutil.rmtree(self._run_dir / folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
         if "train_model" in done:
             shutil.rmtree(self._checkpoint_dir.parent, ignore_errors=True)
-        evaluation = _read(self._run_dir / "evaluation" / EVALUATION_FILE)
-        challenger = evaluation.get("challenger", {})
-        export = _read(self._run_dir / "export" / EXPORT_FILE)
-        summary = {
-            "status": "failed" if failure else "succeeded" if promoted else "rejected",
-            "config": self._config.as_dict(),
-            "fingerprints": fingerprints,
-            "seconds": time.time() - start,
-            "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "host": describe_host(),
-            "steps": {step: self._step_summary(step, done.get(step), failure) for step in STEPS},
-            "metrics": {name: value for name, value in challenger.items() if isinstance(value, int | float)},
-            "gate": evaluation.get("gate", {"promote": False, "reasons": []}),
-            "preflight": _summarize_preflight(_read(self._run_dir / "preflight" / PREFLIGHT_FILE)),
-            "export": export,
-            "deployment": (deployment := _read(self._run_dir / "deployment" / DEPLOYMENT_FILE)),
-            "artifacts": {
-                folder: str(self._run_dir / folder)
-                for _, folder in _ARTIFACTS.values()
-                if (self._run_dir / folder).is_dir()
-            },
-            "error": f"{failure['step']}: {failure['error']}" if failure else "",
-        }
-        for folder, name, file in (
-            ("preflight", "preflight_report", PREFLIGHT_REPORT_FILE),
-            ("evaluation", "report", REPORT_FILE),
-        ):
-            if folder in summary["artifacts"]:
-                summary["artifacts"][name] = str(self._run_dir / folder / file)
-        if deployment:
-            summary["artifacts"]["version"] = deployment["version_dir"]
-        storage.write_json(self._run_dir / SUMMARY_FILE, summary)
-        return RunOutcome(summary, bool(failure and failure["is_input_error"]))
+        published = {name: folder for name, folder in folders.items() if name in done}
+        evaluation = Evaluation.load(published["evaluate_model"]) if "evaluate_model" in done else None
+        preflight = PreflightReport.load(published["preflight_training"]) if "preflight_training" in done else None
+        deployment = DeployResult.load(published["deploy_model"]) if "deploy_model" in done else None
+        summary = Summary(
+            status=FAILED if failure else SUCCEEDED if promoted else REJECTED,
+            config=self._config.as_dict(),
+            fingerprints=fingerprints,
+            seconds=time.time() - start,
+            ended=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            host=describe_host(),
+            steps={step: self._step_summary(step, done.get(step), failure) for step in STEPS},
+            metrics=evaluation.metrics if evaluation else {},
+            gate=evaluation.gate if evaluation else Decision(False, ()),
+            preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
+            export=ExportInfo.load(published["export_model"]) if "export_model" in done else None,
+            deployment=deployment,
+            artifacts=self._artifacts(published, deployment),
+            error=f"{failure.step}: {failure.error}" if failure else "",
+        )
+        summary.save(self._run_dir)
+        return RunOutcome(summary, bool(failure and failure.is_input_error))
 
-    def _failure(self) -> dict[str, Any] | None:
-        """The record of the step that failed in this run, if one did."""
+    def _artifacts(self, published: Mapping[str, Path], deployment: DeployResult | None) -> dict[str, str]:
+        """Where the run's files are, by name."""
+        artifacts = {folder.name: str(folder) for folder in published.values()}
+        if "preflight_training" in published:
+            artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
+        if "evaluate_model" in published:
+            artifacts["report"] = str(published["evaluate_model"] / REPORT_FILE)
+        return artifacts | ({"version": deployment.version_dir} if deployment else {})
+
+    def _failure(self) -> tuple[StepRecord | None, Path | None]:
+        """The record of the step that failed in this run, if one did, and preflight's report if it was that one."""
         folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path.name >= self._first_folder)
         for path in (path for folder in folders for path in folder.glob(f"*/{STEP_RECORD_FILE}")):
-            record = _read(path)
-            if record["state"] == "failed":
-                report = path.parent / _ARTIFACTS["preflight_training"][0]
-                return record | {"preflight": report if (report / PREFLIGHT_FILE).is_file() else None}
-        return None
+            record = StepRecord.load(path.parent)
+            if record.state == FAILED:
+                report = path.parent / STEP_TABLE["preflight_training"].artifact
+                return record, report if (report / PREFLIGHT_FILE).is_file() else None
+        return None, None
 
-    def _step_summary(self, step: str, artifact: Path | None, failure: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _step_summary(self, step: str, artifact: Path | None, failure: StepRecord | None) -> StepSummary:
         cached = step in self._cached
-        if failure and failure["step"] == step:
-            return {"seconds": failure.get("seconds", 0.0), "state": "failed", "cached": False}
+        if failure and failure.step == step:
+            return StepSummary(failure.seconds, FAILED, False)
         if artifact is None:
-            return {"seconds": 0.0, "state": "skipped", "cached": False}
-        seconds = 0.0 if cached else _read(artifact.parent / STEP_RECORD_FILE).get("seconds", 0.0)
-        return {"seconds": seconds, "state": "succeeded", "cached": cached}
+            return StepSummary(0.0, "skipped", False)
+        has_record = not cached and (artifact.parent / STEP_RECORD_FILE).is_file()
+        return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, SUCCEEDED, cached)
 
 
 def _are_whole(records: Path) -> bool:
@@ -409,17 +387,6 @@ def _are_whole(records: Path) -> bool:
         Manifest.load(records)
         return True
     return False
-
-
-def _summarize_preflight(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine that the run is for, without the layers."""
-    if not report:
-        return {}
-    return {name: value for name, value in report["machines"][0].items() if name != "layers"}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _make_runner(runner: str, config: Config) -> Any:
@@ -436,8 +403,9 @@ def _make_runner(runner: str, config: Config) -> Any:
         docker.from_env().ping()  # type: ignore[attr-defined]  # mypy takes our folder docker/ for it.
     except docker.errors.DockerException as error:
         raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
-    kind, _, location = config.data.source.partition(":")
-    reads = [str(Path(location).parent) if kind == "csv" else location, config.training.model, config.gate.champion]
+    source, location = find_source(config.data.source)
+    data = str(Path(location).parent) if source is csv_file.SOURCE else location  # A table names files beside it.
+    reads = [data, config.training.model, config.gate.champion]
     reads += config.model_files
     mounts = []
     for path in (path for path in reads if path and not storage.is_remote(path) and os.path.exists(path)):

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -20,6 +21,9 @@ from components.outages import PlatformError
 from pipelines.config import Config, on_machine
 from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, slug
 from pipelines.settings import Settings
+
+if TYPE_CHECKING:
+    from components.create_tfrecords.planning import DatasetPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Plan:
         carried: Content of the files that the jobs read from the bucket, by their place there.
         timeout: When the training is stopped, and why then.
         resources: What steps ask for because of the data's size; empty where that is nothing more than always.
+        data: The examples; None where they have to be downloaded first.
     """
 
     jobs: tuple[Job, ...]
@@ -39,6 +44,7 @@ class Plan:
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     timeout: str = ""
     resources: str = ""
+    data: "DatasetPlan | None" = None
 
     def has(self, job_id: str) -> bool:
         """Whether a job is one of this run's, of whatever round."""
@@ -59,7 +65,7 @@ class Plan:
 
 
 def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
-    """Compile a run for each of its machines, and give it its id.
+    """Check a run's data, compile it for each of its machines, and give it its id.
 
     Args:
         config: What to run.
@@ -67,17 +73,19 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
         settings: Where it runs.
 
     Raises:
-        InputError: If it cannot be compiled, on any of the machines, or its data cannot be listed.
+        InputError: If it cannot be compiled, on any of the machines, or its data cannot be used.
     """
-    from components.create_tfrecords.sources.kinds import list_examples, source_version
+    from components.create_tfrecords.sources.kinds import find_source, source_version
     from pipelines.caching import fingerprints
-    from pipelines.compile import compile_pipeline, require_machine
+    from pipelines.checks import check_data
+    from pipelines.compile import compile_pipeline, placed, require_machine
     from pipelines.data_sizes import measure, with_sizes
-    from pipelines.platforms.custom_job import in_region
 
-    machines = require_machine(config, target).candidates
+    candidates = [on_machine(config, machine) for machine in require_machine(config, target).candidates]
+    machines = [require_machine(placed(candidate, target, settings), target) for candidate in candidates]
+    data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
     # What lies elsewhere is no step's to read: compiling refuses it. What comes with a library is small.
-    listed = list_examples(config.data) if storage.is_remote(config.data_location) else None
+    listed = data.listing if data and storage.is_remote(config.data_location) else None
     sized, resources = with_sizes(config, measure(listed, config.data), target) if listed else (config, "")
     packages, timeouts = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -87,14 +95,11 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             packages.append(path.read_text())
             timeouts.append(compiled.timeout.reason)
     name = slug(config.name)
-    data = listed.stat_digest() if listed else source_version(config.data)
-    made_of = fingerprints(config, data, compiled.image)
+    made_of = fingerprints(config, source_version(config.data, data.listing if data else None), compiled.image)
     digest = _digest(packages[0], made_of)
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []
     for index, (machine, package) in enumerate(zip(machines, packages, strict=True)):
-        if target == "vertex":
-            machine = in_region(machine, settings)
         labels = {
             **settings.labels,
             "tpu_pipelines_run": name,
@@ -106,7 +111,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
         jobs.append(Job(job_id, config.name, package, machine, labels))
-    return Plan(tuple(jobs), compiled.image, compiled.carried, timeouts[0], resources)
+    return Plan(tuple(jobs), compiled.image, compiled.carried, timeouts[0], resources, data)
 
 
 def without_cache(plan: Plan) -> Plan:

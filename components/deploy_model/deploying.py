@@ -2,25 +2,24 @@
 
 import base64
 import contextlib
-import dataclasses
 import functools
-import json
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from components import progress, records, storage
-from components.artifacts import DEPLOYMENT_FILE, EVALUATION_FILE, PREDICTIONS_FILE, Manifest
+from components.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
 from components.deploy_model import health_check
-from components.deploy_model.params import DeployParams, DeployResult
+from components.deploy_model.params import DeployParams, DeployResult, HealthCheckResult
 from components.deploy_model.vertex import Answer, VertexTarget
 from components.errors import InputError
+from components.evaluation_info import Evaluation
 from components.images import encode_png
 from components.interface import CorpusInput, TextInput
 from components.outages import PlatformError
@@ -83,25 +82,27 @@ def deploy_model(
             f"which the export left out, since {reason}. Leave deploy.endpoint out; it is registered all the same. To "
             "know it before training, set export.required=[float]."
         )
-    evaluation = _Evaluation.load(evaluation_dir)
-    evaluation.check(model_dir, manifest)
+    evaluation = Evaluation.load(evaluation_dir)
+    _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)
+    champion = evaluation.registered_champion.digest if evaluation.registered_champion else None
     version = target.register(
         model_dir,
         export_dir,
         metrics=evaluation.metrics,
-        reasons=evaluation.reasons,
+        reasons=evaluation.gate.reasons,
         lineage={
             "dataset": {"source": manifest.source, "fingerprint": manifest.fingerprint},
             "split": evaluation.split,
             **params.lineage,
         },
-        parent=registry.number_of(evaluation.against or ""),
+        parent=registry.number_of(champion or ""),
     )
-    check = _HealthCheck(params, version, records_dir, manifest, evaluation)
+    expected = _evaluated_answers(evaluation_dir, manifest)
+    check = _HealthCheck(params, version, records_dir, manifest, evaluation.split, expected)
     with tempfile.TemporaryDirectory(prefix="registered-") as scratch:
         health = check(functools.partial(_answer_in_fresh_process, version, Path(scratch)))
-    with target.serving(version, check, evaluation.against) as endpoint:
-        move = registry.promote(version.number, params.alias, "; ".join(evaluation.reasons), evaluation.against)
+    with target.serving(version, check, champion) as endpoint:
+        move = registry.promote(version.number, params.alias, "; ".join(evaluation.gate.reasons), champion)
     result = DeployResult(
         registry=str(registry.root),
         model_name=registry.model_name,
@@ -113,10 +114,10 @@ def deploy_model(
         endpoint=endpoint,
     )
     with storage.staged_directory(output) as staged:
-        storage.write_json(staged / DEPLOYMENT_FILE, dataclasses.asdict(result))
+        result.save(staged)
     progress.say(
         _STEP,
-        f"{registry.model_name} version {version.number} answered {health['num_examples']} {manifest.input.plural} "
+        f"{registry.model_name} version {version.number} answered {health.num_examples} {manifest.input.plural} "
         f"and is the {params.alias}"
         + (f", as {move.previous} was before" if move.previous else "")
         + (f"; {endpoint} serves it" if endpoint else ""),
@@ -131,69 +132,36 @@ class _Folder:
         assert isinstance(registry, ModelRegistry)
         self.register = registry.register
 
-    def serving(self, version: RegisteredVersion, check: Any, against: str | None) -> contextlib.nullcontext[str]:
+    def serving(self, version: RegisteredVersion, check: Any, champion: str | None) -> contextlib.nullcontext[str]:
         return contextlib.nullcontext("")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Evaluation:
-    """What evaluate_model wrote, as far as it matters here."""
-
-    directory: Path
-    promote: bool
-    reasons: Sequence[str]
-    metrics: Mapping[str, float]
-    split: str
-    model_digest: str
-    dataset_fingerprint: str
-    against: str | None  # As ModelRegistry.promote takes it.
-
-    @classmethod
-    def load(cls, directory: Path) -> Self:
-        path = directory / EVALUATION_FILE
-        try:
-            raw = json.loads(path.read_bytes())
-            champion = raw["registered_champion"]
-            return cls(
-                directory=directory,
-                promote=raw["gate"]["promote"],
-                reasons=raw["gate"]["reasons"],
-                metrics={name: value for name, value in raw["challenger"].items() if isinstance(value, int | float)},
-                split=raw["split"],
-                model_digest=raw["model"]["digest"],
-                dataset_fingerprint=raw["dataset_fingerprint"],
-                against=None if champion is None else champion["digest"],
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, manifest: Manifest) -> None:
+    """Refuse a model to which the gate has not said yes, itself and on these records."""
+    if not evaluation.gate.promote:
+        raise InputError(
+            f"Refused to deploy {model_dir}: the gate said no ({'; '.join(evaluation.gate.reasons)}). Train a better "
+            "model."
+        )
+    for what, expected, received in (
+        ("model", evaluation.model.digest, model_digest(model_dir)),
+        ("data set", evaluation.dataset_fingerprint, manifest.fingerprint),
+    ):
+        if expected != received:
             raise InputError(
-                f"Cannot read {path}: expected what evaluate_model writes, received something else ({error!r}). Run "
-                "evaluate_model again."
-            ) from error
-
-    def check(self, model_dir: Path, manifest: Manifest) -> None:
-        """Refuse a model to which the gate has not said yes, itself and on these records."""
-        if self.promote is not True:
-            raise InputError(
-                f"Refused to deploy {model_dir}: the gate said no ({'; '.join(self.reasons)}). Train a better model."
+                f"Refused to deploy {model_dir}: the evaluation in {directory} is of another {what}: expected "
+                f"{expected[:16]}…, received {received[:16]}…. Run evaluate_model with this one."
             )
-        for what, expected, received in (
-            ("model", self.model_digest, model_digest(model_dir)),
-            ("data set", self.dataset_fingerprint, manifest.fingerprint),
-        ):
-            if expected != received:
-                raise InputError(
-                    f"Refused to deploy {model_dir}: the evaluation in {self.directory} is of another {what}: expected "
-                    f"{expected[:16]}…, received {received[:16]}…. Run evaluate_model with this one."
-                )
 
-    def answers(self, manifest: Manifest) -> np.ndarray:
-        """What the evaluated model answered, float32[examples, outputs], in the order of the records."""
-        path = self.directory / PREDICTIONS_FILE
-        try:
-            with np.load(path) as predictions:
-                return predictions[manifest.interface.task.answer]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise InputError(f"Cannot read {path}: {error!r}. Run evaluate_model again.") from error
+
+def _evaluated_answers(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:
+    """What the evaluated model answered, float32[examples, outputs], in the order of the records."""
+    path = evaluation_dir / PREDICTIONS_FILE
+    try:
+        with np.load(path) as predictions:
+            return predictions[manifest.interface.task.answer]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InputError(f"Cannot read {path}: {error!r}. Run evaluate_model again.") from error
 
 
 class _HealthCheck:
@@ -205,11 +173,12 @@ class _HealthCheck:
         version: RegisteredVersion,
         records_dir: Path,
         manifest: Manifest,
-        evaluation: _Evaluation,
+        split: str,
+        evaluated: np.ndarray,
     ) -> None:
-        self._records = records_dir, manifest, evaluation.split
+        self._records = records_dir, manifest, split
         self._places, self._inputs = records.spread_inputs(*self._records, params.health_check_examples)
-        self._expected = evaluation.answers(manifest)[self._places]
+        self._expected = evaluated[self._places]
         self._scale = manifest.interface.std or 1.0
         self._kind = "number, in standard deviations," if manifest.interface.std else "probability"
         self.class_names, self._plural = manifest.class_names, manifest.input.plural
@@ -228,7 +197,7 @@ class _HealthCheck:
             return [{"text": texts[place]} for place in self._places]
         return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in self._inputs]
 
-    def __call__(self, answer: Answer) -> dict[str, float]:
+    def __call__(self, answer: Answer) -> HealthCheckResult:
         """How many examples were answered, and the largest difference of a probability or standardised number.
 
         Raises:
@@ -250,7 +219,7 @@ class _HealthCheck:
                 f"what was evaluated; expected at most {self._tolerance:.2e}. Is it the export of another model? Run "
                 "export_model and deploy_model again."
             )
-        return {"num_examples": len(answers), "max_difference": difference}
+        return HealthCheckResult(len(answers), difference)
 
 
 def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from components import storage
+from components.artifacts import DEPLOYMENT_FILE
 from components.errors import InputError
 from components.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
+from components.schema import Amount, JsonFile
 
 VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
 _KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
@@ -111,8 +113,16 @@ class DeployParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeployResult:
-    """Where the model is now.
+class HealthCheckResult:
+    """Examples answered, and the largest difference of a probability or standardised number."""
+
+    num_examples: int
+    max_difference: Amount
+
+
+@dataclasses.dataclass(frozen=True)
+class DeployResult(JsonFile, name=DEPLOYMENT_FILE, what="the description of a deployment", step="deploy_model"):
+    """Where the model is now: `deployment.json`.
 
     Attributes:
         registry: The registry.
@@ -121,7 +131,7 @@ class DeployResult:
         version_dir: Its folder, here or on gs://.
         alias: The alias that stands there.
         previous: The version where the alias stood before; empty if there was none.
-        health_check: Images answered, and the largest difference of a probability or standardised number.
+        health_check: How the registered export answered.
         endpoint: The endpoint that serves it; empty if there is none.
     """
 
@@ -131,5 +141,5 @@ class DeployResult:
     version_dir: str
     alias: str
     previous: str
-    health_check: Mapping[str, float]
+    health_check: HealthCheckResult
     endpoint: str = ""

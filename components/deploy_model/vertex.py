@@ -189,7 +189,7 @@ class VertexTarget:
     # Serving
 
     @contextlib.contextmanager
-    def serving(self, version: RegisteredVersion, check: HealthCheck, against: str | None) -> Iterator[str]:
+    def serving(self, version: RegisteredVersion, check: HealthCheck, champion: str | None) -> Iterator[str]:
         """The endpoint with the version on it, for as long as the block goes well; its name, empty if none is wanted.
 
         1. On an endpoint of its own, which is deleted after that, the version answers what `check` asks.
@@ -202,7 +202,7 @@ class VertexTarget:
         Args:
             version: The version.
             check: Judges its answers.
-            against: As `VertexRegistry.promote` takes it; what may not be promoted is not deployed.
+            champion: As `VertexRegistry.promote` takes it; what may not be promoted is not deployed.
 
         Raises:
             RuntimeError: If the version does not answer, or not as it was evaluated.
@@ -211,7 +211,7 @@ class VertexTarget:
         if not self._params.endpoint:
             yield ""
             return
-        self._registry.check_promotable(version.number, self._params.alias, against)
+        self._registry.check_promotable(version.number, self._params.alias, champion)
         endpoint = self._require_endpoint(self._params.endpoint)
         known = self._find_deployed(endpoint, version)
         before = dict(self._get(endpoint).traffic_split)

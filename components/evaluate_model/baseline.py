@@ -4,14 +4,13 @@ It is the best constant answer in hindsight, fitted to the very examples that ar
 set of labels with the greatest F1, the mean of every target, the frequency of every character.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from components.evaluation_info import Baseline
 from components.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD
-from components.metric_table import BY_NAME, show
 
 # At most one in twenty models that know no more than the baseline seem to beat it by more than this many standard
 # errors: the one-sided 95 % quantile of a normal distribution.
@@ -19,47 +18,6 @@ _QUANTILE = 1.645
 # Outputs of a regression that differ by less than this share of their target's deviation are one answer.
 _SAME = 1e-6
 _LISTED_LABELS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Baseline:
-    """What the best constant answer reaches, and by how much a model does better, on the same examples.
-
-    Attributes:
-        metric: The judged figure of the task.
-        answer: The constant answer, in words.
-        value: What it reaches; None where the figure is not defined on the split.
-        advantage: How much better the model is; below 0 if it is worse.
-        margin: The advantage up to which chance explains it: examples are few, and a model that knows nothing more than
-            the baseline is above it half of the time.
-        collapsed_to: The answer that the model gives every example, in words; empty if it gives several.
-    """
-
-    metric: str
-    answer: str
-    value: float | None
-    advantage: float
-    margin: float
-    collapsed_to: str = ""
-
-    @property
-    def is_beaten(self) -> bool:
-        """Whether the model is better, by more than chance explains."""
-        return self.value is not None and self.advantage > max(self.margin, 0.0)
-
-    @property
-    def reason(self) -> str:
-        """The comparison in words."""
-        alike = f"; the model gives every example the same answer, {self.collapsed_to}" if self.collapsed_to else ""
-        if self.value is None:
-            needs = BY_NAME[self.metric].needs
-            return f"{self.metric} cannot tell the model from {self.answer}: it needs {needs}{alike}"
-        reached = self.value + BY_NAME[self.metric].direction * self.advantage
-        verb = "beats" if self.is_beaten else "does not beat"
-        text = f"{self.metric} {show(reached)} {verb} the {show(self.value)} of {self.answer}"
-        if not self.is_beaten and self.advantage > 0:
-            text += f" by more than the {show(self.margin)} that chance explains"
-        return text + alike
 
 
 def find_baseline(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> Baseline:

@@ -1,9 +1,9 @@
 """Which model to beat: a folder, or a version of a registry."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
+from components.evaluation_info import RegisteredChampion
 from components.registry.opening import parse_reference
 from components.registry.reference import MODEL_DIR
 from components.registry.versions import fetch, fetch_folder
@@ -15,11 +15,11 @@ class Champion:
 
     Attributes:
         directory: Where it lies, as train_model wrote it; None if there is none.
-        registered: Where a registry was asked: the `version` and its `digest`, both empty for none.
+        registered: What a registry names; None where none was asked.
     """
 
     directory: Path | None
-    registered: Mapping[str, str] | None = None
+    registered: RegisteredChampion | None = None
 
 
 def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
@@ -40,8 +40,8 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
     if (named := parse_reference(champion)) is None:
         return Champion(fetch_folder(champion, scratch))
     registry, version = named
-    found = registry.opponent(version, digest)
-    if found is None:
-        return Champion(None, {"version": "", "digest": ""})
-    directory = fetch(found, MODEL_DIR, scratch)
-    return Champion(directory, {"version": found.number, "digest": found.model_digest})
+    champion_version = registry.champion(version, digest)
+    if champion_version is None:
+        return Champion(None, RegisteredChampion("", ""))
+    directory = fetch(champion_version, MODEL_DIR, scratch)
+    return Champion(directory, RegisteredChampion(champion_version.number, champion_version.model_digest))

@@ -38,8 +38,9 @@ def evaluate_model(
     import pathlib
     import shutil
 
-    from components.artifacts import EVALUATION_FILE, REPORT_FILE
+    from components.artifacts import REPORT_FILE
     from components.evaluate_model import EvaluateParams, evaluate_model
+    from components.evaluation_info import Evaluation
     from components.step_inputs import params_from
     from components.step_record import step_record
 
@@ -47,13 +48,12 @@ def evaluate_model(
         params = params_from(inputs, EvaluateParams)
         output = pathlib.Path(evaluation.path)
         result = evaluate_model(params, pathlib.Path(records.path), pathlib.Path(model.path), output)
-        scored = json.loads((output / EVALUATION_FILE).read_text())
+        scored = Evaluation.load(output)
         for name, value in result.metrics.items():
             metrics.log_metric(name, value)
-        if "confusion_matrix" in scored["challenger"]:  # Only one class of several has one.
-            classification.log_confusion_matrix(scored["class_names"], scored["challenger"]["confusion_matrix"])
-        if scored["challenger"].get("roc"):
-            points = scored["challenger"]["roc"]
+        if matrix := scored.challenger.get("confusion_matrix"):  # Only one class of several has one.
+            classification.log_confusion_matrix(list(scored.class_names), matrix)
+        if points := scored.challenger.get("roc"):
             classification.log_roc_curve(
                 *([point[k] for point in points] for k in ("false_positive_rate", "true_positive_rate", "threshold"))
             )

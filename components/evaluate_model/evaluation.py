@@ -1,7 +1,6 @@
 """Scores models on the very same examples, each counted once, and writes the evaluation and its report."""
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from components import device as devices
 from components import progress, records, storage
 from components.artifacts import (
     EVALUATION_FILE,
-    HISTORY_FILE,
     KEY_FEATURE,
     LABEL_FEATURE,
     PREDICTIONS_FILE,
@@ -21,19 +19,21 @@ from components.artifacts import (
     TEXT_FEATURE,
     Manifest,
     ModelInfo,
+    load_history,
 )
 from components.errors import InputError
 from components.evaluate_model import language_model
-from components.evaluate_model.baseline import Baseline, find_baseline, find_language_baseline
+from components.evaluate_model.baseline import find_baseline, find_language_baseline
 from components.evaluate_model.champion import find_champion
 from components.evaluate_model.gate import decide
 from components.evaluate_model.language_report import LanguageReportContent, render_language_report
-from components.evaluate_model.leaks import Unseen, find_seen_examples
+from components.evaluate_model.leaks import find_seen_examples
 from components.evaluate_model.metrics import compute_metrics, macro_notes
 from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.regression import compute_regression_metrics
 from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
+from components.evaluation_info import Baseline, EvaluatedModel, Evaluation, Unseen
 from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, THRESHOLD, TextInput
 from components.metric_table import scalars
 from components.registry.versions import model_digest
@@ -94,21 +94,18 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         champion_metrics=champion_metrics,
     )
     with storage.staged_directory(output) as staged:
-        storage.write_json(
-            staged / EVALUATION_FILE,
-            {
-                "split": params.split,
-                "dataset_fingerprint": manifest.fingerprint,
-                "model": {"name": info.name, "parameters": info.parameters, "weights": "best", "digest": digest},
-                "class_names": manifest.class_names,
-                "gate": {"promote": decision.promote, "reasons": decision.reasons},
-                "challenger": dataclasses.asdict(judged.metrics[0]),
-                "champion": dataclasses.asdict(judged.metrics[1]) if found.directory else None,
-                "baseline": dataclasses.asdict(judged.baseline),
-                "registered_champion": found.registered,
-                "unseen": dataclasses.asdict(judged.unseen) if judged.unseen else None,
-            },
-        )
+        Evaluation(
+            split=params.split,
+            dataset_fingerprint=manifest.fingerprint,
+            model=EvaluatedModel(info.name, info.parameters, "best", digest),
+            class_names=manifest.class_names,
+            gate=decision,
+            challenger=dataclasses.asdict(judged.metrics[0]),
+            champion=dataclasses.asdict(judged.metrics[1]) if found.directory else None,
+            registered_champion=found.registered,
+            baseline=judged.baseline,
+            unseen=judged.unseen,
+        ).save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
         (staged / REPORT_FILE).write_text(judged.render(info, result), encoding="utf-8")
     progress.say(_STEP, f"{'promoted' if result.promote else 'not promoted'}: " + "; ".join(result.reasons))
@@ -226,7 +223,7 @@ def _judge_passages(
                 champion=metrics[1] if len(metrics) > 1 else None,
                 promote=result.promote,
                 reasons=result.reasons,
-                history=_history(models[0]),
+                history=load_history(models[0]),
                 samples=language_model.write_samples(device, models[0], scored, manifest.class_names),
                 passages=language_model.hardest_passages(scored, manifest.class_names),
                 baseline=baseline,
@@ -308,7 +305,7 @@ def _report_content(
         champion=metrics[1] if len(metrics) > 1 else None,
         promote=result.promote,
         reasons=result.reasons,
-        history=_history(model_dir),
+        history=load_history(model_dir),
         wrong=[chosen.describe(index, picked[index]) for index in shown],
         num_wrong=len(chosen.wrong),
         right=[chosen.describe(index, picked[index]) for index in right],
@@ -430,8 +427,3 @@ def _text_facts(split: str, manifest: Manifest) -> Mapping[str, str]:
 def _copy_facts(split: str, manifest: Manifest) -> Mapping[str, str]:
     copies = manifest.split(split).statistics.get("num_also_in_train")
     return {} if copies is None else {"Also in train": f"{copies:,} {manifest.input.plural}, exact copies"}
-
-
-def _history(model_dir: Path) -> list[dict[str, Any]]:
-    path = model_dir / HISTORY_FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

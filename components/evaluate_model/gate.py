@@ -1,23 +1,14 @@
 """May the challenger be promoted? A pure function of numbers, with its reasons in words."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
-from components.evaluate_model.baseline import Baseline
 from components.evaluate_model.params import EvaluateParams
+from components.evaluation_info import Baseline, Decision
 from components.metric_table import BY_NAME, direction, show
 
 # Share of a value below which a difference is rounding: sums of the same numbers in another order.
 _TOLERANCE = 1e-9
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """Whether to promote, and why."""
-
-    promote: bool
-    reasons: tuple[str, ...]
 
 
 def decide(

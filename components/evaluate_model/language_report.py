@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from components.evaluate_model.baseline import Baseline
 from components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
 from components.evaluate_model.report import ENVIRONMENT, HeadlineFigure, headline_figures, training_curves
+from components.evaluation_info import Baseline
 
 _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
 
@@ -34,7 +34,7 @@ class LanguageReportContent:
     champion: LanguageMetrics | None
     promote: bool
     reasons: Sequence[str]
-    history: Sequence[Mapping[str, float]]
+    history: Sequence[Mapping[str, float | None]]
     samples: Sequence[Sample]
     passages: Sequence[Passage]
     baseline: Baseline

@@ -17,10 +17,10 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
 from components import page
-from components.evaluate_model.baseline import Baseline
 from components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
 from components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from components.evaluate_model.regression import RegressionMetrics
+from components.evaluation_info import Baseline
 from components.interface import TASKS
 from components.metric_table import BY_NAME, Metric, show, task_metrics
 
@@ -114,7 +114,7 @@ class ReportContent:
     champion: Any
     promote: bool
     reasons: Sequence[str]
-    history: Sequence[Mapping[str, float]]
+    history: Sequence[Mapping[str, float | None]]
     wrong: Sequence[Prediction] | Sequence[LabelPrediction] | Sequence[NumberPrediction]
     num_wrong: int
     right: Sequence[Prediction] | Sequence[LabelPrediction]
@@ -342,7 +342,7 @@ def _data_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def training_curves(history: Sequence[Mapping[str, float]]) -> list[markupsafe.Markup]:
+def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
     """A drawing for every figure that the history has, of training and validation."""
 
     def curve(metric: str) -> markupsafe.Markup:

@@ -24,6 +24,7 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError, describe
+from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts
 from components.export_model.comparing import find_too_far, verify_in_fresh_process, write_expectations
 from components.export_model.formats.saved_model import INPUT_FACTS
 from components.export_model.formats.table import FORMATS
@@ -90,27 +91,21 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         for facts in formats.values():
             facts[judged] = _finite(facts[judged])
         result = ExportResult(compared.num_examples, judged, _finite(compared.trained_score), formats, left_out)
-        storage.write_json(
-            staged / EXPORT_FILE,
-            {
-                "model": info.name,
-                "class_names": info.class_names,
-                "task": info.task,
-                "input": {
-                    **dataclasses.asdict(info.input),
-                    "dtype": info.input.dtype,
-                    "shape": [None, *info.input.shape],
-                    **INPUT_FACTS[info.input.kind],
-                },
-                "output": {"name": trained.answer, **trained.scale},
-                "quantization": next(filter(None, map(made.quantization.get, formats)), None),
-                "dataset_fingerprint": manifest.fingerprint,
-                "compared_on": {"split": params.split, "num_examples": result.num_examples},
-                f"trained_{judged}": result.trained_score,
-                "formats": formats,
-                "left_out": left_out,
-            },
-        )
+        ExportInfo(
+            model=info.name,
+            class_names=info.class_names,
+            task=info.task,
+            input=info.input,
+            **INPUT_FACTS[info.input.kind],
+            output=Output(trained.answer, **{name: tuple(values) for name, values in trained.scale.items()}),
+            quantization=next(filter(None, map(made.quantization.get, formats)), None),
+            dataset_fingerprint=manifest.fingerprint,
+            compared_on=ComparedOn(params.split, result.num_examples),
+            judged=judged,
+            trained_score=result.trained_score,
+            formats={name: read_format_facts(facts, judged) for name, facts in formats.items()},
+            left_out=left_out,
+        ).save(staged)
     for name, facts in formats.items():
         progress.say(
             _STEP,

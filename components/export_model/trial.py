@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from components import schema
 from components.errors import InputError
 from components.export_model.exporting import try_out
 from components.interface import Interface
@@ -17,7 +18,7 @@ from components.interface import Interface
 def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
-    interface, error = Interface.from_dict(request["interface"]), ""
+    interface, error = schema.read(request["interface"], Interface), ""
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
         try:
             try_out(request["model"], request["parameters"], interface, request["required"], Path(work))

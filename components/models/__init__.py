@@ -1,11 +1,5 @@
-"""Ready models: one file each, found by name."""
+"""Ready models: one file each, found by its name."""
 
-REGISTRY = {
-    "digits_cnn": "components.models.digits_cnn",
-    "mnist_cnn": "components.models.mnist_cnn",
-    "fashion_mnist_cnn": "components.models.fashion_mnist_cnn",
-    "cifar10_cnn": "components.models.cifar10_cnn",
-    "cifar10_resnet": "components.models.cifar10_resnet",
-    "imdb_lstm": "components.models.imdb_lstm",
-    "shakespeare_lstm": "components.models.shakespeare_lstm",
-}
+import pkgutil
+
+REGISTRY = {module.name: f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)}

@@ -15,10 +15,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from components import schema
 from components.errors import InputError
 from components.feeding import steps_per_epoch
 from components.fingerprint import code_of
@@ -48,11 +50,6 @@ class Task:
     training: TrainParams
     interface: Interface
     num_examples: int
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        """The task that `dataclasses.asdict` turned into a mapping."""
-        return cls(TrainParams(**raw["training"]), Interface.from_dict(raw["interface"]), raw["num_examples"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,16 +320,9 @@ def _program_key(program: _Program, layers: Sequence[str], compilation: Compilat
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def read_outcome(raw: Mapping[str, Any]) -> Outcome:
-    """An outcome from its JSON form."""
-    memory, cost = raw["memory"], raw["cost"]
-    return Outcome(
-        **{
-            **raw,
-            "memory": Memory(**memory) if memory else None,
-            "cost": ProgramCost.from_dict(cost) if cost else None,
-        }
-    )
+def read_outcome(raw: Any) -> Outcome:
+    """Read an outcome from its JSON form."""
+    return typing.cast(Outcome, schema.read(raw, Outcome))
 
 
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
@@ -494,8 +484,8 @@ def main() -> None:
     """Read a request from stdin, and write what comes of it, a JSON line each, to the pipe given as argument."""
     request = json.load(sys.stdin)
     end_with(request["parent"])
-    task = Task.from_dict(request["task"])
-    compilations = [Compilation(**one) for one in request["compilations"]]
+    task = schema.read(request["task"], Task)
+    compilations = schema.read(request["compilations"], tuple[Compilation, ...])
     with os.fdopen(int(sys.argv[1]), "w") as pipe, contextlib.suppress(BrokenPipeError):
         for message in _serve(task, compilations, Path(request["cache_dir"])):
             pipe.write(json.dumps(message) + "\n")

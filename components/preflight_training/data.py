@@ -7,11 +7,11 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from components import feeding, records
+from components import feeding, records, schema
 from components.artifacts import LABEL_FEATURE, TRAIN, Manifest
 from components.fingerprint import code_of
 from components.interface import Interface
@@ -55,11 +55,6 @@ class DataFacts:
     decoded_bytes: int
     host: HostRate
 
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        """From what `dataclasses.asdict` made of it."""
-        return cls(**{**raw, "interface": Interface.from_dict(raw["interface"]), "host": HostRate(**raw["host"])})
-
 
 def load_facts(
     records_dir: Path, batch_size: int, in_memory_mib: int, shuffle_buffer: int, cache_dir: Path
@@ -100,7 +95,7 @@ def _cpus() -> int:
 def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
     """The facts kept under a key; where there are none, those that `find` gives, from now on."""
     path = cache_dir / f"data-{key}.json"
-    if (known := remembering.recall(path, DataFacts.from_dict)) is not None:
+    if (known := remembering.recall(path, lambda raw: schema.read(raw, DataFacts))) is not None:
         return known
     facts = find()
     remembering.keep(path, dataclasses.asdict(facts))

@@ -2,15 +2,18 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
+from components import schema
+from components.artifacts import PREFLIGHT_FILE
 from components.preflight_training.accuracy import Accuracy
 from components.preflight_training.compiler import FITS
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
 from components.preflight_training.largest_batch import LargestBatch
 from components.preflight_training.wording import VERDICTS, dollars, dollars_interval, percent, time, time_interval
+from components.schema import JsonFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +91,7 @@ class MachineReport:
     chips: int
     devices: int
     hosts: int
-    verdict: str
+    verdict: Annotated[str, tuple(VERDICTS)]
     reason: str
     layer: str
     source: str
@@ -98,7 +101,7 @@ class MachineReport:
     global_batch: int
     parameters: int
     peak_bytes: int
-    capacity_bytes: int
+    capacity_bytes: Annotated[int, schema.Range(1)]
     largest_batch: LargestBatch | None
     step: StepTime | None
     epoch: EpochTime | None
@@ -115,6 +118,16 @@ class MachineReport:
     timeout_seconds: int = 0
     host_cpus: int = 0
     feed_per_second: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every field, and what follows from them: `passed`, `reasons` and `summary`."""
+        derived = {"passed": self.passed, "reasons": self.reasons, "summary": self.summary}
+        return dataclasses.asdict(self) | derived
+
+    @staticmethod
+    def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The report of a machine from a file of any age, or from a summary, which leaves the layers out."""
+        return {"region": "", "spot": False, "layers": [], **raw}
 
     @property
     def label(self) -> str:
@@ -202,7 +215,7 @@ def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class PreflightReport:
+class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", step="preflight_training"):
     """All of it: `preflight.json`.
 
     Attributes:
@@ -217,10 +230,14 @@ class PreflightReport:
     """
 
     model: str
-    model_parameters: dict[str, Any]
+    model_parameters: Mapping[str, Any]
     backend: str
     precision: str
-    compiler: dict[str, str]
+    compiler: Mapping[str, str]
     data: DataFacts
     machines: tuple[MachineReport, ...]
     advice: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the file holds: each machine with what follows from its figures."""
+        return super().as_dict() | {"machines": [machine.as_dict() for machine in self.machines]}

@@ -11,7 +11,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Self
 
 import numpy as np
 
@@ -160,18 +159,6 @@ class ProgramCost:
     collectives: tuple[Collective, ...]
     unknown_loops: int
     host_calls: tuple[str, ...]
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        """From what `dataclasses.asdict` made of it."""
-        layers = {
-            name: LayerCost(
-                one["cycles"], one["matrix_cycles"], [MatrixProduct(**product) for product in one["products"]]
-            )
-            for name, one in raw["layers"].items()
-        }
-        collectives = tuple(Collective(**one) for one in raw["collectives"])
-        return cls(**{**raw, "layers": layers, "collectives": collectives, "host_calls": tuple(raw["host_calls"])})
 
 
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:

@@ -1,6 +1,7 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
+import functools
 import math
 
 from components.errors import InputError
@@ -79,7 +80,7 @@ class PreflightParams:
         """Passes over the training split that a run is priced by."""
         return self.epochs or self.training.epochs
 
-    @property
+    @functools.cached_property
     def machine_spec(self) -> MachineSpec:
         """The machine, where and how it is paid for."""
         return parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, self.training.backend)

@@ -1,13 +1,12 @@
 """What preflight found: words for the terminal, a JSON file, and a page that needs no network and no script."""
 
-import dataclasses
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components import page, storage
-from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+from components.artifacts import PREFLIGHT_REPORT_FILE
 from components.machine_spec import load_catalogue
 from components.preflight_training.compiler import FITS
 from components.preflight_training.data import DataFacts, HostRate
@@ -69,11 +68,7 @@ def write_report(report: PreflightReport, directory: Path) -> None:
     Raises:
         ValueError: If a figure is not finite.
     """
-    machines = [
-        dataclasses.asdict(one) | {"passed": one.passed, "reasons": one.reasons, "summary": one.summary}
-        for one in report.machines
-    ]
-    storage.write_json(directory / PREFLIGHT_FILE, dataclasses.asdict(report) | {"machines": machines})
+    report.save(directory)
     storage.write_bytes(directory / PREFLIGHT_REPORT_FILE, _render(report).encode())
 
 

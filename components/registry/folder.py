@@ -112,14 +112,14 @@ class ModelRegistry:
         found = [version.number for version in self.versions() if version.model_digest == model_digest]
         return found[-1] if found else ""
 
-    def opponent(self, alias: str, digest: str) -> Version | None:
+    def champion(self, alias: str, digest: str) -> Version | None:
         """The version that a model has to beat for an alias.
 
         The one where the alias stands; or, if that is this very model, the one which it beat: a model is never its own
-        opponent, so that judging it again gives the same answer.
+        champion, so that judging it again gives the same answer.
 
         Args:
-            alias: As `champion`; or the number of a version, which is then the opponent whatever the model.
+            alias: As `champion`; or the number of a version, which is then the champion whatever the model.
             digest: The model's; see `model_digest`.
 
         Returns:
@@ -168,14 +168,14 @@ class ModelRegistry:
                 )
             return self.version(number)
 
-    def promote(self, number: str, alias: str, reason: str, against: str | None = None) -> Move:
+    def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that the gate has let through; nothing happens where it stands there already.
 
         Args:
             number: The version.
             alias: As `champion`.
             reason: Why, in words.
-            against: Digest of the model that it was compared with, empty for none; None if that was not the alias's.
+            champion: Digest of the champion that it was compared with, empty for none; None if it was not the alias's.
 
         Returns:
             The move that put the alias there.
@@ -187,11 +187,11 @@ class ModelRegistry:
             version, current, moves = self.version(number), self.find(alias), self.moves(alias)
             if current and current.number == number:
                 return moves[-1]
-            standing = current.model_digest if current else ""
-            if against is not None and standing not in (against, version.model_digest):
+            current_digest = current.model_digest if current else ""
+            if champion is not None and current_digest not in (champion, version.model_digest):
                 raise InputError(
                     f"Cannot promote version {number} of {self.model_name!r}: it was compared with "
-                    f"{self.number_of(against) or 'none'}, and meanwhile the {alias} is "
+                    f"{self.number_of(champion) or 'none'}, and meanwhile the {alias} is "
                     f"{current.number if current else 'none'}. Run again, to compare it with that."
                 )
             last = next((move for move in reversed(moves) if number in (move.version, move.previous)), None)

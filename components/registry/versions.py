@@ -21,6 +21,7 @@ from components.artifacts import (
     file_crc32c,
 )
 from components.errors import InputError
+from components.export_info import ExportInfo
 from components.interface import TextInput
 from components.registry.reference import EXPORT_DIR, MODEL_DIR, VERSION_NUMBER, VERSIONS_DIR
 
@@ -216,10 +217,10 @@ class Registry(Protocol):
     def number_of(self, model_digest: str) -> str:
         """The latest version of a trained model; empty if there is none."""
 
-    def opponent(self, alias: str, digest: str) -> RegisteredVersion | None:
+    def champion(self, alias: str, digest: str) -> RegisteredVersion | None:
         """The version that a model has to beat for an alias, if there is one."""
 
-    def promote(self, number: str, alias: str, reason: str, against: str | None = None) -> Move:
+    def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that the gate has let through; nothing happens where it stands there already."""
 
 
@@ -293,8 +294,7 @@ def model_digest(model_dir: Path) -> str:
 
 def left_out_formats(export_dir: Path) -> Mapping[str, str]:
     """By format, why an export does not hold it; empty where it does not say."""
-    path = export_dir / EXPORT_FILE
-    return json.loads(path.read_bytes()).get("left_out", {}) if path.is_file() else {}
+    return ExportInfo.load(export_dir).left_out if (export_dir / EXPORT_FILE).is_file() else {}
 
 
 def version_digest(model_dir: Path, export_dir: Path) -> str:

@@ -133,13 +133,13 @@ class VertexRegistry:
         found = self.versions(MODEL_LABEL, as_label(model_digest)) if model_digest else ()
         return found[-1].number if found else ""
 
-    def opponent(self, alias: str, digest: str) -> VertexVersion | None:
+    def champion(self, alias: str, digest: str) -> VertexVersion | None:
         """The version that a model has to beat for an alias.
 
         The one where the alias stands; or, if that is this very model, the one with which it was compared then.
 
         Args:
-            alias: As `champion`; or the number of a version, which is then the opponent whatever the model.
+            alias: As `champion`; or the number of a version, which is then the champion whatever the model.
             digest: The model's; see `components.registry.model_digest`.
 
         Returns:
@@ -150,23 +150,23 @@ class VertexRegistry:
             return current
         return self.find(current.parent) if current.parent else None
 
-    def check_promotable(self, number: str, alias: str, against: str | None) -> VertexVersion | None:
+    def check_promotable(self, number: str, alias: str, champion: str | None) -> VertexVersion | None:
         """Check that an alias may move to a version, the arguments as in `promote`; returns where it stands now.
 
         Raises:
             InputError: If the alias has moved since the comparison.
         """
         current, version = self.find(check_alias(alias)), self.version(number)
-        standing = current.model_digest if current else ""
-        if against is not None and standing not in (as_label(against), version.model_digest):
+        current_digest = current.model_digest if current else ""
+        if champion is not None and current_digest not in (as_label(champion), version.model_digest):
             raise InputError(
                 f"Cannot promote version {number} of {self.model_name!r}: it was compared with "
-                f"{self.number_of(against) or 'none'}, and meanwhile the {alias} is "
+                f"{self.number_of(champion) or 'none'}, and meanwhile the {alias} is "
                 f"{current.number if current else 'none'}. Run again, to compare it with that."
             )
         return current
 
-    def promote(self, number: str, alias: str, reason: str, against: str | None = None) -> Move:
+    def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that the gate has let through; nothing happens where it stands there already.
 
         With `champion` goes the service's own alias `default`, so that whoever names no version reads the champion too.
@@ -177,19 +177,19 @@ class VertexRegistry:
             number: The version.
             alias: As `champion`.
             reason: Why, in words.
-            against: Digest of the model that it was compared with, empty for none; None if that was not the alias's.
+            champion: Digest of the champion that it was compared with, empty for none; None if it was not the alias's.
 
         Raises:
             InputError: If the alias has moved since the comparison.
         """
-        current = self.check_promotable(number, alias, against)
-        previous, standing = (current.number, current.aliases) if current else ("", ())
+        current = self.check_promotable(number, alias, champion)
+        previous, aliases = (current.number, current.aliases) if current else ("", ())
         if current and previous == number:
             previous = current.parent
         else:
-            standing = ()
+            aliases = ()
         wanted = [alias, _DEFAULT] if alias == CHAMPION else [alias]
-        if not set(wanted) <= set(standing):
+        if not set(wanted) <= set(aliases):
             request = {"name": f"{self.name}@{number}", "version_aliases": wanted}
             self.call("ModelService", "merge_version_aliases", request)
         return Move(number, previous, GATE, reason, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import os
 import queue
 import sys
@@ -17,19 +16,18 @@ import numpy as np
 
 from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
 from components.errors import InputError
+from components.export_info import ExportInfo
 from components.generation import Alphabet, Step
 from components.interface import (
     CLASSIFICATION,
     MULTI_LABEL,
     PADDING,
     REGRESSION,
-    TASKS,
     THRESHOLD,
     AnyInput,
     CorpusInput,
     ImageInput,
     TextInput,
-    read_input,
 )
 from components.registry.versions import check_folder
 from components.text import Tokenizer, load_vocabulary
@@ -162,16 +160,12 @@ def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedM
         raise InputError(
             f"Cannot predict with {export_dir}: there is no {EXPORT_FILE} in it. Expected the export folder of a run."
         )
+    info = ExportInfo.load(export_dir)
     try:
-        facts = json.loads(path.read_bytes())
-        if facts["task"] not in TASKS:
-            raise KeyError(facts["task"])
-        form, file = _choose_format(export_dir, facts.get("left_out", {}), use_int8)
-        name, task, given = facts["model"], facts["task"], read_input(facts["input"])
-        class_names = tuple(facts["class_names"])
-        if tuple(facts["input"]["shape"][1:]) != given.shape:
-            raise ValueError(f"a shape of {facts['input']['shape']} for {given}")
-        scale, offset = facts["output"].get("scale", 1.0), facts["output"].get("offset", 0.0)
+        form, file = _choose_format(export_dir, info.left_out, use_int8)
+        name, task, given, class_names = info.model, info.task, info.input, info.class_names
+        scale = np.asarray(info.output.scale or 1.0, np.float32)
+        offset = np.asarray(info.output.offset or 0.0, np.float32)
         if isinstance(given, CorpusInput):
             load_step = _saved_step if form == _SAVED_MODEL else _lite_step
             step, state_size = load_step(file, num_threads, len(class_names))
@@ -181,9 +175,9 @@ def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedM
         else:
             reader = Tokenizer(given, load_vocabulary(export_dir, given)) if isinstance(given, TextInput) else given
             if form == _SAVED_MODEL:
-                predict = _saved_predictor(file, given, facts["output"]["name"])
+                predict = _saved_predictor(file, given, info.output.name)
             else:
-                predict = _lite_predictor(file, num_threads, np.float32(scale), np.float32(offset))
+                predict = _lite_predictor(file, num_threads, scale, offset)
             model = ExportedModel(name, class_names, given, predict, reader, task)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from components import storage
-from components.artifacts import EXPORT_FILE
 from components.csv_files import find_column, find_delimiter
 from components.errors import InputError
+from components.export_info import ExportInfo
 from components.generation import Alphabet, generate
 from components.images import ImageRule, UnreadableImageError, decode_pixels
 from components.interface import (
@@ -56,8 +56,8 @@ class Continuation:
 def is_language_model(export_dir: Path) -> bool:
     """Whether an export continues texts; False also for what is no export."""
     try:
-        return json.loads((export_dir / EXPORT_FILE).read_bytes())["task"] == LANGUAGE_MODEL
-    except (OSError, ValueError, KeyError, TypeError):
+        return ExportInfo.load(export_dir).task == LANGUAGE_MODEL
+    except InputError:
         return False
 
 

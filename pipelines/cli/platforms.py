@@ -69,16 +69,12 @@ def _write_beside(output: Path, place: str, content: bytes) -> Path:
     return path
 
 
-def _check_data(config: Any) -> None:
-    """Refuse what would fail once it costs money. Data that would have to be downloaded first are left to the steps."""
-    from components.create_tfrecords.sources.kinds import find_source
-    from pipelines.checks import check_data
+def _check_model(config: Any, plan: Any) -> None:
+    """Refuse a model that would fail once it costs money. Where its data have to be downloaded, the steps find it."""
     from pipelines.model_check import check_model_works, needs_check
 
-    if not find_source(config.data.source)[0].is_downloaded:
-        plan = check_data(config)
-        if needs_check(config):
-            check_model_works(config, plan)
+    if plan.data is not None and needs_check(config):
+        check_model_works(config, plan.data)
 
 
 def _tell_carried(carried: Mapping[str, bytes], model: str) -> None:
@@ -158,7 +154,7 @@ def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     config = load_config(arguments.config, arguments.overrides)
     plan = plan_submission(config, arguments.target, settings)
-    _check_data(config)
+    _check_model(config, plan)
     if not arguments.dry_run:
         require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
@@ -201,11 +197,9 @@ def _tell_dry_run(arguments: argparse.Namespace, plan: Any, requests: list[Any])
     from components import storage
     from pipelines.config import load_config
     from pipelines.dry_run import describe
-    from pipelines.settings import load_settings
 
     config = load_config(arguments.config, arguments.overrides)
-    settings = load_settings(os.environ, arguments.settings)
-    said = describe(config, plan, arguments.target, settings)
+    said = describe(config, plan, arguments.target)
     show_text(
         f"{config.name} for {arguments.target}, not sent (dry run)\n\n{said}\n",
         sys.stderr if arguments.json else sys.stdout,
@@ -416,7 +410,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
         return DONE
     check_cron(arguments.cron)
     plan = plan_submission(config, arguments.target, settings)
-    _check_data(config)
+    _check_model(config, plan)
     if not arguments.dry_run:
         require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)

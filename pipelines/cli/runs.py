@@ -63,49 +63,49 @@ def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> 
     """Print what became of a local run; the exit code that goes with it."""
     summary = outcome.summary
     if as_json:
-        print(json.dumps({**summary, **facts}))
+        print(json.dumps({**summary.as_dict(), **facts}))
     else:
         show_text(_describe(summary), colours=STATES)
-    if summary["status"] == "failed":
-        tell_error(summary["error"])
+    if summary.status == "failed":
+        tell_error(summary.error)
         return BAD_INPUT if outcome.is_input_error else FAILED
-    if summary["status"] == "rejected":
-        run_dir = os.path.relpath(Path(summary["artifacts"]["evaluation"]).parent)
+    if summary.status == "rejected":
+        run_dir = os.path.relpath(Path(summary.artifacts["evaluation"]).parent)
         tell_hint(f"to try the model all the same: tpu-pipelines export {run_dir}")
-    return DONE if summary["status"] == "succeeded" else REJECTED
+    return DONE if summary.status == "succeeded" else REJECTED
 
 
-def _describe(summary: dict[str, Any]) -> str:
-    lines = [f"{summary['config']['name']}: {summary['status']} in {summary['seconds']:.1f} s", ""]
-    for name, step in summary["steps"].items():
-        time = "cached" if step["cached"] else f"{step['seconds']:.1f} s" if step["seconds"] else ""
-        lines.append(f"  {name:<20}{step['state']:<11}{time:>8}")
-    if preflight := summary["preflight"]:
-        lines += ["", f"  preflight: {preflight['summary']}"]
-    metrics = summary["metrics"]
-    if metrics:
-        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if name in metrics)
-        lines += ["", f"  test: {shown} ({metrics['num_examples']:,} examples)"]
-        lines += [f"  gate: {'promoted' if summary['gate']['promote'] else 'not promoted'}"]
-        lines += [f"        {reason}" for reason in summary["gate"]["reasons"]]
-    lines += _describe_export(summary["export"])
-    if deployment := summary["deployment"]:
-        line = f"  {deployment['model_name']} version {deployment['version']} is the {deployment['alias']}"
-        lines += ["", line + (f", after {deployment['previous']}" if deployment["previous"] else "")]
-    if summary["artifacts"]:
-        lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary["artifacts"].items()]
+def _describe(summary: Any) -> str:
+    lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
+    for name, step in summary.steps.items():
+        time = "cached" if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""
+        lines.append(f"  {name:<20}{step.state:<11}{time:>8}")
+    if summary.preflight:
+        lines += ["", f"  preflight: {summary.preflight.summary}"]
+    if metrics := summary.metrics:
+        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
+        lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
+        lines += [f"  gate: {'promoted' if summary.gate.promote else 'not promoted'}"]
+        lines += [f"        {reason}" for reason in summary.gate.reasons]
+    if summary.export:
+        lines += _describe_export(summary.export)
+    if deployment := summary.deployment:
+        line = f"  {deployment.model_name} version {deployment.version} is the {deployment.alias}"
+        lines += ["", line + (f", after {deployment.previous}" if deployment.previous else "")]
+    if summary.artifacts:
+        lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary.artifacts.items()]
     return "\n".join(lines)
 
 
-def _describe_export(export: Mapping[str, Any]) -> list[str]:
+def _describe_export(export: Any) -> list[str]:
     lines = []
-    for name, facts in export.get("formats", {}).items():
-        judged = next((f"{figure} {facts[figure]:.4f}  " for figure in _HEADLINES if facts.get(figure) is not None), "")
+    for name, facts in export.formats.items():
+        judged = "" if facts.score is None else f"{export.judged} {facts.score:.4f}  "
         lines.append(
-            f"  {name:<12}{facts['bytes'] / 2**20:8.2f} MiB  {judged}"
-            f"{facts['latency_ms']:.2f} ms for one  {facts['examples_per_second']:,.0f}/s"
+            f"  {name:<12}{facts.bytes / 2**20:8.2f} MiB  {judged}"
+            f"{facts.latency_ms:.2f} ms for one  {facts.examples_per_second or 0:,.0f}/s"
         )
-    return lines + [f"  {name:<12}left out: {reason}" for name, reason in export.get("left_out", {}).items()]
+    return lines + [f"  {name:<12}left out: {reason}" for name, reason in export.left_out.items()]
 
 
 def _add_export(commands: Any) -> None:
@@ -128,7 +128,11 @@ def _export(arguments: argparse.Namespace) -> int:
 
     output = arguments.output or arguments.run / "export"
     export = export_run(arguments.run, arguments.overrides, output)
-    print(json.dumps(export) if arguments.json else "\n".join([*_describe_export(export), "", os.path.relpath(output)]))
+    print(
+        json.dumps(export.as_dict())
+        if arguments.json
+        else "\n".join([*_describe_export(export), "", os.path.relpath(output)])
+    )
     return DONE
 
 

@@ -45,16 +45,15 @@ def as_custom_job(
 
     Args:
         component: Keeps its inputs, outputs, code and image; the job's own fields become inputs with defaults.
-        machine: Its fallbacks and how long to wait for it are for whoever submits.
-        settings: Service account, network, key, TensorBoard, labels, environment, bucket, and region where the machine
-            names none.
+        machine: In its region; its fallbacks and how long to wait for it are for whoever submits.
+        settings: Service account, network, key, TensorBoard, labels, environment and bucket.
         name: Of the run: of the job, and of its folder in the bucket.
         asked: Its retries; the rest is the machine's.
         fingerprint: Not needed here, where the folder is the job's own.
 
     Raises:
-        InputError: If the component has an input or output named like a field of the job, the region does not have the
-            machine, or the bucket is not on Cloud Storage.
+        InputError: If the component has an input or output named like a field of the job, or the bucket is not on
+            Cloud Storage.
     """
     try:
         from google_cloud_pipeline_components.v1.custom_job import (
@@ -70,7 +69,6 @@ def as_custom_job(
     _check_names(component, CustomTrainingJobOp)
     if settings.bucket and not storage.is_on_google(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
-    machine = in_region(machine, settings)
     settings.check_region(machine.region)
     root = settings.bucket.rstrip("/") or dsl.PIPELINE_ROOT_PLACEHOLDER
     reservation: dict[str, Any] = {}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as judge
 
-from components import device
+from components import device, schema
 from components.interface import TASKS, ImageInput, Interface, MultiLabel, Regression
 
 _REGRESSION = Interface(ImageInput((8, 8, 1), "raw"), 2, "regression", (3.5, 2000.0), (1.5, 0.02))
@@ -23,7 +23,7 @@ def _numbers(num_examples=40):
 
 
 def test_an_interface_comes_back_from_json_with_the_scale_of_its_targets():
-    again = Interface.from_dict(json.loads(json.dumps(dataclasses.asdict(_REGRESSION))))
+    again = schema.read(json.loads(json.dumps(dataclasses.asdict(_REGRESSION))), Interface)
     assert again == _REGRESSION
     assert again.task == Regression((3.5, 2000.0), (1.5, 0.02))
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from components import schema
 from components.create_tfrecords.encoders import ImageEncoder
 from components.images import ImageRule
-from components.interface import ImageInput, read_input
+from components.interface import AnyInput, ImageInput
 from components.serving.inputs import _decode_image
 from components.serving.instances import parse_image
 from components.serving.params import ServeParams
@@ -35,7 +36,7 @@ def test_records_predictions_and_the_server_turn_alike(photo, upright):
 
 def test_models_from_before_leave_photos_as_they_lie():
     raw = {"kind": "image", "image_shape": [8, 16, 1], "encoding": "raw"}
-    assert read_input(raw).upright is False
-    assert read_input({**raw, "upright": True}).upright is True
+    assert schema.read(raw, AnyInput, any_version=True).upright is False
+    assert schema.read({**raw, "upright": True}, AnyInput).upright is True
     with pytest.raises(TypeError, match="upright"):
-        read_input({**raw, "upright": "yes"})
+        schema.read({**raw, "upright": "yes"}, AnyInput)

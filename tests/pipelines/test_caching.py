@@ -55,7 +55,7 @@ def test_other_data_changes_every_key():
     assert all(before[step] != after[step] for step in STEPS)
 
 
-def test_another_opponent_changes_the_keys_of_the_gate_and_what_follows():
+def test_another_champion_changes_the_keys_of_the_gate_and_what_follows():
     config = load_config("digits")
     before, after = caching.step_keys(config, "v"), caching.step_keys(config, "v", "digest of another model")
     assert tuple(step for step in STEPS if before[step] != after[step]) == DOWNSTREAM["gate"]

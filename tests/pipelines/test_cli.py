@@ -127,7 +127,7 @@ def test_predict_refuses_damaged_files(finished_run, tmp_path):
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "cut.npz")), "Cannot read")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "empty.npz")), "it is empty")
     (tmp_path / "export.json").write_text("{}")
-    assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "it is damaged")
+    assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "export.json: it is not")
 
 
 def test_export_of_what_is_no_run_says_what_is_missing(tmp_path):

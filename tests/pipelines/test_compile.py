@@ -22,7 +22,7 @@ from pipelines import caching, cli
 from pipelines.cli.platforms import _tell_carried
 from pipelines.compile import compile_pipeline, require_step_image
 from pipelines.config import load_config
-from pipelines.platforms.custom_job import as_custom_job
+from pipelines.platforms.custom_job import as_custom_job, in_region
 from pipelines.platforms.tpu_pod import as_tpu_pod
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
@@ -216,7 +216,7 @@ def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
     from google.cloud import aiplatform_v1
 
     machine = parse_machine({"name": "v5e-8", "spot": True, "restart_job_on_worker_restart": True})
-    location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
+    location, job = submitted_job(as_custom_job(train_model, in_region(machine, SETTINGS), SETTINGS, "digits"))
     assert location == "us-west1"
     assert job.job_spec.scheduling == aiplatform_v1.Scheduling(
         timeout="86400s", strategy="SPOT", restart_job_on_worker_restart=True
@@ -309,7 +309,7 @@ def test_a_component_with_names_of_a_jobs_fields_is_refused(component, names):
 )
 def test_settings_that_do_not_fit_a_custom_job_are_refused(machine, settings, message):
     with pytest.raises(InputError, match=message):
-        as_custom_job(train_model, parse_machine(machine), settings, "digits")
+        as_custom_job(train_model, in_region(parse_machine(machine), settings), settings, "digits")
 
 
 def pod(machine, settings=None):

@@ -1,26 +1,55 @@
-"""What a dry run says of the price, by preflight."""
+"""What a dry run says of the price, by preflight, and how often it asks for what it needs to know."""
+
+import dataclasses
 
 import pytest
 
+from components import storage
+from pipelines import compile as compiling
 from pipelines.config import load_config
-from pipelines.dry_run import prices
+from pipelines.dry_run import describe, prices
 from pipelines.settings import Settings
+from pipelines.submission import plan_submission
 
-_SETTINGS = Settings(region="us-central1")
+_SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")
+
+
+def _plan(config):
+    return plan_submission(config, "vertex", _SETTINGS)
 
 
 @pytest.mark.slow  # Compiles for two TPUs: half a minute.
 def test_prices_are_those_of_preflight_for_every_machine():
     config = load_config("digits", ["machine={name: v5e-4, fallbacks: [v6e-4]}", "training.epochs=1"])
-    first, second = prices(config, "vertex", _SETTINGS)
+    first, second = prices(config, _plan(config))
     assert first.startswith("fits v5e-4 (<1% of its memory), ")
     assert second.startswith("fits v6e-4 ")
     assert first.endswith(" a run at list price")
 
 
 def test_a_price_that_cannot_be_known_says_why():
-    assert prices(load_config("mnist_cnn", ["machine=v5e-4"]), "vertex", _SETTINGS) == [
-        "not known before the data are there: tpu-pipelines preflight mnist_cnn"
-    ]
-    config = load_config("digits", ["machine=v5e-4", "data.source=images:/nowhere"])
-    assert prices(config, "vertex", _SETTINGS)[0].startswith("not known: ")
+    config = load_config("digits", ["machine=v5e-4"])
+    plan = dataclasses.replace(_plan(config), data=None)
+    assert prices(config, plan) == ["not known before the data are there: tpu-pipelines preflight digits"]
+    config = load_config("digits", ["machine=v5e-4", "preflight=false"])
+    assert prices(config, plan) == ["not known: preflight is switched off"]
+
+
+def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, monkeypatch):
+    for name in (f"{kind}/{number}.png" for kind in ("cats", "dogs") for number in range(10)):
+        bucket.blob(f"photos/{name}").upload_from_string(b"picture")
+    done = []
+
+    def record(module, name, word):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *arguments: (done.append(word), real(*arguments))[1])
+
+    record(storage, "list_files", "list")
+    record(compiling, "compile_pipeline", "compile")
+    machine, batch = "machine={name: v5e-4, fallbacks: [v6e-4]}", "training.batch_size_per_replica=1"
+    source = "images:gs://bucket/photos"
+    config = load_config("digits", [machine, batch, f"data.source={source}", "preflight=false"])
+    said = str(describe(config, _plan(config), "vertex"))
+    assert f"{source}, " in said
+    assert "v5e-4 in us-central1, then v6e-4 in us-central1" in said
+    assert done == ["list", "compile", "compile"]

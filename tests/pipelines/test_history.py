@@ -5,8 +5,9 @@ import pytest
 
 from components.artifacts import Manifest, Split
 from components.errors import InputError
+from components.evaluation_info import Decision, EvaluatedModel, Evaluation
 from components.interface import ImageInput
-from pipelines import cli, history, run_local
+from pipelines import STEP_TABLE, cli, history, run_local
 from pipelines.config import load_config
 
 
@@ -175,13 +176,24 @@ def run_here(workspace, monkeypatch):
             if step in session._cached:
                 continue
             ran.append(step)
-            name, _ = run_local._ARTIFACTS[step]
+            name = STEP_TABLE[step].artifact
             uri = f"training-pipeline-{len(ran)}/{step.replace('_', '-')}/{name}"
             output = session._cache.directory / uri
             output.mkdir(parents=True)
             if step == "create_tfrecords":
                 manifest.save(output)
-            (output / "evaluation.json").write_text('{"gate": {"promote": false, "reasons": []}, "challenger": {}}')
+            rejected = Decision(False, ())
+            model = EvaluatedModel("cnn", {}, "best", "d" * 64)
+            Evaluation(
+                split="test",
+                dataset_fingerprint="f" * 64,
+                model=model,
+                class_names=("a", "b"),
+                gate=rejected,
+                challenger={},
+                champion=None,
+                registered_champion=None,
+            ).save(output)
             (session._cache.entries_dir / f"{session._entry(step)}.json").write_text(json.dumps({name: {"uri": uri}}))
 
     split = Split(3, (2, 1), ())

@@ -287,12 +287,12 @@ def test_a_cluster_has_no_region():
 
 
 def test_data_on_cloud_storage_are_known_by_what_the_bucket_says_of_them(bucket):
-    overrides = ("machine=v5e-4", "data.source=images:gs://bucket/photos")
+    overrides = ("machine=v5e-4", "data.source=images:gs://bucket/photos", "training.batch_size_per_replica=1")
 
     def put(name, content):
         bucket.blob(f"photos/{name}").upload_from_string(content)
 
-    for name in ("cats/1.png", "cats/2.png", "dogs/1.png", "dogs/2.png"):
+    for name in (f"{kind}/{number}.png" for kind in ("cats", "dogs") for number in range(10, 20)):
         put(name, b"picture")
     first = plan_digits(*overrides).jobs[0].job_id
     assert plan_digits(*overrides).jobs[0].job_id == first

@@ -103,16 +103,20 @@ def _alike(class_names: Sequence[str]) -> list[str]:
     ]
 
 
-def source_version(params: WriteParams) -> str:
+def source_version(params: WriteParams, listing: Listing | None = None) -> str:
     """Return a digest of what a source holds now: its files' names, sizes and versions.
 
     Of data that come with a library it is their name. On gs:// a file's version is its checksum, so that the same data
     written again have the same digest.
 
+    Args:
+        params: Which source.
+        listing: Its examples, where they are known already.
+
     Raises:
         InputError: If the source cannot be listed.
     """
-    return list_examples(params).stat_digest() if find_location(params.source) else params.source
+    return (listing or list_examples(params)).stat_digest() if find_location(params.source) else params.source
 
 
 def _check_taken(source: Source, params: WriteParams) -> None:

@@ -23,7 +23,7 @@ from components.text import load_vocabulary, tokenizer_ops
 # What export.json says of the signatures, by the kind of input.
 INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
     IMAGE: {
-        "range": [0, 255],
+        "range": (0, 255),
         "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
     },
     TEXT: {"signatures": {"serving_default": "strings in UTF-8", "tokens": "ids of tokens"}},

@@ -13,6 +13,7 @@ from components.deploy_model.params import DeployParams
 from components.deploy_model.vertex import VertexTarget
 from components.errors import InputError
 from components.evaluate_model.champion import Champion, find_champion
+from components.evaluation_info import RegisteredChampion
 from components.outages import Backoff, PlatformError
 from components.registry.versions import model_digest
 from components.registry.vertex import VertexRegistry
@@ -83,14 +84,14 @@ class World:
         folder = self.folder / str(sure)
         return (folder / "model", folder / "export") if folder.exists() else write_model(folder, str(sure))
 
-    def release(self, sure, against=None, params=PARAMS, service=None):
+    def release(self, sure, champion=None, params=PARAMS, service=None):
         """What deploy_model does once a model has passed the gate; returns the version's number."""
         registry, folders = self.registry(service), self.folders(sure)
         target = VertexTarget(params, registry)
         facts = {"metrics": {"accuracy": 0.9}, "reasons": ["passed: it is better"], "lineage": LINEAGE}
-        version = target.register(*folders, **facts, parent=registry.number_of(against or ""))
-        with target.serving(version, Sure(sure), against):
-            registry.promote(version.number, "champion", "it is better", against)
+        version = target.register(*folders, **facts, parent=registry.number_of(champion or ""))
+        with target.serving(version, Sure(sure), champion):
+            registry.promote(version.number, "champion", "it is better", champion)
         return version.number
 
     def digest(self, sure):
@@ -469,7 +470,7 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
     for name, value in world.fake.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     champion = f"{ROOT}/digits@champion"
-    nobody = Champion(None, {"version": "", "digest": ""})
+    nobody = Champion(None, RegisteredChampion("", ""))
     assert find_champion(champion, "new", tmp_path) == nobody, "there is no model yet"
     world.fake.fail_next(1, "PERMISSION_DENIED")
     with pytest.raises(InputError, match=r"refused to get model .*Injected into get_model"):
@@ -479,11 +480,11 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
     world.release(0.8, NOBODY)
     world.release(0.9, world.digest(0.8))
     found = find_champion(champion, "new", tmp_path)
-    assert found.registered == {"version": "3", "digest": world.digest(0.9)[:63]}
+    assert found.registered == RegisteredChampion("3", world.digest(0.9)[:63])
     assert (found.directory / "best.weights.h5").read_text() == "0.9"
     beaten = find_champion(champion, world.digest(0.9), tmp_path)
-    assert beaten.registered["version"] == "2", "a model is never its own opponent"
-    assert find_champion(f"{ROOT}/digits@1", "new", tmp_path).registered["version"] == "1"
+    assert beaten.registered.version == "2", "a model is never its own champion"
+    assert find_champion(f"{ROOT}/digits@1", "new", tmp_path).registered.version == "1"
     with pytest.raises(InputError, match="has no version '7'"):
         find_champion(f"{ROOT}/digits@7", "new", tmp_path)
 

@@ -7,6 +7,7 @@ import pytest
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.evaluate_model.champion import Champion, find_champion
+from components.evaluation_info import RegisteredChampion
 from components.registry.folder import ModelRegistry
 from components.registry.versions import model_digest
 
@@ -29,12 +30,12 @@ def registry(trained_digits, tmp_path):
 def test_a_champion_is_a_folder_or_a_registered_version_or_none(registry, tmp_path):
     model, scratch = str(registry.directory), tmp_path / "scratch"
     version = registry.version("0001")
-    registered = Champion(version.model_dir, {"version": "0001", "digest": version.model_digest})
+    registered = Champion(version.model_dir, RegisteredChampion("0001", version.model_digest))
     assert find_champion("", "new", scratch) == Champion(None)
     assert find_champion(str(tmp_path), "new", scratch) == Champion(tmp_path)
     assert find_champion(f"{model}@champion", "new", scratch) == registered
     assert find_champion(f"{model}@0001", "new", scratch) == registered
-    nobody = Champion(None, {"version": "", "digest": ""})
+    nobody = Champion(None, RegisteredChampion("", ""))
     assert find_champion(f"{tmp_path}/registry/letters@champion", "new", scratch) == nobody
 
 

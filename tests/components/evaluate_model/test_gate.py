@@ -5,7 +5,8 @@ import pytest
 
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams
-from components.evaluate_model.gate import Decision, decide
+from components.evaluate_model.gate import decide
+from components.evaluation_info import Decision
 
 _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
 

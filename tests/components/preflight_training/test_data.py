@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 
+from components import schema
 from components.artifacts import TRAIN, Manifest
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
@@ -60,7 +61,7 @@ def test_rates_are_measured_once_per_data_set_and_reader(digits_records, tmp_pat
     first = _load(digits_records, tmp_path)
     assert _load(digits_records, tmp_path) == first  # To the last digit: read from the file.
     (kept,) = tmp_path.glob("data-*.json")
-    assert DataFacts.from_dict(json.loads(kept.read_text())["content"]) == first
+    assert schema.read(json.loads(kept.read_text())["content"], DataFacts) == first
     _load(digits_records, tmp_path, in_memory_mib=0)
     assert len(list(tmp_path.glob("data-*.json"))) == 2
 

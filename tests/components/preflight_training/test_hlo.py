@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from components import schema
 from components.preflight_training.hlo import (
     OPTIMIZER,
     OTHER,
@@ -339,7 +340,7 @@ def test_cost_survives_json():
         "  %s = f32[8,128] all-reduce(%p), to_apply=%fused",
     )
     cost = _cost(line, _work("w", 5), computations=[condition, body])
-    assert ProgramCost.from_dict(json.loads(json.dumps(dataclasses.asdict(cost)))) == cost
+    assert schema.read(json.loads(json.dumps(dataclasses.asdict(cost))), ProgramCost) == cost
 
 
 _COUNT = """
@@ -347,6 +348,7 @@ import dataclasses, json, os, sys
 import keras
 from components.interface import ImageInput, Interface
 from components.preflight_training import compiler
+from components import schema
 from components.preflight_training.hlo import read_cost
 from tests.components.preflight_training.conftest import TRAINING, make_compilation
 model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]

@@ -1,13 +1,15 @@
+import dataclasses
 import json
 import os
 import stat
 
 import pytest
 
+from components.interface import ImageInput, Interface
 from components.preflight_training import data, remembering, sandbox
 from components.preflight_training.compiler import FITS, Outcome, read_outcome
 
-CONTENT = {"verdict": FITS, "memory": None, "cost": None, "parameters": 3}
+CONTENT = dataclasses.asdict(Outcome(FITS, parameters=3))
 
 
 @pytest.fixture
@@ -71,11 +73,9 @@ def test_another_users_folder_is_neither_read_nor_written(kept, tmp_path, monkey
 
 
 def test_a_damaged_measurement_is_measured_again(tmp_path):
-    facts = data.DataFacts(None, 3, 4, data.HostRate(1.0, 2.0, True, 2))
+    facts = data.DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 3, 4, data.HostRate(1.0, 2.0, True, 2))
     (tmp_path / "data-key.json").write_text("{")
     found = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data.Interface, "from_dict", lambda raw: None)
-        for _ in range(2):
-            assert data.remembered(tmp_path, "key", lambda: found.append(1) or facts) == facts
+    for _ in range(2):
+        assert data.remembered(tmp_path, "key", lambda: found.append(1) or facts) == facts
     assert found == [1]

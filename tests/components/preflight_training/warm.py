@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from components import schema
 from components.errors import InputError
 from components.preflight_training import compiler, sandbox
 from components.preflight_training.compiler import Compilation, Outcome, Task
@@ -82,7 +83,7 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "code" in request:
         yield _run(request["code"], request["arguments"])
         return
-    task, cache_dir = Task.from_dict(request["task"]), Path(request["cache_dir"])
+    task, cache_dir = schema.read(request["task"], Task), Path(request["cache_dir"])
     yield from compiler._serve(task, [Compilation(**one) for one in request["compilations"]], cache_dir)
 
 

@@ -133,21 +133,21 @@ def digest(registry, number):
 
 
 def test_whoever_is_new_meets_the_champion(registry, register):
-    assert registry.opponent("champion", "new") is None
+    assert registry.champion("champion", "new") is None
     promote(registry, register("one").number, "")
-    assert registry.opponent("champion", "new").number == "0001"
+    assert registry.champion("champion", "new").number == "0001"
     promote(registry, register("two").number, "0001")
-    assert registry.opponent("champion", "new").number == "0002"
-    assert registry.opponent("0001", "new").number == "0001"
+    assert registry.champion("champion", "new").number == "0002"
+    assert registry.champion("0001", "new").number == "0001"
 
 
 def test_the_champion_meets_the_one_that_it_beat(registry, register):
     promote(registry, register("one").number, "")
-    assert registry.opponent("champion", digest(registry, "0001")) is None
+    assert registry.champion("champion", digest(registry, "0001")) is None
     promote(registry, register("two").number, "0001")
-    assert registry.opponent("champion", digest(registry, "0002")).number == "0001"
+    assert registry.champion("champion", digest(registry, "0002")).number == "0001"
     promote(registry, "0001", "0002")
-    assert registry.opponent("champion", digest(registry, "0001")).number == "0002"
+    assert registry.champion("champion", digest(registry, "0001")).number == "0002"
 
 
 def test_another_export_of_the_champion_meets_the_one_that_the_model_beat(registry, register):
@@ -156,22 +156,22 @@ def test_another_export_of_the_champion_meets_the_one_that_the_model_beat(regist
     for export in ("int4", "int2"):
         promote(registry, register("two", export=export).number, "0001")
     assert registry.find("champion").number == "0004"
-    assert registry.opponent("champion", digest(registry, "0002")).number == "0001"
+    assert registry.champion("champion", digest(registry, "0002")).number == "0001"
 
 
 def test_after_a_rollback_the_champion_meets_the_one_that_it_once_beat(registry, register):
     promote(registry, register("one").number, "")
     promote(registry, register("two").number, "0001")
     registry.roll_back("champion", "bad")
-    assert registry.opponent("champion", digest(registry, "0001")) is None
-    assert registry.opponent("champion", digest(registry, "0002")).number == "0001"
+    assert registry.champion("champion", digest(registry, "0001")) is None
+    assert registry.champion("champion", digest(registry, "0002")).number == "0001"
 
 
-def test_an_opponent_that_was_deleted_is_none(registry, register):
+def test_a_champion_that_was_deleted_is_none(registry, register):
     promote(registry, register("one").number, "")
     promote(registry, register("two").number, "0001")
     shutil.rmtree(registry.version("0001").directory)
-    assert registry.opponent("champion", digest(registry, "0002")) is None
+    assert registry.champion("champion", digest(registry, "0002")) is None
 
 
 @pytest.mark.parametrize(

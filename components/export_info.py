@@ -1,0 +1,153 @@
+"""`export.json`: what an exported model takes and gives, in which formats, and how close each is to the trained one."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from components import schema
+from components.artifacts import EXPORT_FILE
+from components.interface import CLASSIFICATION, IMAGE, TASKS, AnyInput
+from components.metric_table import BY_NAME
+from components.schema import Amount, JsonFile, Share
+
+_TRAINED = "trained_"  # Before the name of the figure, in the file.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FormatFacts:
+    """One format of an export, measured in a process of its own.
+
+    Attributes:
+        file: Name of its file or folder.
+        bytes: Its size.
+        score: The figure that it is judged by; None where it is not defined. The file calls it by the figure's name.
+        drop_interval: What it loses of the figure, from and to, with 95 % confidence; None where that is not known.
+        agreement: Share of examples that it answers as the trained model does.
+        max_difference: Largest difference of a probability or standardised number from the trained model's.
+        latency_ms: Time of one example.
+        examples_per_second: In bulk; None in older files.
+    """
+
+    file: str
+    bytes: int
+    score: float | None
+    drop_interval: tuple[float, float] | None = None
+    agreement: Share
+    max_difference: Amount
+    latency_ms: Amount
+    examples_per_second: Amount | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """An answer's name, and what makes units of a regression's standardised numbers; None for other tasks."""
+
+    name: str
+    scale: tuple[float, ...] | None = None
+    offset: tuple[float, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedOn:
+    """The examples on which the formats were compared with the trained model."""
+
+    split: str
+    num_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export", step="export_model"):
+    """`export.json`.
+
+    Attributes:
+        model: The model's name in the registry, or where it was imported from.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
+        task: What it was asked; a key of `interface.TASKS`.
+        input: What it takes.
+        signatures: The SavedModel's signatures by name, and what each takes, in words.
+        output: What it gives.
+        quantization: What of the int8 model is in int8, in words; None without one.
+        dataset_fingerprint: The data set that it was compared on.
+        compared_on: The examples of it.
+        judged: The figure that the formats are judged by; one of `metric_table`.
+        trained_score: What the trained model reaches; None where it is not defined.
+        formats: The formats that the export holds, by name.
+        left_out: Why it does not hold the others, in words, by name.
+        range: From and to which an image's pixels go.
+    """
+
+    model: str
+    class_names: tuple[str, ...]
+    task: Annotated[str, tuple(TASKS)]
+    input: AnyInput
+    signatures: Mapping[str, str]
+    output: Output
+    dataset_fingerprint: str
+    compared_on: ComparedOn
+    judged: Annotated[str, tuple(BY_NAME)]
+    trained_score: float | None
+    formats: Mapping[str, FormatFacts]
+    quantization: str | None = None
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    range: tuple[int, int] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        given = {**dataclasses.asdict(self.input), "dtype": self.input.dtype, "shape": [None, *self.input.shape]}
+        pixels = {"range": self.range} if self.range else {}
+        output = dataclasses.asdict(self.output)
+        return {
+            "model": self.model,
+            "class_names": self.class_names,
+            "task": self.task,
+            "input": {**given, **pixels, "signatures": self.signatures},
+            "output": {name: value for name, value in output.items() if value is not None},
+            "quantization": self.quantization,
+            "dataset_fingerprint": self.dataset_fingerprint,
+            "compared_on": dataclasses.asdict(self.compared_on),
+            f"{_TRAINED}{self.judged}": self.trained_score,
+            "formats": {
+                name: _renamed(dataclasses.asdict(facts), "score", self.judged) for name, facts in self.formats.items()
+            },
+            "left_out": self.left_out,
+        }
+
+    @staticmethod
+    def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields under their own names, from a file of any age; the first ones knew images and classes alone."""
+        task = schema.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
+        judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
+        given = schema.read(raw["input"], Mapping[str, Any], "input")
+        shape = schema.read(given["shape"], tuple[int | None, ...], "input.shape")
+        given = {"kind": IMAGE, "image_shape": list(shape[1:]), "encoding": "raw", **given}
+        known = schema.read(given, AnyInput, "input", any_version=True)
+        if shape[1:] != known.shape:
+            raise TypeError(f"input.shape is {list(shape)}, expected {[None, *known.shape]}")
+        formats = schema.read(raw["formats"], Mapping[str, Mapping[str, Any]], "formats")
+        return {
+            "output": {"name": TASKS[task].answer},
+            **raw,
+            "task": task,
+            "input": given,
+            "range": given.get("range"),
+            "signatures": given["signatures"],
+            "judged": judged,
+            "trained_score": raw.get(f"{_TRAINED}{judged}"),
+            "formats": {name: _renamed(facts, judged, "score") for name, facts in formats.items()},
+        }
+
+
+def read_format_facts(raw: Mapping[str, Any], judged: str) -> FormatFacts:
+    """Read what was measured of one format.
+
+    Args:
+        raw: As the file has it.
+        judged: The name of the judged figure in it.
+    """
+    facts: FormatFacts = schema.read(_renamed(raw, judged, "score"), FormatFacts, "formats")
+    return facts
+
+
+def _renamed(raw: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
+    """The mapping with one of its names changed."""
+    return {other if key == name else key: value for key, value in raw.items()}

@@ -1,0 +1,96 @@
+"""`summary.json`: what became of a local run, and what its steps found."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from components.deploy_model.params import DeployResult
+from components.evaluation_info import Decision
+from components.export_info import ExportInfo
+from components.preflight_training.findings import MachineReport
+from components.schema import Amount, JsonFile, read
+
+SUMMARY_FILE = "summary.json"
+SUCCEEDED, REJECTED, FAILED = "succeeded", "rejected", "failed"
+# What a run has only of steps that it has, and an empty mapping stands for in the file.
+_OF_STEPS = ("preflight", "export", "deployment")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSummary:
+    """What became of a step: how long it ran, and whether its result was taken from an earlier run."""
+
+    seconds: Amount
+    state: Annotated[str, (SUCCEEDED, FAILED, "skipped")]
+    cached: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What is shown of a configuration's training; None where an older one does not say."""
+
+    learning_rate: float | None = None
+    batch_size_per_replica: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="the pipeline"):
+    """`summary.json`.
+
+    Attributes:
+        status: `succeeded`; `rejected` by the gate; or `failed`.
+        config: The configuration, defaults filled in.
+        fingerprints: What the run follows from, by `data`, `configuration` and `code`.
+        seconds: How long it took.
+        ended: When it ended, UTC, ISO 8601; empty in older files.
+        host: The machine, in words; empty in older files.
+        steps: What became of every step, by name.
+        metrics: The model's figures.
+        gate: Whether it was promoted, and why.
+        preflight: What it takes to train on the machine of the configuration, without the layers.
+        export: What was exported.
+        deployment: Where the model is now.
+        artifacts: Where the files are, by name.
+        error: Which step failed, and why, in words; empty if none did.
+    """
+
+    status: Annotated[str, (SUCCEEDED, REJECTED, FAILED)]
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seconds: Amount = 0.0
+    ended: str = ""
+    host: str = ""
+    steps: Mapping[str, StepSummary] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, int | float | None] = dataclasses.field(default_factory=dict)
+    gate: Decision = dataclasses.field(default_factory=lambda: Decision(False, ()))
+    preflight: MachineReport | None = None
+    export: ExportInfo | None = None
+    deployment: DeployResult | None = None
+    artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        _ = self.training  # Refuses what is no training.
+
+    @functools.cached_property
+    def training(self) -> Training:
+        """What the configuration says of the training."""
+        settings: Training = read(self.config.get("training", {}), Training, "config.training", any_version=True)
+        return settings
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        preflight = self.preflight.as_dict() if self.preflight else {}
+        preflight.pop("layers", None)
+        plain = dataclasses.asdict(dataclasses.replace(self, preflight=None, export=None))
+        return plain | {
+            "preflight": preflight,
+            "export": self.export.as_dict() if self.export else {},
+            "deployment": plain["deployment"] or {},
+        }
+
+    @staticmethod
+    def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a file of any age."""
+        return {**raw, **{name: raw.get(name) or None for name in _OF_STEPS}}
