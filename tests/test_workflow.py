@@ -76,6 +76,6 @@ def test_the_identity_provider_takes_this_workflow_on_this_branch_alone():
     assert asked["assertion.ref"] == f"'{BRANCH}'"
     assert asked["assertion.repository_id"].strip("'").isdigit()  # A name can be taken by somebody else one day.
     assert re.fullmatch(rf"'[\w/-]+/\.github/workflows/retrain\.yml@{BRANCH}'", asked["assertion.workflow_ref"])
-    (member,) = re.findall(r"--member=(\S+)", README)
+    (member,) = re.findall(r"--member=(principal\S+)", README)
     assert member.endswith(f":ref:{BRANCH}")
     assert "principalSet" not in README
