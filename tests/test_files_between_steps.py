@@ -19,6 +19,7 @@ from components.evaluation_info import (
 )
 from components.export_info import ComparedOn, ExportInfo, FormatFacts, Output
 from components.interface import CorpusInput, ImageInput, Interface, TextInput
+from components.preflight_training.accuracy import Accuracy
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
 from components.preflight_training.findings import Cost, MachineReport, PreflightReport
@@ -112,10 +113,11 @@ MACHINE = MachineReport(
     peak_bytes=5,
     capacity_bytes=16,
     largest_batch=LargestBatch(64, True),
-    step=StepTime(0.5, None, 0.0, 0.25, 2.0),
-    epoch=EpochTime(4, 0.5, 0.75, 100.0, 0.25),
+    step=StepTime(0.5, None, 0.0, 0.25, 2.0, 0.4, 0.6),
+    epoch=EpochTime(4, 0.5, 0.75, 100.0, 0.25, 0.7, 0.8),
     epochs=3,
-    cost=Cost(1.2, 0.1, 0.3, "us-west1", "on demand", "https://example.com", "2026-01-01"),
+    accuracy=Accuracy(1.1, 0.9, 1.3, 5, 3),
+    cost=Cost(1.2, 0.1, 0.3, 0.2, 0.4, "us-west1", "on demand", "https://example.com", "2026-01-01"),
     layers=(LayerTime("dense", 0.25, 0.5, None, 0.0, ("rows",)),),
     host_calls=("print",),
     unknown_loops=0,
@@ -245,7 +247,7 @@ def test_a_value_of_another_type_or_range_anywhere_is_read_or_refused_and_never_
 
 
 SINCE_THE_FIRST = {
-    "preflight.json": ("machines", 0, ("region", "spot", "has_namesakes", "timeout_seconds", "host_cpus")),
+    "preflight.json": ("machines", 0, ("region", "spot", "has_namesakes", "timeout_seconds", "host_cpus", "accuracy")),
     "evaluation.json": ("baseline", "unseen"),
     "export.json": ("task", "output", "quantization", "left_out"),
     "deployment.json": ("endpoint",),
@@ -259,6 +261,9 @@ def test_an_older_file_that_lacks_newer_fields_is_still_read(folder, file):
     target = raw["machines"][0] if file == "preflight.json" else raw
     for name in names[-1] if file == "preflight.json" else names:
         del target[name]
+    if file == "preflight.json":
+        for part, name in (("step", "low_ms"), ("epoch", "high_seconds"), ("cost", "low_usd_per_run")):
+            del target[part][name]
     write(folder, file, raw)
     type(FILES[file]).load(folder)
 

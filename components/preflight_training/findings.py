@@ -43,6 +43,14 @@ class Cost:
     date: str
 
 
+# What older files say of a figure stands for the ends of its interval too.
+_INTERVALS = {
+    "step": ("compute_ms", "low_ms", "high_ms"),
+    "epoch": ("seconds", "low_seconds", "high_seconds"),
+    "cost": ("usd_per_run", "low_usd_per_run", "high_usd_per_run"),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class MachineReport:
     """What training on one machine comes to.
@@ -127,7 +135,13 @@ class MachineReport:
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
         """The report of a machine from a file of any age, or from a summary, which leaves the layers out."""
-        return {"region": "", "spot": False, "layers": [], **raw}
+        unknown = {"factor": 1.0, "low": 1.0, "high": 1.0, "steps": 0, "programs": 0}
+        intervals = {
+            part: {name: raw[part].get(expected) for name in names} | raw[part]
+            for part, (expected, *names) in _INTERVALS.items()
+            if isinstance(raw.get(part), dict)
+        }
+        return {"region": "", "spot": False, "layers": [], "accuracy": unknown, **raw, **intervals}
 
     @property
     def label(self) -> str:
