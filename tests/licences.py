@@ -14,7 +14,7 @@ _UNWELCOME = r"GPL|General Public|SSPL|Server Side|Business Source|BUSL|Commons 
 # Looked at by hand: what the package does not say in its metadata, or not in these words.
 KNOWN = {
     "libtpu": "Google Cloud Platform Terms of Service: installed by whoever wants it, in no image that is passed on",
-    "namex": "Apache License 2.0, in its repository",
+    "namex": "Apache License 2.0, by the LICENSE file that it brings",
 }
 
 
