@@ -68,11 +68,11 @@ class Split:
         class_counts: Examples per class, in the order of the class names; of several labels each counts. Of a
             regression empty; of a corpus how often each character is predicted.
         shards: The files.
-        statistics: What was done to the examples: of photos `num_turned`, as EXIF says, where there are some; of texts
+        statistics: Counts by name: of photos `num_turned`, as EXIF says, where there are some; of texts
             `num_truncated`, `num_padded`, `num_tokens` (of those kept) and `num_unknown` (of these); outside the
             training split `num_also_in_train`, exact copies; of a corpus `num_characters`, all that are predicted, and
             `num_unknown` of these.
-        targets: Of a regression, one entry per target; otherwise empty.
+        targets: Statistics of each target of a regression; otherwise empty.
     """
 
     num_examples: int
@@ -96,11 +96,11 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
 
     Attributes:
         fingerprint: SHA-256 of the content: the same examples in the same order give the same one.
-        source: Where the examples came from.
-        split_rule: How they were divided, in words.
-        split_rule_version: Of the rule that divides; equal examples are divided alike by equal versions.
-        input: What an example is. Its fields stand among the others in the file, and `input` there is its kind.
-        task: What a model is asked about it; a key of `interface.TASKS`.
+        source: Source of the examples.
+        split_rule: Rule by which they were divided, in words.
+        split_rule_version: Version of that rule; equal examples are divided alike by equal versions.
+        input: Kind of example. Its fields stand among the others in the file, and `input` there is its kind.
+        task: Task of a model of these data; a key of `interface.TASKS`.
         features: The type of each field of a tf.train.Example.
         class_names: Class names; a label is an index into them. Of a regression, the names of the targets.
         splits: Splits by name; one that has no examples is left out.
@@ -130,7 +130,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
 
     @property
     def interface(self) -> Interface:
-        """What a model of this data set takes and gives."""
+        """The interface of a model of this data set."""
         targets = self.splits[TRAIN].targets if self.task == REGRESSION else ()
         mean, std = tuple(target.mean for target in targets), tuple(target.std for target in targets)
         return Interface(self.input, len(self.class_names), self.task, mean, std)
@@ -153,7 +153,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         return manifest
 
     def split(self, name: str) -> Split:
-        """One split by name.
+        """Return a split by name.
 
         Raises:
             InputError: If it holds no examples.
@@ -167,16 +167,16 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
 
 
 def _with_flat_input(artifact: Any) -> dict[str, Any]:
-    """A dataclass as JSON, the fields of its input among its own."""
+    """Return a dataclass as JSON, the fields of its input among its own."""
     raw = dataclasses.asdict(artifact)
-    given = raw.pop("input")
-    return {**raw, "input": given.pop("kind"), **given}
+    fields = raw.pop("input")
+    return {**raw, "input": fields.pop("kind"), **fields}
 
 
 def _with_nested_input(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What `_with_flat_input` made, the fields of the input in a mapping of their own."""
-    given = schema.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
-    of_input = json.loads(json.dumps(dataclasses.asdict(given)))  # With those that older files lack.
+    """Put the fields of the input, as `_with_flat_input` left them, in a mapping of their own."""
+    fields = schema.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
+    of_input = json.loads(json.dumps(dataclasses.asdict(fields)))  # With those that older files lack.
     return {**{name: value for name, value in raw.items() if name not in of_input}, "input": of_input}
 
 
@@ -196,7 +196,7 @@ def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
 
 
 def file_crc32c(path: Path) -> str:
-    """The CRC32C of a file, as eight hex digits."""
+    """Return the CRC32C of a file, as eight hex digits."""
     crc = 0
     with open(path, "rb") as file:
         while chunk := file.read(1 << 22):
@@ -212,8 +212,8 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
         name: The model's name in the registry, or where it was imported from.
         parameters: Its hyper-parameters.
         class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
-        input: What it takes; see `Manifest`.
-        task: What it was asked; see `Manifest`.
+        input: Input that the model takes; see `Manifest`.
+        task: Task of the model; see `Manifest`.
         dataset_fingerprint: The data set it was trained on.
         training: Parameters and facts of the training, among them examples seen, epochs and the best epoch.
     """
@@ -228,15 +228,15 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
 
     @property
     def interface(self) -> Interface:
-        """What it takes and gives, without the scale of a regression, which is in the model itself."""
+        """The model's interface, without the scale of a regression, which is in the model itself."""
         return Interface(self.input, len(self.class_names), self.task)
 
     def fits(self, manifest: Manifest) -> bool:
-        """Whether it can answer the examples of a data set, and its answers mean the same there."""
+        """Return whether it can answer the examples of a data set, and its answers mean the same there."""
         return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
 
     def understands(self, manifest: Manifest) -> bool:
-        """Whether it could answer them if each text were cut into tokens anew, by its own rule and vocabulary."""
+        """Return whether it could answer them if each text were cut into tokens anew, by its own vocabulary."""
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
         same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
         return self.fits(manifest) or (both_texts and same_answers)

@@ -26,7 +26,7 @@ _DETAILS: Mapping[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Whether to promote, and why."""
+    """The decision whether to promote, with its reasons."""
 
     promote: bool
     reasons: tuple[str, ...]
@@ -52,13 +52,13 @@ class RegisteredChampion:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """What the best constant answer reaches, and by how much a model does better, on the same examples.
+    """The figure of the best constant answer, and by how much a model does better on the same examples.
 
     Attributes:
         metric: The judged figure of the task.
         answer: The constant answer, in words.
-        value: What it reaches; None where the figure is not defined on the split.
-        advantage: How much better the model is; below 0 if it is worse.
+        value: Figure that it reaches; None where that is not defined on the split.
+        advantage: Difference by which the model is better; below 0 if it is worse.
         margin: The advantage up to which chance explains it: examples are few, and a model that knows nothing more than
             the baseline is above it half of the time.
         collapsed_to: The answer that the model gives every example, in words; empty if it gives several.
@@ -93,12 +93,12 @@ class Baseline:
 
 @dataclasses.dataclass(frozen=True)
 class Unseen:
-    """What is left of a split without the examples that a model has trained on.
+    """The rest of a split without the examples that a model has trained on.
 
     Attributes:
         num_examples: Examples that no model has trained on.
         num_seen: Those left out, which at least one has trained on.
-        num_seen_by: Of these, the model's and, if there is one, the champion's.
+        num_seen_by: Numbers of these that the model and, if there is one, the champion has seen.
         keys: The first of those left out.
         scalars: The figures of the model and of the champion on what is left; none where nothing is.
     """
@@ -110,8 +110,8 @@ class Unseen:
     scalars: tuple[Mapping[str, float], ...]
 
     @classmethod
-    def of(cls, seen: np.ndarray, keys: Sequence[str], scalars: Sequence[Mapping[str, float]]) -> Self:
-        """From bool[models, examples] and the examples' names."""
+    def find(cls, seen: np.ndarray, keys: Sequence[str], scalars: Sequence[Mapping[str, float]]) -> Self:
+        """Make a leak from bool[models, examples] and the examples' names."""
         some = seen.any(axis=0)
         left_out = np.flatnonzero(some)
         return cls(
@@ -124,7 +124,7 @@ class Unseen:
 
     @property
     def reason(self) -> str:
-        """What was left out, among the gate's reasons."""
+        """The sentence among the gate's reasons that says what was left out."""
         who = ", ".join(
             f"by the {who} {count:,}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
         )
@@ -147,8 +147,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         challenger: The model's figures: those of `metric_table` and what the report shows of its task.
         champion: The champion's, on the same examples; None without one.
         registered_champion: The champion as a registry names it; None where no registry was asked.
-        baseline: How the model stands to the best constant answer; None in older files.
-        unseen: What was left out of the judgement, as trained on; None where nothing was.
+        baseline: Comparison of the model with the best constant answer; None in older files.
+        unseen: Examples left out of the judgement, as trained on; None where none were.
     """
 
     split: str

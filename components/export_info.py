@@ -21,7 +21,7 @@ class FormatFacts:
         file: Name of its file or folder.
         bytes: Its size.
         score: The figure that it is judged by; None where it is not defined. The file calls it by the figure's name.
-        drop_interval: What it loses of the figure, from and to, with 95 % confidence; None where that is not known.
+        drop_interval: Loss of the figure, from and to, with 95 % confidence; None where that is not known.
         agreement: Share of examples that it answers as the trained model does.
         max_difference: Largest difference of a probability or standardised number from the trained model's.
         latency_ms: Time of one example.
@@ -62,15 +62,15 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     Attributes:
         model: The model's name in the registry, or where it was imported from.
         class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
-        task: What it was asked; a key of `interface.TASKS`.
-        input: What it takes.
+        task: Task of the model; a key of `interface.TASKS`.
+        input: Input that the model takes.
         signatures: The SavedModel's signatures by name, and what each takes, in words.
-        output: What it gives.
-        quantization: What of the int8 model is in int8, in words; None without one.
+        output: Output of the model.
+        quantization: Parts of the int8 model that are int8, in words; None without one.
         dataset_fingerprint: The data set that it was compared on.
         compared_on: The examples of it.
         judged: The figure that the formats are judged by; one of `metric_table`.
-        trained_score: What the trained model reaches; None where it is not defined.
+        trained_score: Score of the trained model; None where it is not defined.
         formats: The formats that the export holds, by name.
         left_out: Why it does not hold the others, in words, by name.
         range: From and to which an image's pixels go.
@@ -93,14 +93,14 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the file holds."""
-        given = {**dataclasses.asdict(self.input), "dtype": self.input.dtype, "shape": [None, *self.input.shape]}
+        fields = {**dataclasses.asdict(self.input), "dtype": self.input.dtype, "shape": [None, *self.input.shape]}
         pixels = {"range": self.range} if self.range else {}
         output = dataclasses.asdict(self.output)
         return {
             "model": self.model,
             "class_names": self.class_names,
             "task": self.task,
-            "input": {**given, **pixels, "signatures": self.signatures},
+            "input": {**fields, **pixels, "signatures": self.signatures},
             "output": {name: value for name, value in output.items() if value is not None},
             "quantization": self.quantization,
             "dataset_fingerprint": self.dataset_fingerprint,
@@ -114,13 +114,13 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields under their own names, from a file of any age; the first ones knew images and classes alone."""
+        """Return the fields under their own names, from a file of any age; the first knew images and classes alone."""
         task = schema.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
         judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
-        given = schema.read(raw["input"], Mapping[str, Any], "input")
-        shape = schema.read(given["shape"], tuple[int | None, ...], "input.shape")
-        given = {"kind": IMAGE, "image_shape": list(shape[1:]), "encoding": "raw", **given}
-        known = schema.read(given, AnyInput, "input", any_version=True)
+        fields = schema.read(raw["input"], Mapping[str, Any], "input")
+        shape = schema.read(fields["shape"], tuple[int | None, ...], "input.shape")
+        fields = {"kind": IMAGE, "image_shape": list(shape[1:]), "encoding": "raw", **fields}
+        known = schema.read(fields, AnyInput, "input", any_version=True)
         if shape[1:] != known.shape:
             raise TypeError(f"input.shape is {list(shape)}, expected {[None, *known.shape]}")
         formats = schema.read(raw["formats"], Mapping[str, Mapping[str, Any]], "formats")
@@ -128,9 +128,9 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
             "output": {"name": TASKS[task].answer},
             **raw,
             "task": task,
-            "input": given,
-            "range": given.get("range"),
-            "signatures": given["signatures"],
+            "input": fields,
+            "range": fields.get("range"),
+            "signatures": fields["signatures"],
             "judged": judged,
             "trained_score": raw.get(f"{_TRAINED}{judged}"),
             "formats": {name: _renamed(facts, judged, "score") for name, facts in formats.items()},
@@ -141,7 +141,7 @@ def read_format_facts(raw: Mapping[str, Any], judged: str) -> FormatFacts:
     """Read what was measured of one format.
 
     Args:
-        raw: As the file has it.
+        raw: Facts as the file has them.
         judged: The name of the judged figure in it.
     """
     facts: FormatFacts = schema.read(_renamed(raw, judged, "score"), FormatFacts, "formats")
@@ -149,5 +149,5 @@ def read_format_facts(raw: Mapping[str, Any], judged: str) -> FormatFacts:
 
 
 def _renamed(raw: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
-    """The mapping with one of its names changed."""
+    """Return the mapping with one of its names changed."""
     return {other if key == name else key: value for key, value in raw.items()}

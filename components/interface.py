@@ -20,7 +20,7 @@ THRESHOLD = 0.5  # Of a multi-label probability: a label is predicted above it.
 
 
 class Input(Protocol):
-    """What an example is.
+    """The kind of example that a model takes.
 
     Attributes:
         kind: Its name in the manifest.
@@ -40,18 +40,18 @@ class Input(Protocol):
     def feature(self) -> str: ...  # noqa: D102
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example, as the model gets it."""
+        """Shape of one example, as the model gets it."""
 
     @property
     def dtype(self) -> str:
-        """Of its values."""
+        """Dtype of an example's values."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What `build_model` is given, by name."""
+        """The arguments of `build_model`, by name."""
 
     def __str__(self) -> str:
-        """Such inputs, in messages."""
+        """Describe such inputs in a message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ class ImageInput:
 
     Attributes:
         image_shape: (height, width, channels).
-        encoding: How records hold them: `raw` (pixels, row by row) or `encoded` (the image file's own bytes, decoded
-            when read). It makes no difference to a model.
+        encoding: Form in which records hold them: `raw` (pixels, row by row) or `encoded` (the image file's own bytes,
+            decoded when read). It makes no difference to a model.
         upright: Whether photos were turned as their EXIF says; then those that a model is to answer are too.
     """
 
@@ -89,7 +89,7 @@ class ImageInput:
 
 
 class _Tokens:
-    """What inputs of ids have in common: int32[num_tokens], ids below `vocabulary_size`."""
+    """The common part of inputs that are ids: int32[num_tokens], ids below `vocabulary_size`."""
 
     num_tokens: int
     vocabulary_size: int
@@ -115,7 +115,7 @@ class _Tokens:
 
     @property
     def stored_dtype(self) -> str:
-        """Of an id in a record, little-endian: the smallest that holds all of them."""
+        """Dtype of an id in a record, little-endian: the smallest that holds all of them."""
         return next(dtype for dtype in self._stored_dtypes if self.vocabulary_size <= int(np.iinfo(dtype).max) + 1)
 
 
@@ -126,9 +126,9 @@ class TextInput(_Tokens):
     Attributes:
         num_tokens: Tokens of an example.
         vocabulary_size: Ids are below it. The vocabulary itself lies beside the manifest, and may be smaller.
-        vocabulary_sha256: Of the vocabulary's file: ids mean the same where it is equal.
+        vocabulary_sha256: SHA-256 of the vocabulary's file: ids mean the same where it is equal.
         tokenization: The name of the rule that cuts a text into tokens; see `components.text`.
-        truncate: Which part of a longer text is left out: its `start` or its `end`.
+        truncate: Part of a longer text that is left out: its `start` or its `end`.
     """
 
     num_tokens: int
@@ -186,18 +186,18 @@ FACTS: Mapping[str, str] = {
 
 
 class Task(Protocol):
-    """What a model is asked about an example.
+    """The question that a model answers about an example.
 
     Attributes:
         name: In the manifest.
-        stored_dtype: Of a target in a tf.train.Example.
-        target_dtype: Of a target as the loss takes it.
-        loss: Of training: Keras's name, one of `models.compiling`, or a function of targets and outputs.
+        stored_dtype: Dtype of a target in a tf.train.Example.
+        target_dtype: Dtype of a target as the loss takes it.
+        loss: Loss of training: Keras's name, one of `models.compiling`, or a function of targets and outputs.
         metric: Shown beside the loss in training: Keras's name, or one of `models.compiling`, and ours.
         judged: The figure that the gate looks at by default.
-        answer: What a model's output is called.
+        answer: Name of a model's output.
         size_fact: The name by which `build_model` is given the size of the output.
-        activation: What a model ends in: Keras's name.
+        activation: Activation that a model ends in, by Keras's name.
     """
 
     @property
@@ -219,19 +219,19 @@ class Task(Protocol):
     @property
     def activation(self) -> str: ...  # noqa: D102
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Of one example's target."""
+        """Return the shape of an example's target."""
 
     def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Of a model's answer to one example, float32."""
+        """Return the shape of a model's answer to one example, float32."""
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """float64[targets]: the loss of every one that counts; of most tasks an example has one."""
+        """Return float64[targets]: the loss of every one that counts; of most tasks an example has one."""
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """float64[targets]: the metric of every one that counts; their mean is the data set's."""
+        """Return float64[targets]: the metric of every one that counts; their mean is the data set's."""
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """The judged figure of a data set."""
+        """Return the judged figure of a data set."""
 
 
 class Classification:
@@ -247,24 +247,24 @@ class Classification:
     activation = "softmax"
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """A scalar."""
+        """Return a scalar."""
         return ()
 
     def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """(num_classes,)."""
+        """Return (num_classes,)."""
         return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Cross-entropy in nats; probabilities are clipped at 1e-7, as Keras does."""
+        """Return the cross-entropy in nats; probabilities are clipped at 1e-7, as Keras does."""
         chosen = outputs[np.arange(len(targets)), targets].astype(np.float64)
         return -np.log(np.maximum(chosen, 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """1 where the likeliest class is the true one."""
+        """Return 1 where the likeliest class is the true one, else 0."""
         return (outputs.argmax(1) == targets).astype(np.float64)
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Accuracy."""
+        """Return the accuracy."""
         return float(self.scores(targets, outputs).mean())
 
 
@@ -282,24 +282,24 @@ class MultiLabel:
     activation = "sigmoid"
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """(num_classes,)."""
+        """Return (num_classes,)."""
         return (interface.num_classes,)
 
     def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """(num_classes,)."""
+        """Return (num_classes,)."""
         return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Binary cross-entropy in nats, the mean of an example's labels; clipped at 1e-7, as Keras does."""
+        """Return the binary cross-entropy in nats, the mean of an example's labels; clipped at 1e-7, as Keras does."""
         chosen = np.where(targets > 0, outputs.astype(np.float64), 1 - outputs.astype(np.float64))
         return -np.log(chosen.clip(1e-7, 1 - 1e-7)).mean(axis=1)
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """The share of an example's labels that are right."""
+        """Return the share of an example's labels that are right."""
         return ((outputs > THRESHOLD) == (targets > 0)).mean(axis=1)
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """F1 of all labels of all examples together; 0 where none is true or predicted."""
+        """Return the F1 of all labels of all examples together; 0 where none is true or predicted."""
         true, predicted = targets > 0, outputs > THRESHOLD
         return float(2 * (true & predicted).sum() / max(true.sum() + predicted.sum(), 1))
 
@@ -313,7 +313,7 @@ class Regression:
     units is made its last layer, see `models.build_model`.
 
     Attributes:
-        mean: Of every target in the training split.
+        mean: Mean of every target in the training split.
         std: Its standard deviation, above 0.
     """
 
@@ -340,23 +340,23 @@ class Regression:
         return standardised_squared_error
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """(num_targets,)."""
+        """Return (num_targets,)."""
         return (interface.num_classes,)
 
     def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """(num_targets,)."""
+        """Return (num_targets,)."""
         return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """The squared error in standard deviations, the mean of an example's targets."""
+        """Return the squared error in standard deviations, the mean of an example's targets."""
         return np.square((targets.astype(np.float64) - outputs) / self.std).mean(axis=1)
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """The absolute error in the targets' units, the mean of an example's targets."""
+        """Return the absolute error in the targets' units, the mean of an example's targets."""
         return np.abs(targets.astype(np.float64) - outputs).mean(axis=1)
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """R², the mean of all targets: the share of their variance that is explained; NaN where one has none."""
+        """Return R², the mean over targets of the share of their variance that is explained; NaN where one has none."""
         targets = targets.astype(np.float64)
         left, whole = np.square(targets - outputs).mean(axis=0), targets.var(axis=0)
         return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))
@@ -378,24 +378,24 @@ class LanguageModel:
     activation = "softmax"
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """(num_tokens,)."""
+        """Return (num_tokens,)."""
         return interface.input.shape
 
     def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """(num_tokens, num_classes)."""
+        """Return (num_tokens, num_classes)."""
         return (*interface.input.shape, interface.num_classes)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Cross-entropy in nats, passage by passage; probabilities are clipped at 1e-7, as Keras does."""
+        """Return the cross-entropy in nats, passage by passage; probabilities are clipped at 1e-7, as Keras does."""
         chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0]
         return -np.log(np.maximum(chosen[targets != PADDING].astype(np.float64), 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Bits: the same to the base of two."""
+        """Return the losses in bits."""
         return self.losses(targets, outputs) / np.log(2)
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Bits per character; less is better."""
+        """Return the bits per character; less is better."""
         return float(self.scores(targets, outputs).mean())
 
 
@@ -404,19 +404,19 @@ TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
 
 
 def judged_figure(metrics: Mapping[str, Any]) -> str:
-    """The figure that tells most of a run, of those that are known; empty if none is."""
+    """Return the figure that tells most of a run, of those that are known; empty if none is."""
     # The other tasks' first: a language model has an accuracy too.
     return next((task.judged for task in reversed(_TASKS) if metrics.get(task.judged) is not None), "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """What a model must take and give, as far as its code has to know.
+    """The input and output of a model, as far as its code has to know.
 
     Attributes:
-        input: What an example is.
-        num_classes: Of the data set; of a regression, its targets.
-        task_name: What is asked; a key of `TASKS`.
+        input: Kind of example.
+        num_classes: Number of classes in the data set; of a regression, of targets.
+        task_name: Task, a key of `TASKS`.
         mean: See `Regression`; empty otherwise.
         std: See `Regression`; empty otherwise.
     """
@@ -429,26 +429,26 @@ class Interface:
 
     @property
     def task(self) -> Task:
-        """What is asked."""
+        """The task."""
         return Regression(self.mean, self.std) if self.task_name == REGRESSION else TASKS[self.task_name]
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What `build_model` is given, by name."""
+        """The arguments of `build_model`, by name."""
         return {**self.input.facts, self.task.size_fact: self.num_classes}
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of a model's answer to one example."""
+        """Shape of a model's answer to one example."""
         return self.task.output_shape(self)
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """Of one example's target."""
+        """Shape of one example's target."""
         return self.task.target_shape(self)
 
     def batch_shapes(self, batch_size: int) -> list[tuple[tuple[int, ...], str]]:
-        """Shape and dtype of a training batch's inputs, targets and weights."""
+        """Return the shape and dtype of a training batch's inputs, targets and weights."""
         return [
             ((batch_size, *self.input.shape), self.input.dtype),
             ((batch_size, *self.target_shape), self.task.target_dtype),

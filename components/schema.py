@@ -40,7 +40,7 @@ def load(path: Path, what: str, step: str, parse: Callable[[Any], T]) -> T:
 
     Args:
         path: The file.
-        what: What it should be, for the message.
+        what: Name of what it should be, for the message.
         step: Who writes it.
         parse: Turns parsed JSON into a value, or raises KeyError, TypeError or ValueError.
 
@@ -67,7 +67,7 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> A
     """Turn parsed JSON into a value of a type, refusing what only looks like one.
 
     Args:
-        raw: What `json.loads` gave.
+        raw: Value that `json.loads` gave.
         kind: A dataclass, `int` (not negative, of 64 bits), `float` (finite), `str`, `bool`, `tuple[T, ...]`,
             `tuple[T, T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, dataclasses that differ in a field
             `kind`, or `Any`; `Annotated[T, Container]` holds the values that are allowed. A dataclass checks further
@@ -141,7 +141,7 @@ def _describe(allowed: Container[Any]) -> str:
 
 
 def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
-    """The kind of several that a value is of: by its type, or by the field `kind` of dataclasses."""
+    """Return the kind of several that a value is of: by its type, or by the field `kind` of dataclasses."""
     known = [kind for kind in kinds if kind is not types.NoneType]
     if len(known) > 1 and all(map(dataclasses.is_dataclass, known)):
         by_name = {kind.kind: kind for kind in known}

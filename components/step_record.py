@@ -30,7 +30,7 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
     Attributes:
         step: The step's name.
         state: `succeeded` or `failed`.
-        seconds: How long it ran.
+        seconds: Seconds that it ran.
         error: Why it failed, in words, or with a stack trace.
         is_input_error: Whether that was a user's mistake.
     """

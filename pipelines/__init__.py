@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What every way to run the pipeline must know of a step; how it is wired stands in `training_pipeline`.
+    """A step as every way to run the pipeline must know it; how it is wired stands in `training_pipeline`.
 
     Attributes:
         artifact: Output of its component that a run publishes.

@@ -37,25 +37,25 @@ def code_version(step: str) -> str:
 
 
 def _code_here(step: str) -> str:
-    """The same with the libraries that this machine runs it with; elsewhere, an image holds them."""
+    """Return the same with the libraries that this machine runs it with; elsewhere, an image holds them."""
     return _digest(code_version(step), _code(step).versions())
 
 
 def _model(config: Config, is_here: bool) -> str:
-    """The fingerprint of a model's code and of the files that it names, or that the configuration does."""
+    """Return the fingerprint of a model's code and of the files that it names, or that the configuration does."""
     code = model_code(config.training.model, config.training.model_parameters)
     return _digest(code.digest, code.versions() if is_here else {}, [_content(file) for file in config.model_files])
 
 
 def _content(place: str) -> str:
-    """The fingerprint of a file, or of all in a folder; on gs:// by their checksums."""
+    """Return the fingerprint of a file, or of all in a folder; on gs:// by their checksums."""
     if storage.is_remote(place):
         return _digest([dataclasses.astuple(file) for file in _remote_files(place)])
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
 
 
 def _remote_files(place: str) -> list[storage.StoredFile]:
-    """A file, or all in a folder or a bucket, on gs://."""
+    """Return a file, or all in a folder or a bucket, on gs://."""
     folder, _, name = place.rstrip("/").rpartition("/")
     if folder == "gs:/":
         return storage.list_files(place)
@@ -78,7 +78,7 @@ def _folder_content(folder: Path) -> str:
 
 
 def data_version(listing: Listing, memo: Path) -> str:
-    """The fingerprint of a source's content, remembered in `memo` for as long as no file's size or time changes."""
+    """Return the fingerprint of a source's content, kept in `memo` for as long as no file's size or time changes."""
     key = listing.stat_digest()
     path = memo / f"{key}.txt"
     if not path.is_file():
@@ -91,13 +91,13 @@ def _params(params: Any) -> dict[str, Any]:
 
 
 def lineage(config: Config) -> dict[str, Any]:
-    """What a registry records of a run beside what its artifacts say: its name, its configuration, its code."""
+    """Return what a registry records of a run beside what its artifacts say: its name, configuration and code."""
     code = {step: code_version(step) for step in config.steps}
     return {"run": config.name, "config": _decisive(config), "code": code}
 
 
 def _decisive(config: Config) -> dict[str, Any]:
-    """A configuration without where else it may run, and how long it waits for that: these make it no other run."""
+    """Return a configuration without its fallbacks and how long it waits for them: these make it no other run."""
     plain = config.as_dict()
     for key in ("fallbacks", "max_wait_seconds"):
         plain.get("machine", {}).pop(key, None)
@@ -105,7 +105,7 @@ def _decisive(config: Config) -> dict[str, Any]:
 
 
 def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
-    """What a run follows from: short digests of its `data`, its `configuration` and its `code`.
+    """Return what a run follows from: short digests of its `data`, its `configuration` and its `code`.
 
     Args:
         config: The run's configuration.
@@ -121,7 +121,7 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
 def platform_fingerprints(
     config: Config, image: str, machine: str = "", environment: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """What decides each step's result beside its other inputs, as an input that a platform's cache counts.
+    """Return what decides each step's result beside its other inputs, as an input that a platform's cache counts.
 
     The cache knows a step by its inputs, its image and its command. It does not know which code a tag of an image
     means, nor what a model's files hold; and what the training step runs in stands where only some services look.
@@ -140,7 +140,7 @@ def platform_fingerprints(
 
 
 def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str, str]:
-    """A key per step.
+    """Return a key per step.
 
     Args:
         config: The run's configuration.

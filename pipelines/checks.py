@@ -27,7 +27,7 @@ _MARKERS = (SUMMARY_FILE, LOG_FILE)
 
 
 def check_run(config: Config, workspace: Path) -> DatasetPlan:
-    """Everything that can be known in advance: the data's shape and splits, the batch, the champion, the workspace.
+    """Check all that can be known in advance: the data's shape and splits, the batch, the champion, the workspace.
 
     Raises:
         InputError: On the first thing that is wrong.
@@ -54,7 +54,7 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
 
 
 def check_data(config: Config) -> DatasetPlan:
-    """What the data are, and whether they fit the batch and the splits that are asked for; by listing them alone.
+    """Check, by listing the data alone, that they fit the batch and the splits that are asked for.
 
     Raises:
         InputError: On the first thing that is wrong.
@@ -128,7 +128,7 @@ def _check_apart(config: Config, place: Path) -> None:
 
 
 def _reads(config: Config) -> Iterator[tuple[str, str]]:
-    """What a run reads from places of the user's, by its key."""
+    """Yield what a run reads from places of the user's, by its key."""
     yield "data.source", config.data_location
     yield "gate.champion", config.gate.champion
     if config.training.model.endswith((".py", ".keras")):

@@ -27,7 +27,7 @@ _JUDGED = tuple(task.judged for task in TASKS.values())
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a comparison shows of a training, from the section `training` of `model.json`; None where that is silent."""
+    """The facts of a training, from the section `training` of `model.json`; None where that is silent."""
 
     epochs: int | None = None
     seconds: float | None = None
@@ -40,7 +40,7 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """What a comparison reads of a `model.json` of any age."""
+    """The part of a `model.json` of any age that a comparison reads."""
 
     training: Trained
     dataset_fingerprint: str
@@ -48,12 +48,12 @@ class _Model:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one run left.
+    """The results that a run left.
 
     Attributes:
         label: A name that no other run of the comparison has.
         summary: Its `summary.json`.
-        trained: How its model was trained.
+        trained: Facts about the training of its model.
         history: One mapping per epoch; empty if it did not train.
         dataset: Fingerprint of its data set; empty if it did not train.
     """
@@ -70,7 +70,7 @@ class Row:
     """One property of every run.
 
     Attributes:
-        name: Of the property.
+        name: Name of the property.
         values: One per run; None where a run has none.
         texts: The values as they are shown.
         direction: `HIGHER` or `LOWER` is better, or `NEITHER`.
@@ -98,7 +98,7 @@ class Comparison:
     Attributes:
         runs: In the order given.
         sections: Rows under their headings.
-        notes: What to know before trusting the comparison.
+        notes: Remarks to read before trusting the comparison.
     """
 
     runs: tuple[Run, ...]
@@ -106,13 +106,13 @@ class Comparison:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values: a list for every property, in the order of the runs."""
+        """Return plain values: a list for every property, in the order of the runs."""
         sections = {title: {row.name: list(row.values) for row in rows} for title, rows in self.sections.items()}
         return {"runs": [run.label for run in self.runs], **sections, "notes": list(self.notes)}
 
 
 def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The folders of runs that have ended, and what lies beside them that is none: as a shell finds them, `runs/*`.
+    """Divide folders as a shell finds them, `runs/*`, into runs that have ended and others.
 
     Raises:
         InputError: If there is nothing of that name, or no run among them.
@@ -132,7 +132,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     """Compare runs.
 
     Args:
-        folders: Of runs, as `tpu-pipelines run` wrote them.
+        folders: Folders of runs, as `tpu-pipelines run` wrote them.
 
     Raises:
         InputError: If one of them is no run's folder, or is given twice.
@@ -173,7 +173,7 @@ def _load(folder: Path, label: str) -> Run:
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
-    """Each folder's name, after as much of its path as tells it from the others."""
+    """Return each folder's name, after as much of its path as tells it from the others."""
     labels = [place.name for place in places]
     depth = 1
     while len(set(labels)) < len(labels):
@@ -188,20 +188,20 @@ def _row(name: str, values: Iterable[Any], form: Callable[[Any], str] = str, dir
 
 
 def _known(*rows: Row) -> tuple[Row, ...]:
-    """The rows in which some run has a value."""
+    """Return the rows in which some run has a value."""
     return tuple(row for row in rows if any(value is not None for value in row.values))
 
 
 def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
     metrics = [run.summary.metrics for run in runs]
-    names = dict.fromkeys(name for one in metrics for name in one if name not in _COUNTS)
+    names = dict.fromkeys(name for figures in metrics for name in figures if name not in _COUNTS)
     return _known(
         _row("status", [run.summary.status for run in runs]),
         *(
-            _row(name, [one.get(name) for one in metrics], show, direction(name) if one_dataset else NEITHER)
+            _row(name, [figures.get(name) for figures in metrics], show, direction(name) if one_dataset else NEITHER)
             for name in names
         ),
-        _row("examples", [one.get("num_examples") for one in metrics], "{:,}".format),
+        _row("examples", [figures.get("num_examples") for figures in metrics], "{:,}".format),
     )
 
 
@@ -225,7 +225,7 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 
 def _day(ended: str) -> str:
-    """A time as people read it: to the minute, in UTC."""
+    """Return a time as people read it: to the minute, in UTC."""
     return ended[:16].replace("T", " ")
 
 
@@ -263,7 +263,7 @@ def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 
 def _configuration(runs: Sequence[Run]) -> tuple[Row, ...]:
-    """The keys in which configurations differ."""
+    """Return the keys in which configurations differ."""
     configs = [dict(_flatten(run.summary.config)) for run in runs]
     rows = [
         _row(key, [config.get(key) for config in configs], _shorten)
@@ -287,7 +287,7 @@ def _shorten(value: Any) -> str:
 
 
 def as_text(comparison: Comparison) -> str:
-    """A column for each run; a star marks the best."""
+    """Return a column for each run; a star marks the best."""
     columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is the star's.
     blocks = []
     for title, rows in comparison.sections.items():
@@ -300,7 +300,7 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """A table with a line for each run: what it reaches, how fast it trains, its exports on CPU; and on which host."""
+    """Return a table with a line for each run: its figures, its speed, its exports on CPU, and its host."""
     rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
 
     def join(place: int, *names: str) -> str:
@@ -359,12 +359,12 @@ def write_page(comparison: Comparison, path: Path) -> None:
 
 
 def _plain(label: str) -> str:
-    """The end of a label, in characters that mean nothing to what draws it."""
+    """Return the end of a label, in characters that mean nothing to what draws it."""
     return re.sub(r"[^\w./-]", "_", label)[-_LEGEND_CHARACTERS:]
 
 
 def _curves(runs: Sequence[Run]) -> Iterator[Any]:
-    """A drawing for each figure that the histories follow; runs have their number and their name in the legend."""
+    """Draw each figure that the histories follow; runs have their number and their name in the legend."""
     from matplotlib.ticker import MaxNLocator
 
     from components import page

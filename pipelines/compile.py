@@ -37,12 +37,12 @@ _HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.
 
 @dataclasses.dataclass(frozen=True)
 class CompiledPipeline:
-    """What was written.
+    """A compiled pipeline, as it was written.
 
     Attributes:
         path: The file.
-        machine: What the training step asks for.
-        image: What every step runs in.
+        machine: Machine that the training step asks for.
+        image: Image that every step runs in.
         timeout: When the training is stopped, and why then.
         carried: Content of the files that the pipeline reads from the bucket, by their place there.
     """
@@ -58,7 +58,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     """Write the pipeline as a YAML file that a platform takes.
 
     Args:
-        config: What every step takes, and the machine.
+        config: Parameters of every step, and the machine.
         target: `vertex` or `kubeflow`.
         output: The file; only a compiled pipeline is overwritten.
         settings: Those that are known by now go into the training step.
@@ -129,7 +129,7 @@ def _require_image(image: str, target: str, what: str, variable: str) -> None:
 
 
 def require_machine(config: Config, target: str) -> MachineSpec:
-    """The machine of a configuration.
+    """Return the machine of a configuration.
 
     Raises:
         InputError: If it names none, or one of several hosts.
@@ -154,7 +154,7 @@ def placed(config: Config, target: str, settings: Settings) -> Config:
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
-    """The same training, told to use the TPU: it must be asked for, and only this step has one."""
+    """Return the same training, told to use the TPU: it must be asked for, and only this step has one."""
     if training.accelerator == "auto":
         training = dataclasses.replace(training, accelerator="tpu")
     devices = machine.slice.devices
@@ -195,7 +195,7 @@ def _check_readable(config: Config, target: str) -> None:
 
 
 def _with_carried_model(config: Config, target: str, settings: Settings) -> tuple[Config, dict[str, bytes]]:
-    """The configuration with a model of the user's own called by its place in the bucket, and what is to lie there.
+    """Name a model of the user's own by its place in the bucket; returns the configuration, and what lies there.
 
     Its digest is part of the place, so that no step runs other code than this, and the platform's cache knows it by it.
     """
@@ -220,7 +220,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
 
 
 def _with_registry(config: Config, settings: Settings) -> Config:
-    """The configuration with its registry on Vertex AI, if it has one, where the settings say."""
+    """Return the configuration with its registry on Vertex AI, if it has one, where the settings say."""
     deploy = config.deploy
     if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
         return config

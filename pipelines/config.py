@@ -47,19 +47,20 @@ class Config:
     """One section per step; `model` is set apart from `training`, because examples differ in it.
 
     Attributes:
-        name: Of the run's folder: letters, digits, `-`, `_` and `.`.
-        data: What create_tfrecords takes.
-        training: What train_model takes, the model and its parameters included.
-        gate: What evaluate_model takes.
-        export: What export_model takes.
+        name: Name of the run's folder: letters, digits, `-`, `_` and `.`.
+        data: Parameters of create_tfrecords.
+        training: Parameters of train_model, the model and its own included.
+        gate: Parameters of evaluate_model.
+        export: Parameters of export_model.
         machine: The TPU slice to train on in the cloud, if one is named.
-        preflight: What preflight_training takes, most of it from the training and the machine; None leaves it out, as
-            does a configuration that says neither machine nor preflight.
+        preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out,
+            as does a configuration that says neither machine nor preflight.
         model_files: Files and folders, here or on gs://, that the model's code reads: with other content it is another
             model. Those that its code or a parameter names are known without.
-        deploy: What deploy_model takes; None leaves it out. Without a registry of its own, a local run has one in its
-            workspace.
-        resources: What steps ask of a platform, by step, as far as it is set; see `resources.resources_of`.
+        deploy: Parameters of deploy_model; None leaves it out. Without a registry of its own, a local run has one in
+            its workspace.
+        resources: Resources that steps ask of a platform, by step, as far as they are set; see
+            `resources.resources_of`.
     """
 
     name: str
@@ -87,11 +88,11 @@ class Config:
 
     @property
     def data_location(self) -> str:
-        """Where the data are, here or on gs://; empty where they come with a library."""
+        """Place of the data, here or on gs://; empty where they come with a library."""
         return find_location(self.data.source)
 
     def as_dict(self) -> dict[str, Any]:
-        """The sections as they stand in a YAML file, defaults filled in."""
+        """Return the sections as they stand in a YAML file, defaults filled in."""
         training = dataclasses.asdict(self.training)
         model = {"name": training.pop("model"), "parameters": training.pop("model_parameters")}
         if self.model_files:
@@ -115,7 +116,7 @@ def _without_tuples(value: Any) -> Any:
 
 
 def ready_examples() -> tuple[str, ...]:
-    """The names of the ready examples."""
+    """Return the names of the ready examples."""
     return tuple(sorted(path.stem for path in CONFIGS_DIR.glob("*.yaml")))
 
 
@@ -283,7 +284,7 @@ def _check_sections(raw: Mapping[str, Any], where: str) -> None:
 
 
 def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections with the user's home for `~` in those values that are places."""
+    """Return the sections with the user's home for `~` in those values that are places."""
 
     def home(value: Any) -> Any:
         if isinstance(value, dict):
@@ -305,7 +306,7 @@ def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _build_preflight(
     values: Any, training: TrainParams, machine: MachineSpec | None, section: str = "preflight"
 ) -> PreflightParams | None:
-    """The training as it stands, on the machine that is named or the cheapest, and what the section itself sets."""
+    """Build preflight from the training as it is, on the machine that is named or the cheapest, and its own section."""
     values = _optional_section(values, section)
     return None if values is None else _preflight_on(machine, values, training, section)
 
@@ -327,7 +328,7 @@ def _build_deploy(values: Any, name: str) -> DeployParams | None:
 
 
 def _optional_section(values: Any, section: str) -> dict[str, Any] | None:
-    """What a section sets that may be `false`, which leaves its step out; nothing said is all defaults."""
+    """Return what a section sets that may be `false`, which leaves its step out; an absent one is all defaults."""
     if values is False:
         return None
     if values not in (None, True) and not isinstance(values, dict):
@@ -336,7 +337,7 @@ def _optional_section(values: Any, section: str) -> dict[str, Any] | None:
 
 
 def preflight_params(config: Config, machine: MachineSpec | None) -> PreflightParams:
-    """What preflight_training takes for a machine, or the cheapest, also where the configuration leaves the step out.
+    """Return preflight's parameters for a machine, or the cheapest, also where the configuration leaves the step out.
 
     Raises:
         InputError: If the machine does not run the training's backend.
@@ -346,7 +347,7 @@ def preflight_params(config: Config, machine: MachineSpec | None) -> PreflightPa
 
 
 def on_machine(config: Config, machine: MachineSpec) -> Config:
-    """The same run on another machine, which preflight is to check as well.
+    """Return the same run on another machine, which preflight is to check as well.
 
     Raises:
         InputError: If the machine does not run the training's backend.
@@ -396,7 +397,7 @@ def _build(params: type[T], values: Mapping[str, Any], fixed: Mapping[str, Any],
 
 
 def _split(value: str | float, kind: type) -> list[Any]:
-    """The values of a list that is written as one on a command line: `64,64`, or a single one."""
+    """Return the values of a list that is written as one on a command line: `64,64`, or a single one."""
     if not isinstance(value, str):
         return [value]
     items = [item.strip() for item in value.split(",")] if value.strip() else []
@@ -404,7 +405,7 @@ def _split(value: str | float, kind: type) -> list[Any]:
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
-    """`value` as the type that a field asks for, refusing what only looks like it."""
+    """Convert a value to the type that a field asks for, and refuse what only looks like it."""
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         raise TypeError(f"{where}: fields that are unions are not supported.")

@@ -15,11 +15,11 @@ from pipelines.submission import Plan
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """What a run would be.
+    """A run as it would be sent.
 
     Attributes:
         lines: A name and what there is to say of it, each.
-        missing: What keeps it from running, and how to mend it.
+        missing: Reasons why it cannot run, and how to mend them.
     """
 
     lines: tuple[tuple[str, str], ...]

@@ -32,7 +32,7 @@ _COLUMNS = {"run": "<", "number": "<", "ended": "<", "result": "<", "score": ">"
 
 
 def history_dir(run_dir: Path) -> Path:
-    """Where the earlier runs of a name are kept."""
+    """Return where the earlier runs of a name are kept."""
     return run_dir.with_name(run_dir.name + _SUFFIX)
 
 
@@ -107,39 +107,39 @@ def _has_failed(place: Path) -> bool:
 
 
 def _numbers(directory: Path) -> list[str]:
-    found = [
+    numbers = [
         path.name
         for path in directory.glob("*")
         if re.fullmatch(_NUMBER, path.name) and path.is_dir() and not path.is_symlink()
     ]
-    return sorted(found, key=int)
+    return sorted(numbers, key=int)
 
 
 def runs_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
-    """The number and folder of every run of a name, the first one first and the latest last."""
+    """Yield the number and folder of every run of a name, the first one first and the latest last."""
     directory = history_dir(run_dir)
     yield from ((number, directory / number) for number in _numbers(directory))
     yield LATEST, run_dir
 
 
 def names(workspace: Path) -> list[str]:
-    """The names of which a workspace holds runs."""
+    """Return the names of which a workspace holds runs."""
     latest = {path.parent.name for path in workspace.glob(f"*/{SUMMARY_FILE}")}
     earlier = {path.parent.parent.name.removesuffix(_SUFFIX) for path in workspace.glob(f"*{_SUFFIX}/*/{SUMMARY_FILE}")}
     return sorted(latest | earlier)
 
 
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
-    """One row per run that has ended: its name, number, folder, end, status, metrics, gate and size.
+    """Return a row per run that has ended: its name, number, folder, end, status, metrics, gate and size.
 
     Raises:
         InputError: If there is none.
     """
     rows = []
-    for found in [name] if name else names(workspace):
-        for number, folder in runs_of(workspace / found):
+    for run in [name] if name else names(workspace):
+        for number, folder in runs_of(workspace / run):
             with contextlib.suppress(InputError):
-                rows.append(_row(found, number, folder))
+                rows.append(_row(run, number, folder))
     if not rows:
         raise InputError(
             f"There is no run{f' of the name {name!r}' if name else ''} in {workspace}: "
@@ -166,7 +166,7 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
 
 
 def _training(summary: Summary) -> str:
-    """What tells a training from another at a glance: learning rate, batch, and the host."""
+    """Return what tells a training from another at a glance: learning rate, batch, and the host."""
     settings = summary.training
     named = (("lr", settings.learning_rate), ("batch", settings.batch_size_per_replica))
     return ", ".join(
@@ -175,7 +175,7 @@ def _training(summary: Summary) -> str:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows, to be read by people."""
+    """Return the rows, to be read by people."""
     results = {"succeeded": "promoted", "rejected": "not promoted"}
     lines = []
     for row in rows:

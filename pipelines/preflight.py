@@ -28,7 +28,7 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     """Compile a configuration's training step for some machines, and write the report.
 
     Args:
-        config: What to train.
+        config: Configuration of the training.
         machines: Short names; none is the configuration's own and its fallbacks, or the cheapest.
         directory: For `preflight.json` and `preflight.html`; a report that it holds is replaced.
 
@@ -38,7 +38,7 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     storage.require_output(directory, PREFLIGHT_FILE)
     sandbox.require_compiler()
     named = [parse_machine(name, config.training.backend).slice for name in machines]
-    candidates = tuple(_where_configured(one, config.machine) for one in named)
+    candidates = tuple(_where_configured(candidate, config.machine) for candidate in named)
     if not candidates and config.machine:
         candidates = config.machine.candidates
     params = preflight_params(config, candidates[0] if candidates else None)
@@ -51,7 +51,7 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
 
 
 def _where_configured(machine: Slice, configured: MachineSpec | None) -> MachineSpec:
-    """A machine in the configuration's region and at its kind of price, where it has them."""
+    """Return a machine in the configuration's region and at its kind of price, where it has them."""
     region = configured.region if configured and configured.region in machine.regions else ""
     fields = {"name": machine.name, "region": region, "spot": bool(configured and configured.spot)}
     try:
@@ -61,7 +61,7 @@ def _where_configured(machine: Slice, configured: MachineSpec | None) -> Machine
 
 
 def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
-    """The first training examples; of a regression those too where a target is least or greatest: it must vary."""
+    """Take the first training examples; of a regression also those with the least and greatest targets."""
     training = plan.order[TRAIN]
     if task != REGRESSION:
         return training[:count]
@@ -71,7 +71,7 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
 
 
 def describe_data(config: Config, plan: DatasetPlan, cache_dir: Path) -> data.DataFacts:
-    """What the training step must know of a configuration's data, measured on a sample written for it.
+    """Return what the training step must know of a configuration's data, measured on a sample written for it.
 
     The sample goes through the same writer and reader as the data set will; what was measured is remembered for as long
     as no file of the source changes its size or time.

@@ -14,7 +14,7 @@ from pipelines.summary import FAILED, Summary
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Whether to run.
+    """The decision whether to run, with its reasons.
 
     Attributes:
         needed: Whether there is anything to do.
@@ -53,7 +53,7 @@ def decide_here(config: Config, workspace: Path) -> Decision:
     """Compare a run with the last one of its name in a workspace. Runs nothing.
 
     Args:
-        config: What would run.
+        config: Configuration that would run.
         workspace: Folder of the runs.
 
     Raises:
@@ -69,7 +69,7 @@ def decide_here(config: Config, workspace: Path) -> Decision:
 
 
 def last_summary(config: Config, workspace: Path) -> Summary | None:
-    """What the last run of a configuration's name left; None where there was none, or it was interrupted."""
+    """Return what the last run of a configuration's name left; None where there was none, or it was interrupted."""
     try:
         return Summary.load(workspace / config.name)
     except InputError:

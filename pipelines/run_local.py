@@ -57,7 +57,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
     The run of that name before is kept beside it, with a number; see `pipelines.history`.
 
     Args:
-        config: What to run.
+        config: Configuration to run.
         workspace: Folder for runs; this one's results go into `workspace/<name>`.
         runner: `subprocess`, or `docker` with the image that TPU_PIPELINES_IMAGE names.
         force: Run every step, also those that are unchanged.
@@ -91,7 +91,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
 
 
 def fingerprints_here(config: Config, workspace: Path) -> dict[str, str]:
-    """What a run in a workspace follows from; see `fingerprints`. Runs nothing.
+    """Return what a run in a workspace follows from, without running it; see `fingerprints`.
 
     Raises:
         InputError: If the data or the configuration cannot be used.
@@ -106,7 +106,7 @@ def _data_version(plan: DatasetPlan, workspace: Path) -> str:
 
 
 def with_registry(config: Config, workspace: Path) -> Config:
-    """The configuration with its registry, the workspace's where it names none."""
+    """Return the configuration with its registry, the workspace's where it names none."""
     if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
         return config
     if config.deploy.registry == VERTEX:
@@ -119,7 +119,7 @@ def with_registry(config: Config, workspace: Path) -> Config:
 
 
 def _without_missing_compiler(config: Config) -> Config:
-    """The configuration without preflight where its compiler is not installed: all else runs without it."""
+    """Return the configuration without preflight where its compiler is not installed: all else runs without it."""
     if config.preflight:
         try:
             sandbox.require_compiler()
@@ -201,7 +201,7 @@ class _LocalRun:
         return kfp_cache.compute_key(component, "", [], {}, custom_cache_key=self._keys[step])
 
     def _outputs(self, step: str) -> Path | None:
-        """Where the step's artifact lies, if the step is done."""
+        """Return where the step's artifact lies, if the step is done."""
         return self._cache.output(self._entry(step), STEP_TABLE[step].artifact)
 
     def _drop_leftovers(self) -> None:
@@ -219,7 +219,7 @@ class _LocalRun:
                 shutil.rmtree(half, ignore_errors=True)
 
     def _pin_champion(self) -> tuple[str, str]:
-        """The champion as it is now, and the digest by which the cache knows it.
+        """Return the champion as it is now, and the digest by which the cache knows it.
 
         A run keeps the champion that it met when it began: deploy_model sees whether the alias has moved since. If this
         run's model is the champion itself, it meets the one that it beat, so that a run can be found again.
@@ -241,7 +241,7 @@ class _LocalRun:
                 self._cache.remove(deployment)
 
     def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
-        """Whether this run is the one whose results are there: nothing has changed, and nothing is left to do."""
+        """Return whether this run's results are there already: nothing has changed, and nothing is left to do."""
         with contextlib.suppress(InputError):
             there = Summary.load(self._run_dir)
             return there.fingerprints == fingerprints and self._cached.issuperset(self._expected())
@@ -290,7 +290,7 @@ class _LocalRun:
 
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:
-        """What the steps' processes are to see beside our own environment."""
+        """Set what the steps' processes are to see beside our own environment."""
         added = {"AIP_CHECKPOINT_DIR": str(self._checkpoint_dir), RUNNER_VARIABLE: str(os.getpid())}
         if sys.stderr.isatty():
             added[TERMINAL_VARIABLE] = "1"
@@ -307,7 +307,7 @@ class _LocalRun:
         return evaluation is not None and Evaluation.load(evaluation).gate.promote
 
     def _expected(self) -> list[str]:
-        """The steps that have to run: export and deployment only where the gate says so."""
+        """Return the steps that have to run: export and deployment only where the gate says so."""
         return (
             self._steps if self._promoted() else [step for step in self._steps if not STEP_TABLE[step].needs_promotion]
         )
@@ -354,7 +354,7 @@ class _LocalRun:
         return RunOutcome(summary, bool(failure and failure.is_input_error))
 
     def _artifacts(self, published: Mapping[str, Path], deployment: DeployResult | None) -> dict[str, str]:
-        """Where the run's files are, by name."""
+        """Return the places of the run's files, by name."""
         artifacts = {folder.name: str(folder) for folder in published.values()}
         if "preflight_training" in published:
             artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
@@ -363,7 +363,7 @@ class _LocalRun:
         return artifacts | ({"version": deployment.version_dir} if deployment else {})
 
     def _failure(self) -> tuple[StepRecord | None, Path | None]:
-        """The record of the step that failed in this run, if one did, and preflight's report if it was that one."""
+        """Return the record of the step that failed in this run, if any did, and preflight's report if that failed."""
         folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path.name >= self._first_folder)
         for path in (path for folder in folders for path in folder.glob(f"*/{STEP_RECORD_FILE}")):
             record = StepRecord.load(path.parent)

@@ -32,10 +32,11 @@ class Plan:
 
     Attributes:
         jobs: The job for each machine, in the order in which they are tried.
-        image: What every step runs in.
+        image: Image that every step runs in.
         carried: Content of the files that the jobs read from the bucket, by their place there.
         timeout: When the training is stopped, and why then.
-        resources: What steps ask for because of the data's size; empty where that is nothing more than always.
+        resources: Resources that steps ask for because of the data's size; empty where that is nothing more than
+            always.
         data: The examples; None where they have to be downloaded first.
     """
 
@@ -47,11 +48,11 @@ class Plan:
     data: "DatasetPlan | None" = None
 
     def has(self, job_id: str) -> bool:
-        """Whether a job is one of this run's, of whatever round."""
+        """Return whether a job is one of this run's, of whatever round."""
         return job_id.startswith(self.jobs[0].job_id)
 
     def round(self, number: int) -> tuple[Job, ...]:
-        """The same jobs when they are sent for the 1st, 2nd… time: ids of their own from the 2nd on.
+        """Return the same jobs when they are sent for the 1st, 2nd… time: ids of their own from the 2nd on.
 
         Example:
             The first machine of the second round: digits-3f9c2a7d41e0-r2.
@@ -68,9 +69,9 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     """Check a run's data, compile it for each of its machines, and give it its id.
 
     Args:
-        config: What to run.
+        config: Configuration to run.
         target: The platform, as `vertex`.
-        settings: Where it runs.
+        settings: Project, region, bucket and images.
 
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be used.
@@ -143,7 +144,7 @@ def put_carried(plan: Plan) -> None:
 
 
 def _digest(package: str, fingerprints: Mapping[str, str]) -> str:
-    """What makes a run this run: its pipeline with what its pods mount, what its data are, and its steps' code.
+    """Digest what makes a run this run: its pipeline with what its pods mount, its data, and its steps' code.
 
     Where else it could run, and how long to wait for that, make it no other run.
     """
@@ -173,28 +174,28 @@ def submit(plan: Plan, submitter: Submitter, again: bool = False) -> Submission:
 
 
 def look_up(plan: Plan, submitter: Submitter) -> Submission | None:
-    """The last job of a run that there is, on whatever machine; starts none."""
-    found, number = None, 1
-    while jobs := [job for one in plan.round(number) if (job := submitter.get(one.job_id))]:
-        found, number = jobs[-1], number + 1
-    return found
+    """Return the last job of a run that there is, on whatever machine; starts none."""
+    newest, number = None, 1
+    while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
+        newest, number = jobs[-1], number + 1
+    return newest
 
 
 def _find(jobs: tuple[Job, ...], submitter: Submitter) -> Submission | None:
-    """The job of a round that counts: the first that did not lack its machine. All but a round's first are created."""
-    found = None
+    """Find the job of a round that counts, the first that did not lack its machine; all but the first are created."""
+    newest = None
     for job in jobs:
         submission = submitter.get(job.job_id)
         if submission is None:
-            return submitter.create(job) if found else None
-        found = submission
+            return submitter.create(job) if newest else None
+        newest = submission
         if not _lacked_machine(submission, job):
             break
-    return found
+    return newest
 
 
 def _lacked_machine(submission: Submission, job: Job) -> bool:
-    """Whether the job ended for want of its machine: the platform said so, or whoever waited for it gave up."""
+    """Return whether the job ended for want of its machine: the platform said so, or whoever waited for it gave up."""
     limit = job.machine.max_wait_seconds
     gave_up = submission.state is State.CANCELLED and 0 < limit <= submission.waited_seconds
     return submission.lacks_machine or gave_up
@@ -214,7 +215,7 @@ def wait(
 
     Args:
         plan: The run.
-        submission: What `submit` gave.
+        submission: Result of `submit`.
         submitter: The platform.
         report: Told of every state that is seen.
         poll_seconds: Between two looks.
@@ -247,7 +248,7 @@ def wait(
 
 
 def _place(plan: Plan, job_id: str) -> tuple[int, int]:
-    """The round of a job, and its place in it."""
+    """Return the round of a job, and its place in it."""
     rest = job_id.removeprefix(plan.jobs[0].job_id)
-    number = int(found[1]) if (found := re.match(r"-r(\d+)", rest)) else 1
+    number = int(match[1]) if (match := re.match(r"-r(\d+)", rest)) else 1
     return number, [job.job_id for job in plan.round(number)].index(job_id)

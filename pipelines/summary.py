@@ -19,7 +19,7 @@ _OF_STEPS = ("preflight", "export", "deployment")
 
 @dataclasses.dataclass(frozen=True)
 class StepSummary:
-    """What became of a step: how long it ran, and whether its result was taken from an earlier run."""
+    """The outcome of a step: its seconds, and whether its result was taken from an earlier run."""
 
     seconds: Amount
     state: Annotated[str, (SUCCEEDED, FAILED, "skipped")]
@@ -28,7 +28,7 @@ class StepSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What is shown of a configuration's training; None where an older one does not say."""
+    """The part of a configuration's training that is shown; None where an older one does not say."""
 
     learning_rate: float | None = None
     batch_size_per_replica: int | None = None
@@ -41,18 +41,18 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     Attributes:
         status: `succeeded`; `rejected` by the gate; or `failed`.
         config: The configuration, defaults filled in.
-        fingerprints: What the run follows from, by `data`, `configuration` and `code`.
-        seconds: How long it took.
+        fingerprints: Fingerprints of what the run follows from: `data`, `configuration` and `code`.
+        seconds: Seconds that it took.
         ended: When it ended, UTC, ISO 8601; empty in older files.
         host: The machine, in words; empty in older files.
-        steps: What became of every step, by name.
+        steps: Outcome of every step, by name.
         metrics: The model's figures.
         gate: Whether it was promoted, and why.
-        preflight: What it takes to train on the machine of the configuration, without the layers.
-        export: What was exported.
-        deployment: Where the model is now.
-        artifacts: Where the files are, by name.
-        error: Which step failed, and why, in words; empty if none did.
+        preflight: Findings on the machine of the configuration, without the layers.
+        export: Exported formats and their figures.
+        deployment: Place of the model now.
+        artifacts: Places of the files, by name.
+        error: Step that failed, and why, in words; empty if none did.
     """
 
     status: Annotated[str, (SUCCEEDED, REJECTED, FAILED)]
@@ -75,7 +75,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
     @functools.cached_property
     def training(self) -> Training:
-        """What the configuration says of the training."""
+        """The configuration of the training."""
         settings: Training = read(self.config.get("training", {}), Training, "config.training", any_version=True)
         return settings
 
@@ -92,5 +92,5 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a file of any age."""
+        """Return the fields of a file of any age."""
         return {**raw, **{name: raw.get(name) or None for name in _OF_STEPS}}

@@ -53,11 +53,11 @@ def deploy_model(
     the endpoint's traffic stay or go back to where they were.
 
     Args:
-        params: Where to register and what to check.
-        records_dir: What create_tfrecords wrote.
-        model_dir: What train_model wrote.
-        export_dir: What export_model wrote.
-        evaluation_dir: What evaluate_model wrote.
+        params: Registry to use, and the checks before it.
+        records_dir: Folder that create_tfrecords wrote.
+        model_dir: Folder that train_model wrote.
+        export_dir: Folder that export_model wrote.
+        evaluation_dir: Folder that evaluate_model wrote.
         output: Gets deployment.json; appears whole or not at all.
         registry: That of the parameters, if not given.
 
@@ -155,7 +155,7 @@ def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, 
 
 
 def _evaluated_answers(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:
-    """What the evaluated model answered, float32[examples, outputs], in the order of the records."""
+    """Return what the evaluated model answered, float32[examples, outputs], in the order of the records."""
     path = evaluation_dir / PREDICTIONS_FILE
     try:
         with np.load(path) as predictions:
@@ -198,7 +198,7 @@ class _HealthCheck:
         return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in self._inputs]
 
     def __call__(self, answer: Answer) -> HealthCheckResult:
-        """How many examples were answered, and the largest difference of a probability or standardised number.
+        """Return how many examples were answered, and the largest difference of a probability or standardised number.
 
         Raises:
             RuntimeError: If it is too large, or there is no answer.
@@ -210,7 +210,7 @@ class _HealthCheck:
         except RuntimeError as error:
             raise RuntimeError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
         differences = [
-            (np.abs(given - self._expected[position]) / self._scale).max() for position, given in answers.items()
+            (np.abs(numbers - self._expected[position]) / self._scale).max() for position, numbers in answers.items()
         ]
         difference = float(np.max(differences, initial=0.0))
         if not difference <= self._tolerance:  # Written so that NaN fails.
@@ -223,11 +223,11 @@ class _HealthCheck:
 
 
 def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
-    """What the registered export answers, float64[classes] by the example's position."""
+    """Return what the registered export answers, float64[classes] by the example's position."""
     export_dir = fetch(version, EXPORT_DIR, scratch)
-    given, answers = scratch / "inputs.npy", scratch / "answers.npy"
-    np.save(given, inputs)
-    command = [sys.executable, "-P", "-m", health_check.__name__, str(export_dir), str(given), str(answers)]
+    examples, answers = scratch / "inputs.npy", scratch / "answers.npy"
+    np.save(examples, inputs)
+    command = [sys.executable, "-P", "-m", health_check.__name__, str(export_dir), str(examples), str(answers)]
     try:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=_HEALTH_CHECK_SECONDS)
     except subprocess.CalledProcessError as error:

@@ -18,7 +18,7 @@ _ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # What Vertex AI takes, with roo
 
 @dataclasses.dataclass(frozen=True)
 class DeployParams:
-    """Where to register and what to check before; one field per component input.
+    """The registry to use and the checks before it; one field per component input.
 
     Attributes:
         registry: Folder of the registry, on this machine, or `projects/PROJECT/locations/REGION/models` for Vertex AI's
@@ -30,20 +30,20 @@ class DeployParams:
         health_check_examples: Images that the registered export has to answer before the alias moves.
         health_check_tolerance: Largest difference of a probability, or of a number in its target's standard deviations,
             between its answers and those that were evaluated.
-        artifacts_uri: Of a registry on Vertex AI: folder on gs:// that keeps every version's model and export. In a
+        artifacts_uri: Folder on gs:// that keeps every version's model and export, for a registry on Vertex AI. In a
             configuration, empty is `registry` in the settings' bucket.
-        serving_image: Of a registry on Vertex AI: the image that serves a version. Empty is what
+        serving_image: Image that serves a version, for a registry on Vertex AI. Empty is what
             TPU_PIPELINES_SERVING_IMAGE says where the pipeline is compiled.
-        endpoint: Of a registry on Vertex AI: id of the endpoint that is to serve the new version; it is created where
-            there is none. Empty is none.
+        endpoint: Id of the endpoint that serves the new version, for a registry on Vertex AI; it is created where there
+            is none. Empty is none.
         endpoint_traffic: Percentage of the endpoint's requests for the new version; the others share the rest as
             before. The first version gets all.
         endpoint_machine_type: Machine that serves.
         endpoint_max_replicas: Most machines at a time; the least is 1, which costs as long as the version is deployed.
         endpoint_service_account: Service account that a version serves as; empty is one without any rights.
-        encryption_key: Of a registry on Vertex AI: key of the user's own (CMEK) for versions and the endpoint. In a
+        encryption_key: Key of the user's own (CMEK) for versions and the endpoint of a registry on Vertex AI. In a
             configuration, empty is that of the settings.
-        lineage: What to record with the version beside what the artifacts say, as the run and its configuration.
+        lineage: Facts to record with the version beside what the artifacts say, as the run and its configuration.
     """
 
     registry: str
@@ -122,7 +122,7 @@ class HealthCheckResult:
 
 @dataclasses.dataclass(frozen=True)
 class DeployResult(JsonFile, name=DEPLOYMENT_FILE, what="the description of a deployment", step="deploy_model"):
-    """Where the model is now: `deployment.json`.
+    """The place of the model now: `deployment.json`.
 
     Attributes:
         registry: The registry.
@@ -131,7 +131,7 @@ class DeployResult(JsonFile, name=DEPLOYMENT_FILE, what="the description of a de
         version_dir: Its folder, here or on gs://.
         alias: The alias that stands there.
         previous: The version where the alias stood before; empty if there was none.
-        health_check: How the registered export answered.
+        health_check: Answers of the registered export, in figures.
         endpoint: The endpoint that serves it; empty if there is none.
     """
 

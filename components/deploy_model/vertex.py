@@ -62,7 +62,7 @@ class HealthCheck(Protocol):
 
     @property
     def answer(self) -> str:
-        """What the serving image calls the numbers: `probabilities` or `values`."""
+        """The serving image's name for the numbers: `probabilities` or `values`."""
 
     def __call__(self, answer: Answer) -> Any:
         """Ask for answers: uint8[N, height, width, channels] → float[outputs] by the image's position.
@@ -76,7 +76,7 @@ class VertexTarget:
     """Registers and serves the versions of one model.
 
     Args:
-        params: What to register where, and how to serve it.
+        params: Version to register, its registry, and how to serve it.
         registry: The model's.
 
     Raises:
@@ -113,13 +113,13 @@ class VertexTarget:
         facts = {"metrics": metrics, "reasons": reasons, "lineage": lineage, "parent": parent}
 
         def find_or_upload() -> VertexVersion:
-            found = registry.versions(DIGEST_LABEL, as_label(digest))
-            if not found:
+            versions = registry.versions(DIGEST_LABEL, as_label(digest))
+            if not versions:
                 self._upload(self._store(digest, model_dir, export_dir, facts), digest, model_digest(model_dir), facts)
-                found = registry.versions(DIGEST_LABEL, as_label(digest))
-            if not found:
+                versions = registry.versions(DIGEST_LABEL, as_label(digest))
+            if not versions:
                 raise OutageError(f"{registry.name} is being created, and its version cannot be found yet.")
-            return self._settle(found)
+            return self._settle(versions)
 
         return registry.backoff(find_or_upload)
 
@@ -176,7 +176,7 @@ class VertexTarget:
             registry.operate(_MODELS, "upload_model", request)
 
     def _settle(self, versions: Sequence[VertexVersion]) -> VertexVersion:
-        """Of versions of the same content, the one that has an alias, else the oldest; the others are deleted."""
+        """Keep one of several versions of the same content, that with an alias or the oldest, and delete the others."""
         kept = next((version for version in versions if version.aliases), versions[0])
         for version in versions:
             if version.number != kept.number and not version.aliases:
@@ -190,7 +190,7 @@ class VertexTarget:
 
     @contextlib.contextmanager
     def serving(self, version: RegisteredVersion, check: HealthCheck, champion: str | None) -> Iterator[str]:
-        """The endpoint with the version on it, for as long as the block goes well; its name, empty if none is wanted.
+        """Put the version on an endpoint for as long as the block goes well; gives its name, empty if none is wanted.
 
         1. On an endpoint of its own, which is deleted after that, the version answers what `check` asks.
         2. On the endpoint it is deployed without traffic, and then gets its share.
@@ -202,7 +202,7 @@ class VertexTarget:
         Args:
             version: The version.
             check: Judges its answers.
-            champion: As `VertexRegistry.promote` takes it; what may not be promoted is not deployed.
+            champion: Digest as in `VertexRegistry.promote`; a version that may not be promoted is not deployed.
 
         Raises:
             RuntimeError: If the version does not answer, or not as it was evaluated.
@@ -242,8 +242,8 @@ class VertexTarget:
                     raise
             finally:
                 with contextlib.suppress(MissingError):
-                    for one in self._get(endpoint).deployed_models:
-                        self._undeploy(endpoint, one.id)
+                    for model in self._get(endpoint).deployed_models:
+                        self._undeploy(endpoint, model.id)
                     self._settled(_ENDPOINTS, "delete_endpoint", {"name": endpoint})
 
     def _withdraw(self, endpoint: str, deployed: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
@@ -264,12 +264,12 @@ class VertexTarget:
     def _retire(self, endpoint: str) -> None:
         """Undeploy the versions of this model that have no traffic: they cost as much as one that has."""
         current = self._get(endpoint)
-        for one in current.deployed_models:
-            if self._is_ours(one) and not current.traffic_split.get(one.id):
-                self._undeploy(endpoint, one.id)
+        for model in current.deployed_models:
+            if self._is_ours(model) and not current.traffic_split.get(model.id):
+                self._undeploy(endpoint, model.id)
 
     def _require_endpoint(self, endpoint_id: str) -> str:
-        """The resource name of an endpoint, which is created where there is none."""
+        """Return the resource name of an endpoint, which is created where there is none."""
         registry = self._registry
         name = f"{registry.parent}/endpoints/{endpoint_id}"
         request = {
@@ -301,10 +301,10 @@ class VertexTarget:
         return deployed.model.partition("@")[0].rpartition("/")[2] == self._registry.model_name
 
     def _find_deployed(self, endpoint: str, version: RegisteredVersion) -> str:
-        """The id under which an endpoint has a version; empty if it has not."""
-        for one in self._get(endpoint).deployed_models:
-            if self._is_ours(one) and one.model_version_id == version.number:
-                return one.id
+        """Return the id under which an endpoint has a version; empty if it has not."""
+        for model in self._get(endpoint).deployed_models:
+            if self._is_ours(model) and model.model_version_id == version.number:
+                return model.id
         return ""
 
     def _deploy(self, endpoint: str, version: RegisteredVersion) -> str:
@@ -370,7 +370,7 @@ class VertexTarget:
         registry.backoff(update)
 
     def _predict(self, endpoint: str, deployed: str, check: HealthCheck, share: int = 100) -> dict[int, np.ndarray]:
-        """What a deployment answers, float64[outputs] by the example's position; waits until requests get there.
+        """Ask a deployment once requests get there; returns float64[outputs] by the example's position.
 
         Examples that another deployment answered are left out.
 
@@ -398,7 +398,7 @@ class VertexTarget:
         return self._patient(_ROUTING_SECONDS)(ask_all)
 
     def _ask(self, endpoint: str, instance: Any, check: HealthCheck) -> tuple[str, np.ndarray] | None:
-        """Who answers an example, and what; None where the endpoint has nobody to send it to yet."""
+        """Return who answers an example, and what; None where the endpoint has nobody to send it to yet."""
         request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
         call = partial(self._registry.service.call, "PredictionService", "predict", request)
         try:
@@ -414,13 +414,13 @@ class VertexTarget:
             raise RuntimeError(f"{endpoint} does not answer as the serving image does: {error!r}") from error
 
     def _patient(self, seconds: float) -> Backoff:
-        """The registry's way to wait outages out, for so long at most."""
+        """Return the registry's way to wait outages out, for so long at most."""
         backoff = self._registry.backoff
         return dataclasses.replace(backoff, patience_seconds=min(seconds, backoff.patience_seconds))
 
 
 def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[str, int]:
-    """A traffic split in which a deployment gets so much, and the others share the rest as before.
+    """Return a traffic split in which a deployment gets so much, and the others share the rest as before.
 
     Example:
         >>> give_share({"1": 70, "2": 30}, "3", 10)
@@ -433,7 +433,7 @@ def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[st
 
 
 def scale(split: Mapping[str, int], total: int) -> dict[str, int]:
-    """The same shares of another total, in whole numbers that add up to it; those that come to nothing are left out.
+    """Scale shares to another total, in whole numbers that add up to it; those that come to nothing are left out.
 
     Example:
         >>> scale({"1": 50, "2": 25, "3": 25}, 99), scale({"1": 100}, 0), scale({}, 100)
@@ -450,7 +450,7 @@ def scale(split: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _deployed_id(endpoint: str, model_name: str, number: str) -> str:
-    """Ten digits, as many as an id may have."""
+    """Return an id of ten digits, as many as one may have."""
     digest = hashlib.sha256(f"{endpoint.rpartition('/')[2]} {model_name}@{number}".encode()).hexdigest()
     return str(10**9 + int(digest, 16) % (9 * 10**9))
 

@@ -21,19 +21,19 @@ _LISTED_LABELS = 3
 
 
 def find_baseline(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> Baseline:
-    """The baseline of examples, and how a model stands to it.
+    """Return the baseline of examples, and how a model stands to it.
 
     Args:
         task: Any but a language model.
-        targets: As `Interface.target_shape` says, of every example.
-        outputs: As `Interface.output_shape` says; all finite.
-        names: Of the classes, labels or targets.
+        targets: Targets of all examples, each shaped as `Interface.target_shape` says.
+        outputs: Answers to all examples, each shaped as `Interface.output_shape` says; all finite.
+        names: Names of the classes, labels or targets.
     """
     return _FINDERS[task](targets, outputs, names)
 
 
 def find_language_baseline(targets: np.ndarray, nats: np.ndarray) -> Baseline:
-    """The baseline of passages: every character foretold by its frequency alone.
+    """Return the baseline of passages: every character foretold by its frequency alone.
 
     Args:
         targets: int[passages, num_tokens]; 0 does not count.
@@ -112,13 +112,13 @@ _FINDERS = {CLASSIFICATION: _find_majority, MULTI_LABEL: _find_best_labels, REGR
 
 
 def _ratio(parts: np.ndarray, wholes: np.ndarray) -> tuple[float, float]:
-    """The sum of parts by that of wholes, and its standard error over examples."""
+    """Return the sum of parts by that of wholes, and its standard error over examples."""
     ratio = parts.sum() / wholes.sum()
     return float(ratio), _standard_error((parts - ratio * wholes) / wholes.mean())
 
 
 def _standard_error(shifts: np.ndarray) -> float:
-    """Of a mean of values from as many examples; 0 for a single one, of which nothing can be said."""
+    """Return the standard error of a mean of one value per example; 0 for a single one."""
     return float(shifts.std(ddof=1) / math.sqrt(len(shifts))) if len(shifts) > 1 else 0.0
 
 

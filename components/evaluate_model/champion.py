@@ -14,8 +14,8 @@ class Champion:
     """A model to beat.
 
     Attributes:
-        directory: Where it lies, as train_model wrote it; None if there is none.
-        registered: What a registry names; None where none was asked.
+        directory: Folder of the champion, as train_model wrote it; None if there is none.
+        registered: Answer of the registry; None where none was asked.
     """
 
     directory: Path | None
@@ -23,7 +23,7 @@ class Champion:
 
 
 def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
-    """The model that `EvaluateParams.champion` names.
+    """Return the model that `EvaluateParams.champion` names.
 
     Args:
         champion: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be

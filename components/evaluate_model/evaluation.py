@@ -50,9 +50,9 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     Both compute in float32, as they will be served.
 
     Args:
-        params: What to score and what to ask.
-        records_dir: What create_tfrecords wrote.
-        model_dir: What train_model wrote.
+        params: Split to score, and the rules of the gate.
+        records_dir: Folder that create_tfrecords wrote.
+        model_dir: Folder that train_model wrote.
         output: Gets evaluation.json, report.html and predictions.npz; appears whole or not at all.
 
     Raises:
@@ -66,20 +66,20 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     info = _matching_info(model_dir, manifest, "model")
     digest = model_digest(model_dir)
     with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
-        found = find_champion(params.champion, digest, Path(scratch))
+        champion = find_champion(params.champion, digest, Path(scratch))
         models = [model_dir]
-        if found.directory:
-            models.append(found.directory)
-            _matching_info(found.directory, manifest, "champion")
+        if champion.directory:
+            models.append(champion.directory)
+            _matching_info(champion.directory, manifest, "champion")
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
         judge = _judge_passages if manifest.task == LANGUAGE_MODEL else _judge_examples
         judged = judge(params, device, records_dir, manifest, models)
-    champion_metrics = judged.scalars[1] if found.directory else None
+    champion_metrics = judged.scalars[1] if champion.directory else None
     fair = (judged.unseen and judged.unseen.scalars) or judged.scalars
     decision = decide(
         params,
         fair[0],
-        fair[1] if found.directory else None,
+        fair[1] if champion.directory else None,
         num_not_finite=judged.num_not_finite,
         baseline=judged.baseline,
         notes=macro_notes(judged.metrics[0]),
@@ -101,8 +101,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             class_names=manifest.class_names,
             gate=decision,
             challenger=dataclasses.asdict(judged.metrics[0]),
-            champion=dataclasses.asdict(judged.metrics[1]) if found.directory else None,
-            registered_champion=found.registered,
+            champion=dataclasses.asdict(judged.metrics[1]) if champion.directory else None,
+            registered_champion=champion.registered,
             baseline=judged.baseline,
             unseen=judged.unseen,
         ).save(staged)
@@ -126,7 +126,7 @@ METRICS_BY_TASK: Mapping[str, Callable[[np.ndarray, np.ndarray, Manifest, Evalua
 
 
 def _no_answer(manifest: Manifest) -> np.ndarray:
-    """float32[outputs]: every class alike, or every target's mean."""
+    """Return float32[outputs]: every class alike, or every target's mean."""
     interface = manifest.interface
     if manifest.task == REGRESSION:
         return np.array(interface.mean, np.float32)
@@ -150,7 +150,7 @@ def _matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
 
 @dataclasses.dataclass(frozen=True)
 class _Judged:
-    """What a task's figures are, of the model and then of the champion, and how they are shown.
+    """The figures of a task, of the model and then of the champion, and how they are shown.
 
     Attributes:
         metrics: A dataclass each, with `num_examples`.
@@ -159,7 +159,7 @@ class _Judged:
         predictions: The arrays of predictions.npz: `labels`, and `probabilities` or `values` as the exported
             model gives them.
         render: The report.
-        baseline: How the model stands to the best constant answer, on the examples that the gate judges by.
+        baseline: Comparison of the model with the best constant answer, on the examples that the gate judges by.
         unseen: The same figures without what a model has trained on, where it has trained on some of the split.
     """
 
@@ -188,7 +188,7 @@ def _judge_examples(
         rest = ~seen.any(axis=0)
         fair = rest if rest.any() else fair
         left = [compute(scored.labels[rest], of_one[rest], manifest, params) for of_one in outputs if rest.any()]
-        unseen = Unseen.of(seen, scored.keys, [scalars(figures) for figures in left])
+        unseen = Unseen.find(seen, scored.keys, [scalars(figures) for figures in left])
     baseline = find_baseline(manifest.task, scored.labels[fair], outputs[0][fair], manifest.class_names)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
@@ -275,11 +275,11 @@ def _score(
 
 
 def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str, Any]], np.ndarray]:
-    """What a model gets of a batch: the records' inputs; of texts, where its words are others, its own tokens."""
-    given = ModelInfo.load(model_dir).input
-    if not isinstance(given, TextInput) or given == manifest.input:
+    """Return a function from a batch to a model's inputs: the records', or tokens of its own where its words differ."""
+    wanted = ModelInfo.load(model_dir).input
+    if not isinstance(wanted, TextInput) or wanted == manifest.input:
         return lambda fields: fields[manifest.input.feature]
-    tokenizer = Tokenizer(given, load_vocabulary(model_dir, given))
+    tokenizer = Tokenizer(wanted, load_vocabulary(model_dir, wanted))
     return lambda fields: np.stack([tokenizer.encode(text).ids for text in fields[TEXT_FEATURE]])
 
 
@@ -329,10 +329,10 @@ def _choose_classes(manifest: Manifest, scored: _Scores, probabilities: np.ndarr
     predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
     wrong = np.flatnonzero(predicted != scored.labels)
 
-    def describe(index: int, given: np.ndarray | str) -> Prediction:
+    def describe(index: int, content: np.ndarray | str) -> Prediction:
         return Prediction(
             key=scored.keys[index],
-            given=given,
+            content=content,
             true_class=manifest.class_names[scored.labels[index]],
             predicted_class=manifest.class_names[predicted[index]],
             confidence=float(confidence[index]),
@@ -348,12 +348,12 @@ def _choose_labels(manifest: Manifest, scored: _Scores, probabilities: np.ndarra
     right = (true == predicted).all(axis=1)
     losses = manifest.interface.task.losses(scored.labels, probabilities)
 
-    def describe(index: int, given: np.ndarray | str) -> LabelPrediction:
+    def describe(index: int, content: np.ndarray | str) -> LabelPrediction:
         def those(mask: np.ndarray) -> tuple[tuple[str, float], ...]:
             return tuple((manifest.class_names[i], float(probabilities[index, i])) for i in np.flatnonzero(mask[index]))
 
         return LabelPrediction(
-            scored.keys[index], given, those(predicted & true), those(predicted & ~true), those(true & ~predicted)
+            scored.keys[index], content, those(predicted & true), those(predicted & ~true), those(true & ~predicted)
         )
 
     wrong = np.flatnonzero(~right)
@@ -363,10 +363,10 @@ def _choose_labels(manifest: Manifest, scored: _Scores, probabilities: np.ndarra
 def _choose_numbers(manifest: Manifest, scored: _Scores, values: np.ndarray) -> _Chosen:
     losses = manifest.interface.task.losses(scored.labels, values)
 
-    def describe(index: int, given: np.ndarray | str) -> NumberPrediction:
+    def describe(index: int, content: np.ndarray | str) -> NumberPrediction:
         pairs = zip(scored.labels[index].tolist(), values[index].tolist(), strict=True)
         numbers = tuple((name, *pair) for name, pair in zip(manifest.class_names, pairs, strict=True))
-        return NumberPrediction(scored.keys[index], given, numbers)
+        return NumberPrediction(scored.keys[index], content, numbers)
 
     worst_first = np.argsort(-losses, kind="stable")
     return _Chosen(worst_first, worst_first[:0], describe)
@@ -414,12 +414,12 @@ def _replica_facts(training: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _text_facts(split: str, manifest: Manifest) -> Mapping[str, str]:
-    given, told = manifest.input, manifest.split(split).statistics
-    if not isinstance(given, TextInput):
+    texts, told = manifest.input, manifest.split(split).statistics
+    if not isinstance(texts, TextInput):
         return {}
-    side = "last" if given.truncate == START else "first"
+    side = "last" if texts.truncate == START else "first"
     return {
-        "Texts": f"the {side} {given.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
+        "Texts": f"the {side} {texts.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
         "Unknown words": f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens",
     }
 

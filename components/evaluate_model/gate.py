@@ -26,8 +26,8 @@ def decide(
         challenger: Scalar metrics by name.
         champion: The champion's on the same examples, or None if there is no champion.
         num_not_finite: Examples for which the challenger gave NaN or infinity; one is too many.
-        baseline: How the challenger stands to the best constant answer.
-        notes: What to know of a metric, by its name; said where it is bounded.
+        baseline: Comparison of the challenger with the best constant answer.
+        notes: Remarks on metrics, by name; said where the metric is bounded.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.

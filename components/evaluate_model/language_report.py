@@ -12,20 +12,20 @@ _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
 
 @dataclasses.dataclass(frozen=True)
 class LanguageReportContent:
-    """What the report says, from top to bottom; see `ReportContent`.
+    """The content of the report, from top to bottom; see `ReportContent`.
 
     Attributes:
         title: Heading and page title.
-        facts: What was evaluated, on what, and with what.
+        facts: Facts about the model, the data and the evaluation.
         metrics: The model's figures.
         champion: The figures of the model in service, on the same characters, if there is one.
         promote: The gate's decision.
         reasons: The reasons for it, in words.
         history: One mapping per epoch, with `bits_per_character` and, where measured,
             `validation_bits_per_character`.
-        samples: What the model wrote.
-        passages: What it found hardest.
-        baseline: What the characters' frequencies alone reach.
+        samples: Texts that the model wrote.
+        passages: Passages that it found hardest.
+        baseline: Bits that the characters' frequencies alone reach.
     """
 
     title: str
@@ -41,7 +41,7 @@ class LanguageReportContent:
 
 
 def render_language_report(content: LanguageReportContent) -> str:
-    """The report as one HTML document; the same content gives the same text, whatever characters it holds."""
+    """Return the report as one HTML document; the same content gives the same text, whatever characters it holds."""
     return ENVIRONMENT.get_template("language_report.html.jinja").render(
         content=content,
         figures=[

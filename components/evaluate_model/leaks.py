@@ -10,7 +10,7 @@ from components.identities import find_seen, load_copied, load_identities
 
 
 def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:
-    """bool[models, examples]: what each model has trained on; None where none has trained on any.
+    """Return bool[models, examples]: what each model has trained on; None where none has trained on any.
 
     Near copies of what it trained on count for a model of these very records. The training split is scored by whoever
     asks for it. A model that does not say what it trained on, as one of an

@@ -39,7 +39,7 @@ class Prediction:
 
     Attributes:
         key: The example's name, such as its file's path.
-        given: An image, uint8[height, width, channels] of one channel or three; or a text.
+        content: An image, uint8[height, width, channels] of one channel or three; or a text.
         true_class: Its label.
         predicted_class: The model's answer.
         confidence: The probability that the model gives its answer, in [0, 1].
@@ -47,7 +47,7 @@ class Prediction:
     """
 
     key: str
-    given: np.ndarray | str
+    content: np.ndarray | str
     true_class: str
     predicted_class: str
     confidence: float
@@ -60,14 +60,14 @@ class LabelPrediction:
 
     Attributes:
         key: The example's name, such as its file's path.
-        given: See `Prediction`.
+        content: See `Prediction`.
         right: Labels predicted that it has, with the probability that the model gives each, in [0, 1].
         wrong: Labels predicted that it has not.
         missed: Labels that it has and that were not predicted.
     """
 
     key: str
-    given: np.ndarray | str
+    content: np.ndarray | str
     right: Sequence[tuple[str, float]]
     wrong: Sequence[tuple[str, float]]
     missed: Sequence[tuple[str, float]]
@@ -79,22 +79,22 @@ class NumberPrediction:
 
     Attributes:
         key: The example's name, such as its file's path.
-        given: See `Prediction`.
+        content: See `Prediction`.
         numbers: For every target its name, the true number and the predicted one.
     """
 
     key: str
-    given: np.ndarray | str
+    content: np.ndarray | str
     numbers: Sequence[tuple[str, float, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportContent:
-    """What the report says, from top to bottom.
+    """The content of the report, from top to bottom.
 
     Attributes:
         title: Heading and page title.
-        facts: What was evaluated, on what, and with what.
+        facts: Facts about the model, the data and the evaluation.
         metrics: The model's figures.
         champion: The figures of the model in service, on the same examples, if there is one.
         promote: The gate's decision.
@@ -102,10 +102,10 @@ class ReportContent:
         history: One mapping per epoch with `epoch`, `loss`, the task's metric and, where measured, `validation_loss`,
             the metric with the same prefix, `learning_rate` and `examples_per_second`; empty if unknown.
         wrong: Mistakes to show, the worst first; of a regression, predictions by their error.
-        num_wrong: How many mistakes there are in all.
+        num_wrong: Number of mistakes in all.
         right: Right predictions to show.
-        answers: Of a regression, the true and the predicted numbers, float[examples, targets] each.
-        baseline: What the best constant answer reaches.
+        answers: True and predicted numbers of a regression, float[examples, targets] each.
+        baseline: Figure of the best constant answer.
     """
 
     title: str
@@ -148,7 +148,7 @@ class _Confusion:
 
 
 def render_report(content: ReportContent) -> str:
-    """The report as one HTML document; the same content gives the same text.
+    """Return the report as one HTML document; the same content gives the same text.
 
     Names, keys and reasons are shown as they are, whatever characters they hold. Pictures are inlined; larger ones
     are reduced to 192 pixels.
@@ -169,7 +169,7 @@ def render_report(content: ReportContent) -> str:
 
 @functools.singledispatch
 def _sections(metrics: Any, content: ReportContent) -> dict[str, Any]:
-    """What the page shows of a task alone; `body` is the template that does."""
+    """Return what the page shows of this task alone, and as `body` the template that shows it."""
     raise TypeError(f"No report of {type(metrics)}.")
 
 
@@ -207,7 +207,7 @@ def _(metrics: RegressionMetrics, content: ReportContent) -> dict[str, Any]:
 
 
 def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[markupsafe.Markup, markupsafe.Markup]:
-    """Predicted by true numbers, and what is left (predicted - true) by predicted ones."""
+    """Draw predicted by true numbers, and what is left (predicted - true) by predicted ones."""
 
     def plot_predicted(axes: Axes) -> None:
         ends = [float(true.min()), float(true.max())]
@@ -226,7 +226,7 @@ def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[
 
 
 def _percent(value: float, digits: int = 1) -> str:
-    """A share in percent; only what is exactly all or nothing reads 100 % or 0 %."""
+    """Return a share in percent; only what is exactly all or nothing reads 100 % or 0 %."""
     text = f"{value:.{digits}%}"
     bound = 10.0 ** -(digits + 2)
     if 0 < value < bound / 2:
@@ -237,17 +237,17 @@ def _percent(value: float, digits: int = 1) -> str:
 
 
 def _number(value: float) -> str:
-    """A number of any size, to four digits."""
+    """Return a number of any size, to four digits."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
 def _headline_figure(label: str, value: float, before: float | None, sign: int, percent: bool) -> HeadlineFigure:
-    """One figure beside the champion's.
+    """Compare a figure with the champion's.
 
     Args:
         label: Its name.
-        value: Of the model.
-        before: Of the champion, if there is one.
+        value: Figure of the model.
+        before: Figure of the champion, if there is one.
         sign: 1 if more is better, -1 if less is.
         percent: Whether it is a share.
     """
@@ -270,7 +270,7 @@ def _headline_figure(label: str, value: float, before: float | None, sign: int, 
 
 
 def headline_figures(metrics: Any, champion: Any, baseline: Baseline | None) -> list[HeadlineFigure]:
-    """The headline figures of an evaluation that are defined, each beside the champion's, with what to know of them."""
+    """Return the headline figures that are defined, each beside the champion's, with what to know of them."""
     notes = macro_notes(metrics)
     if baseline is not None and baseline.value is not None:
         value = _percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
@@ -292,7 +292,7 @@ def headline_figures(metrics: Any, champion: Any, baseline: Baseline | None) -> 
 
 
 def _says_no_more(metric: Metric, metrics: Any) -> bool:
-    """Whether a figure is another one once more: the top one class is what accuracy looks at."""
+    """Return whether a figure is another one once more: the top one class is what accuracy looks at."""
     return metric.name == "top_k_accuracy" and metrics.top_k == 1
 
 
@@ -312,7 +312,7 @@ def _confused_pairs(metrics: Metrics) -> list[_Confusion]:
 
 
 def _matrix(metrics: Metrics) -> list[tuple[str, list[_Confusion]]]:
-    """A row per true class, with its name."""
+    """Return a row per true class, with its name."""
     names = [item.name for item in metrics.per_class]
     return [
         (
@@ -327,7 +327,7 @@ def _matrix(metrics: Metrics) -> list[tuple[str, list[_Confusion]]]:
 
 
 def _cut(text: str) -> str:
-    """A text's beginning and end, without markup for line breaks."""
+    """Return a text's beginning and end, without markup for line breaks."""
     plain = " ".join(re.sub(r"<br */?>", " ", text).split())
     if len(plain) <= _TEXT_START + _TEXT_END:
         return plain
@@ -343,7 +343,7 @@ def _data_uri(pixels: np.ndarray) -> str:
 
 
 def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
-    """A drawing for every figure that the history has, of training and validation."""
+    """Return a drawing for every figure that the history has, of training and validation."""
 
     def curve(metric: str) -> markupsafe.Markup:
         def plot(axes: Axes) -> None:

@@ -42,9 +42,9 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     """Export a trained model for CPU serving.
 
     Args:
-        params: How close the exported model must be.
-        records_dir: What create_tfrecords wrote: calibration from its train split, comparison on `params.split`.
-        model_dir: What train_model wrote.
+        params: Formats to export, and how close they must be.
+        records_dir: Folder that create_tfrecords wrote: calibration from its train split, comparison on `params.split`.
+        model_dir: Folder that train_model wrote.
         output: Gets export.json and what can be made of saved_model/, model.tflite and model_int8.tflite; appears whole
             or not at all.
 
@@ -126,7 +126,7 @@ def _remove(path: Path) -> None:
 
 
 def _finite(score: float) -> float | None:
-    """None for what cannot be measured: R² of targets that do not vary in a split."""
+    """Return a score, or None for one that cannot be measured: R² of targets that do not vary in a split."""
     return score if math.isfinite(score) else None
 
 
@@ -160,9 +160,9 @@ def try_out(
     """Build a model as it will be trained, rebuild it as it will be exported, and convert it, untrained.
 
     Args:
-        model: As `build_model` takes it.
+        model: Name or file of the model, as for `build_model`.
         parameters: Its hyper-parameters.
-        interface: What it must take and give.
+        interface: Input and output that it must have.
         required: Formats that the export must hold; those that some models have no form for are made.
         work: An empty folder.
 
@@ -196,12 +196,12 @@ def try_out(
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """What could be made of a model.
+    """The formats that could be made of a model.
 
     Attributes:
         formats: Names of the formats that are made.
-        left_out: By format, why it could not be made.
-        quantization: By format, what of it is quantised, for those in which something is.
+        left_out: Reasons why formats could not be made, by format.
+        quantization: Quantised parts, by format, for those that have some.
     """
 
     formats: tuple[str, ...]

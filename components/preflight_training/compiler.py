@@ -39,12 +39,12 @@ _MAX_REASON = 600
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What to train, whatever the machine.
+    """The training to compile, whatever the machine.
 
     Attributes:
         training: Model and hyper-parameters; backend and Keras dtype policy are those that are compiled for.
-        interface: What it takes and gives.
-        num_examples: Of the training split.
+        interface: Input and output of the model.
+        num_examples: Number of examples in the training split.
     """
 
     training: TrainParams
@@ -61,7 +61,7 @@ class Compilation:
         topology: Its name for libtpu.
         chips_per_host_bounds: One host's part of it; empty is libtpu's default.
         devices: Replicas, as many as the topology has or fewer.
-        bytes_per_cycle: What a device's memory moves in a cycle.
+        bytes_per_cycle: Bytes that a device's memory moves in a cycle.
         batch_size_per_replica: Examples per replica and step.
     """
 
@@ -84,7 +84,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a compilation.
+    """The outcome of a compilation.
 
     Attributes:
         verdict: `fits`, `does_not_fit`, `does_not_compile`; `sandbox` adds what ends a process.
@@ -92,10 +92,10 @@ class Outcome:
         layer: The layer it names, if any.
         source: `file:line` in the model's code, if known.
         compile_seconds: Time of the compilation.
-        memory: Where it fits.
-        cost: Where it fits.
+        memory: Memory of the program, where it fits.
+        cost: Cost of the program, where it fits.
         parameters: Trainable values of the model.
-        needed_bytes: Of a device's memory, where it does not fit and the compiler says how much it takes.
+        needed_bytes: Bytes of a device's memory that it takes, where it does not fit and the compiler says so.
         objection: Why train_model would refuse the model all the same, if it would.
     """
 
@@ -112,7 +112,7 @@ class Outcome:
 
 
 def versions() -> dict[str, str]:
-    """The compiler and what it comes with; empty where it is not installed."""
+    """Return the compiler and what it comes with; empty where it is not installed."""
     try:
         return {name: importlib.metadata.version(name) for name in ("libtpu", "jax", "jaxlib", "keras")}
     except importlib.metadata.PackageNotFoundError:
@@ -120,7 +120,7 @@ def versions() -> dict[str, str]:
 
 
 def _build(task: Task, compilation: Compilation) -> Any:
-    """The compiled Keras model, all its variables made."""
+    """Return the compiled Keras model, all its variables made."""
     model = build_model(task.training.model, task.interface, task.training.model_parameters)
     batch_size = compilation.batch_size_per_replica * compilation.devices
     steps = steps_per_epoch(task.num_examples, batch_size)
@@ -129,7 +129,7 @@ def _build(task: Task, compilation: Compilation) -> Any:
 
 
 def _without_values(make: Callable[[], Any]) -> Any:
-    """What a function makes, of variables that have shapes but no values: they take no memory, and no time to draw."""
+    """Call a function so that its variables have shapes but no values, and so take no memory and no time."""
     import jax
 
     made: list[Any] = []
@@ -146,7 +146,7 @@ def _without_values(make: Callable[[], Any]) -> Any:
 
 
 def _objection(task: Task) -> str:
-    """Why train_model would refuse the model, however well it compiles; empty if it would not."""
+    """Say why train_model would refuse the model, however well it compiles; empty if it would not."""
 
     def check() -> None:
         model = build_model(task.training.model, task.interface, task.training.model_parameters)
@@ -203,12 +203,12 @@ def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Prog
 
 
 def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], devices: Sequence[Any]) -> Any:
-    """The very `train_step` that `fit` runs on the JAX backend, data-parallel over `devices`; a `jax.stages.Traced`.
+    """Trace the `train_step` that `fit` runs on the JAX backend, data-parallel over `devices`: a `jax.stages.Traced`.
 
     Args:
-        model: As `compile_model` leaves it; its variables may be abstract.
+        model: Model after `compile_model`; its variables may be abstract.
         shapes: Shape and type of a global batch's inputs, targets and weights.
-        devices: Of one kind; they need not be there.
+        devices: Devices of one kind; they need not be there.
     """
     import jax
     import numpy as np
@@ -232,7 +232,7 @@ def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], device
 
 
 def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -> _Program:
-    """The XLA program of one replica's step; its gradients are not summed over replicas in it."""
+    """Return the XLA program of one replica's step; its gradients are not summed over replicas in it."""
     import numpy as np
     import tensorflow as tf
     from jax._src.compiler import get_compile_options
@@ -327,11 +327,11 @@ def read_outcome(raw: Any) -> Outcome:
 
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
     chain = _chain(error)
-    text = "\n".join(str(one) for one in chain)
+    text = "\n".join(str(link) for link in chain)
     verdict = DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in text else DOES_NOT_COMPILE
     layer, source = _where(chain, text, task)
-    if not layer and (found := re.search(r'op_name="([^"]+)"|\{\{node ([^}]+)\}\}', text)):
-        named = layer_of(found[1] or found[2], layers)
+    if not layer and (match := re.search(r'op_name="([^"]+)"|\{\{node ([^}]+)\}\}', text)):
+        named = layer_of(match[1] or match[2], layers)
         layer = named if named.rpartition("/")[2] in layers else ""
     needed = re.search(r"required[^(]*\(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of", text)
     needed_bytes = 0
@@ -350,7 +350,7 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and those that led to it, the first of them last: Keras wraps what a layer raises."""
+    """Return an error and those that led to it, the first of them last: Keras wraps what a layer raises."""
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
@@ -358,10 +358,10 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _is_of_the_step(error: BaseException, task: Task) -> bool:
-    """Whether an error comes from what a layer computes, and not from how the model is written or put together."""
+    """Return whether an error comes from what a layer computes, and not from how the model is put together."""
     chain = _chain(error)
     return bool(_where(chain, "", task)[0]) or any(
-        isinstance(one, NotImplementedError) or _is_data_dependent(one) for one in chain
+        isinstance(link, NotImplementedError) or _is_data_dependent(link) for link in chain
     )
 
 
@@ -379,7 +379,7 @@ def _is_data_dependent(error: BaseException) -> bool:
 
 
 def _explain(chain: Sequence[BaseException], text: str) -> str:
-    """The reason in a sentence or two, as much of it the compiler's own as is readable."""
+    """Return the reason in a sentence or two, as much of it the compiler's own as is readable."""
     for error in chain:
         if _is_data_dependent(error):
             operation = _operation(chain)
@@ -388,17 +388,17 @@ def _explain(chain: Sequence[BaseException], text: str) -> str:
                 + (f"ops.{operation} asks for values. " if operation else "")
                 + _first_sentence(error)
             )
-    if found := re.search(r"MLIR translation rule for primitive '([^']+)' not found for platform tpu", text):
-        return f"the operation {found[1]!r} is not implemented on TPU"
-    if found := re.search(r"(\w+) decomposition is only implemented on|(\w+) is only implemented on", text):
-        return f"the operation {(found[1] or found[2])!r} is not implemented on TPU"
-    if "unsupported operations" in text and (found := re.search(r"No registered '(\w+)' OpKernel", text)):
-        return f"the operation {found[1]!r} is not implemented on TPU"
+    if match := re.search(r"MLIR translation rule for primitive '([^']+)' not found for platform tpu", text):
+        return f"the operation {match[1]!r} is not implemented on TPU"
+    if match := re.search(r"(\w+) decomposition is only implemented on|(\w+) is only implemented on", text):
+        return f"the operation {(match[1] or match[2])!r} is not implemented on TPU"
+    if "unsupported operations" in text and (match := re.search(r"No registered '(\w+)' OpKernel", text)):
+        return f"the operation {match[1]!r} is not implemented on TPU"
     return _first_sentence(chain[0])
 
 
 def _operation(chain: Sequence[BaseException]) -> str:
-    """The outermost operation of keras.ops that an error passed through, as `nonzero`; empty if there is none."""
+    """Find the outermost operation of keras.ops that an error passed through, as `nonzero`; empty if there is none."""
     import keras
 
     for error in chain:
@@ -418,7 +418,7 @@ _HOST_CALLS = ("py_function", "numpy_function", "py_func")
 
 
 def _called_in(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
-    """Which of some functions the model's own code calls first, and where, as `file:line`; None if it calls none."""
+    """Find which of some functions the model's own code calls first, and its `file:line`; None if it calls none."""
     for path in source_files(task.training.model):
         for node in ast.walk(ast.parse(path.read_bytes())):
             called = node.func if isinstance(node, ast.Call) else None
@@ -430,15 +430,15 @@ def _called_in(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
 
 def _first_sentence(error: BaseException) -> str:
     text = str(error)
-    if found := re.search(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL):  # What Keras wraps stands in bold.
-        text = found[1]
+    if match := re.search(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL):  # What Keras wraps stands in bold.
+        text = match[1]
     lines = text.strip().splitlines()
     first = " ".join(lines[0].split()) if lines else repr(error)
     return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # The status code, as in RESOURCE_EXHAUSTED.
 
 
 def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, str]:
-    """The innermost layer, and the line of the model's own code, that an error passed through or names in its text."""
+    """Find the innermost layer, and the line of the model's own code, that an error passed through or names."""
     import keras
 
     own = {str(path.resolve()) for path in source_files(task.training.model)}

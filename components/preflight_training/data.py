@@ -23,12 +23,12 @@ _MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough 
 
 @dataclasses.dataclass(frozen=True)
 class HostRate:
-    """How many examples per second this machine delivers, measured on the data set's own TFRecords.
+    """The examples per second that this machine delivers, measured on the data set's own TFRecords.
 
     Attributes:
         read_per_second: Read from the files, parsed and decoded.
-        feed_per_second: As `train_model` feeds them once it runs: from memory where the split is held there, else the
-            files again.
+        feed_per_second: Examples per second once `train_model` runs: from memory where the split is held there, else
+            from the files again.
         in_memory: Whether it is held there.
         cpus: That this process may use.
     """
@@ -44,10 +44,10 @@ class DataFacts:
     """A data set, seen from a training step.
 
     Attributes:
-        interface: What a model of it takes and gives.
-        num_examples: Of the training split.
-        decoded_bytes: Of the training split in memory.
-        host: How fast this machine feeds it.
+        interface: Input and output of a model of it.
+        num_examples: Number of examples in the training split.
+        decoded_bytes: Bytes of the training split in memory.
+        host: Rate at which this machine feeds it.
     """
 
     interface: Interface
@@ -59,7 +59,7 @@ class DataFacts:
 def load_facts(
     records_dir: Path, batch_size: int, in_memory_mib: int, shuffle_buffer: int, cache_dir: Path
 ) -> DataFacts:
-    """The facts of a folder of records; the rate is measured once per data set, reader and machine.
+    """Return the facts of a folder of records; the rate is measured once per data set, reader and machine.
 
     Raises:
         InputError: If the folder holds no data set, or no training split.
@@ -76,13 +76,13 @@ def load_facts(
 
 
 def facts_key(*parts: Any) -> str:
-    """A key for facts about some data on this machine."""
+    """Return a key for facts about some data on this machine."""
     here = (platform.node(), _cpus(), code_of([__name__]).digest)
     return hashlib.sha256(json.dumps([*parts, *here], default=str).encode()).hexdigest()
 
 
 def _cpus() -> int:
-    """The CPUs that this process may use: in a container its share of the machine's.
+    """Return the CPUs that this process may use: in a container its share of the machine's.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
@@ -93,7 +93,7 @@ def _cpus() -> int:
 
 
 def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
-    """The facts kept under a key; where there are none, those that `find` gives, from now on."""
+    """Return the facts kept under a key; where there are none, those that `find` gives, from now on."""
     path = cache_dir / f"data-{key}.json"
     if (known := remembering.recall(path, lambda raw: schema.read(raw, DataFacts))) is not None:
         return known
@@ -113,12 +113,12 @@ def measure(
     """Read the training split's first shards from their files, then feed them as training does.
 
     Args:
-        records_dir: What create_tfrecords wrote: the data set, or a sample of it.
+        records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.
         manifest: Its manifest.
-        num_examples: Of the whole training split.
-        batch_size: To feed.
-        in_memory_mib: As train_model takes it.
-        shuffle_buffer: As train_model takes it.
+        num_examples: Number of examples in the whole training split.
+        batch_size: Number of examples in a batch.
+        in_memory_mib: Parameter of train_model.
+        shuffle_buffer: Parameter of train_model.
     """
     decoded_bytes = num_examples * records.input_bytes(manifest.input)
     in_memory = feeding.is_held_in_memory(decoded_bytes, in_memory_mib)
@@ -140,7 +140,7 @@ def measure(
 
 
 def _first_shards(manifest: Manifest) -> Manifest:
-    """The manifest of the first shards of the training split alone."""
+    """Return the manifest of the first shards of the training split alone."""
     split = manifest.split(TRAIN)
     share = min(1.0, _MEASURED_BYTES / max(records.decoded_bytes(manifest, TRAIN), 1))
     count = max(1, int(len(split.shards) * share))
@@ -150,7 +150,7 @@ def _first_shards(manifest: Manifest) -> Manifest:
 
 
 def _rate(open_pass: Callable[[], Iterable[int]]) -> float:
-    """Examples per second over whole passes; the first, unless it is a long one, warms up and does not count."""
+    """Measure examples per second over whole passes; the first, unless it is a long one, does not count."""
     seconds, examples, is_first = 0.0, 0, True
     while seconds < _MEASURED_SECONDS:
         start = time.perf_counter()

@@ -21,14 +21,14 @@ class Cost:
     """List prices, in US dollars, of a whole slice; see `machine_spec.Price`.
 
     Attributes:
-        usd_per_hour: Of the slice.
+        usd_per_hour: Price of the slice.
         usd_per_epoch: For the time of an epoch.
         usd_per_run: For the time of all epochs.
         low_usd_per_run: The same, if steps take the least that is expected of them.
         high_usd_per_run: The same, if they take the most.
-        region: Where it is paid.
+        region: Region in which it is paid.
         kind: Whose price it is, and for what.
-        source: Where it is published.
+        source: Place where it is published.
         date: When it was.
     """
 
@@ -53,37 +53,37 @@ _INTERVALS = {
 
 @dataclasses.dataclass(frozen=True)
 class MachineReport:
-    """What training on one machine comes to.
+    """The findings about training on one machine.
 
     Attributes:
         machine: Short name.
-        region: Where it is to be paid for; empty is the cheapest that trains on it.
+        region: Region in which it is paid for; empty is the cheapest that trains on it.
         spot: Whether as a spot machine.
         machine_type: Vertex's name of a host.
-        chips: Of the slice.
+        chips: Number of chips of the slice.
         devices: Replicas.
         hosts: Virtual machines.
         verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory` (of this machine), `crashed`.
         reason: Why, if it does not fit.
         layer: That the reason names, if any.
         source: `file:line` of the model that the reason names, if any.
-        compile_seconds: Of the compilation, when it was done.
+        compile_seconds: Seconds of the compilation, when it was done.
         cached: Whether it was done before.
         batch_size_per_replica: Examples per replica and step.
-        global_batch: Of all replicas.
+        global_batch: Batch of all replicas together.
         parameters: Trainable values.
         peak_bytes: The most memory in use on a device at any time, or what it would take, where it does not fit.
-        capacity_bytes: What a program may use.
+        capacity_bytes: Bytes that a program may use.
         largest_batch: Per replica; None where it is not known.
         step: Time of a step.
         epoch: Time of an epoch.
-        epochs: Of the run.
+        epochs: Number of epochs of the run.
         timeout_seconds: When the training is to be stopped; 0 where no time is known.
-        host_cpus: Of the host that feeds the devices; 0 where that is not published.
+        host_cpus: Number of CPUs of the host that feeds the devices; 0 where that is not published.
         feed_per_second: Examples per second that it is taken to feed.
-        accuracy: How far its generation's estimates were from published step times.
+        accuracy: Distance of its generation's estimates from published step times.
         cost: None where no trustworthy price is known.
-        layers: What each takes of a step, the longest first.
+        layers: Times of the layers in a step, the longest first.
         host_calls: Operations that call the host in every step.
         unknown_loops: Loops whose number of trips could not be read, counted once.
         broken: Budgets that are not kept, in words.
@@ -134,7 +134,7 @@ class MachineReport:
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The report of a machine from a file of any age, or from a summary, which leaves the layers out."""
+        """Return the report of a machine from a file of any age, or from a summary, which leaves the layers out."""
         unknown = {"factor": 1.0, "low": 1.0, "high": 1.0, "steps": 0, "programs": 0}
         intervals = {
             part: {name: raw[part].get(expected) for name in names} | raw[part]
@@ -149,7 +149,7 @@ class MachineReport:
         return label_of(self.machine, self.region, self.spot, self.has_namesakes)
 
     def fed_by(self, measured: HostRate) -> str:
-        """Who feeds it how much, in words, with what is assumed of a host that was not measured."""
+        """Say who feeds a machine how much, and what is assumed of a host that was not measured."""
         where = "memory" if measured.in_memory else "files"
         here = f"{measured.feed_per_second:,.0f} by this machine ({measured.cpus} CPUs, from {where})"
         if not self.host_cpus:
@@ -163,7 +163,7 @@ class MachineReport:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it did not pass."""
+        """Reasons why it did not pass."""
         if self.verdict == FITS:
             return self.broken
         place = ", ".join(part for part in (self.layer and f"layer {self.layer!r}", self.source) if part)
@@ -186,7 +186,7 @@ class MachineReport:
 
 
 def interval_of(figure: StepTime | EpochTime | Cost) -> str:
-    """Where nine of ten are expected, in the figure's own unit; empty where both ends read alike.
+    """Say where nine of ten are expected, in the figure's own unit; empty where both ends read alike.
 
     Example:
         >>> interval_of(EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6))
@@ -200,7 +200,7 @@ def interval_of(figure: StepTime | EpochTime | Cost) -> str:
 
 
 def say(figure: StepTime | EpochTime | Cost) -> str:
-    """A step's or an epoch's time, or a run's price, and where nine of ten are expected.
+    """Return a step's or an epoch's time, or a run's price, and where nine of ten are expected.
 
     Example:
         >>> say(EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6))
@@ -215,22 +215,22 @@ def say(figure: StepTime | EpochTime | Cost) -> str:
 
 
 def label_of(machine: str, region: str, spot: bool, has_namesakes: bool) -> str:
-    """What to call a machine."""
+    """Return what to call a machine."""
     return " ".join(filter(None, (machine, region, "spot" * spot))) if has_namesakes else machine
 
 
 def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:
-    """Of those that passed; among equals, and where no price is known, the fastest."""
+    """Return the cheapest machine that passed; among equals, and where no price is known, the fastest."""
 
-    def order(one: MachineReport) -> tuple[float, float]:
-        return one.cost.usd_per_run if one.cost else math.inf, one.epoch.seconds if one.epoch else math.inf
+    def order(report: MachineReport) -> tuple[float, float]:
+        return report.cost.usd_per_run if report.cost else math.inf, report.epoch.seconds if report.epoch else math.inf
 
-    return min((one for one in machines if one.passed), key=order, default=None)
+    return min((report for report in machines if report.passed), key=order, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", step="preflight_training"):
-    """All of it: `preflight.json`.
+    """The content of `preflight.json`.
 
     Attributes:
         model: Its name.
@@ -238,9 +238,9 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         backend: `jax` or `tensorflow`.
         precision: The Keras dtype policy.
         compiler: Versions of libtpu, JAX and Keras.
-        data: What is to be trained on.
+        data: Data that is to be trained on.
         machines: One report each, in the order asked for.
-        advice: Which machine to take; with several.
+        advice: Sentences on which of several machines to take.
     """
 
     model: str

@@ -51,32 +51,32 @@ class Instruction:
     @functools.cached_property
     def arrays(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The element type and dimensions of each array in the shape; a tuple has several."""
-        found = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.shape)
-        return tuple((kind, tuple(int(d) for d in dims.split(",") if d)) for kind, dims in found if kind in _BYTES)
+        arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.shape)
+        return tuple((kind, tuple(int(d) for d in dims.split(",") if d)) for kind, dims in arrays if kind in _BYTES)
 
     @property
     def num_bytes(self) -> int:
-        """Of all its arrays, without the padding of their layouts."""
+        """Bytes of all its arrays, without the padding of their layouts."""
         return sum(_BYTES[kind] * math.prod(dims) for kind, dims in self.arrays)
 
     @property
     def estimated_cycles(self) -> int | None:
         """The compiler's own estimate, if it wrote one."""
-        found = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
-        return int(found[1]) if found else None
+        match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
+        return int(match[1]) if match else None
 
     @property
     def op_name(self) -> str:
         """The path of the operation in the model's program, as in `jit(train_step)/jvp(dense)/dot_general`."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match[1] if match else ""
 
     def called(self, *attributes: str) -> list[str]:
-        """The computations that an attribute such as `body` names."""
+        """Return the computations that an attribute such as `body` names."""
         names: list[str] = []
         for attribute in attributes:
-            for one, several in re.findall(rf"\b{attribute}=(?:%([\w.\-]+)|\{{([^}}]*)\}})", self.attributes):
-                names += [one] if one else re.findall(r"%([\w.\-]+)", several)
+            for single, several in re.findall(rf"\b{attribute}=(?:%([\w.\-]+)|\{{([^}}]*)\}})", self.attributes):
+                names += [single] if single else re.findall(r"%([\w.\-]+)", several)
         return names
 
 
@@ -90,7 +90,7 @@ class MatrixProduct:
         columns: The output features, which the other side holds.
         flops: Two for each multiplication and addition, once.
         is_forward: Whether it belongs to the forward pass.
-        times: How often it runs in a step.
+        times: Number of times that it runs in a step.
         groups: Into how many its features are divided; each output feature sums over its group's alone.
     """
 
@@ -103,7 +103,7 @@ class MatrixProduct:
     groups: int = 1
 
     def padded_flops(self, mxu_size: int) -> float:
-        """What the matrix unit does for it with both sides filled up to whole tiles."""
+        """Return what the matrix unit computes for it with both sides filled up to whole tiles."""
 
         def filled(size: int, tile: int) -> float:
             return -(-size // tile) * tile / size
@@ -118,11 +118,11 @@ class MatrixProduct:
 
 @dataclasses.dataclass
 class LayerCost:
-    """What a layer's operations cost in one step on one device, forward and backward.
+    """The cost of a layer's operations in one step on one device, forward and backward.
 
     Attributes:
-        cycles: Of everything.
-        matrix_cycles: Of the operations that hold a matrix product.
+        cycles: Cycles of everything.
+        matrix_cycles: Cycles of the operations that hold a matrix product.
         products: The matrix products.
     """
 
@@ -142,12 +142,12 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCost:
-    """What one step of a program costs on one device.
+    """The cost of one step of a program on one device.
 
     Attributes:
-        cycles: Of the computation, loops counted by trip.
+        cycles: Cycles of the computation, loops counted by trip.
         guessed_cycles: The part of them without an estimate of the compiler's, taken from the bytes moved.
-        layers: By layer.
+        layers: Costs by layer.
         collectives: Transfers between devices.
         unknown_loops: Loops whose number of trips could not be read; counted once.
         host_calls: Operations that call the host in every step.
@@ -162,7 +162,7 @@ class ProgramCost:
 
 
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    """The computations of a module by name, their instructions by name and in order, and the entry's name."""
+    """Return the computations of a module by name, their instructions by name and in order, and the entry's name."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", ""
     for line in text.splitlines():
@@ -199,7 +199,7 @@ def _closing(text: str, opening: int) -> int:
 
 
 def layer_of(op_name: str, layers: Collection[str]) -> str:
-    """The innermost layer in an operation's path; the optimizer's and other operations have names of their own.
+    """Return the innermost layer in an operation's path; the optimizer's and other operations have names of their own.
 
     Args:
         op_name: The path.
@@ -215,7 +215,7 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
     """
     # TensorFlow numbers every use of a name: dense_1 is dense, dense_1_2 is dense_1. JAX does not.
     is_exact = op_name.startswith("jit(")
-    found = OTHER
+    innermost = OTHER
     parts = op_name.split("/")
     for part in parts[:-1] if is_exact else parts:  # JAX's last one is the operation: "add" is no layer called so.
         name = re.sub(r"^(?:\w+\()*|\)*$", "", part)
@@ -223,11 +223,11 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
         known = plain if not is_exact and plain in layers else name
         if known in layers:
             # Two blocks may each have a layer of that name.
-            is_repeated = found != OTHER and sum(layer == known for layer in layers) > 1
-            found = f"{found}/{known}" if is_repeated else known
+            is_repeated = innermost != OTHER and sum(layer == known for layer in layers) > 1
+            innermost = f"{innermost}/{known}" if is_repeated else known
         elif plain.lower() in ("adam", "adamw", "sgd"):
             return OPTIMIZER
-    return found
+    return innermost
 
 
 def _is_backward(op_name: str) -> bool:
@@ -235,25 +235,25 @@ def _is_backward(op_name: str) -> bool:
 
 
 def _product(instruction: Instruction, scope: Mapping[str, Instruction]) -> MatrixProduct | None:
-    """The matrix product that a `convolution` is; TPU programs hold every product in that form."""
+    """Return the matrix product that a `convolution` is; TPU programs hold every product in that form."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     kernel = scope.get(instruction.operands[1]) if len(instruction.operands) > 1 else None
     if labels is None or kernel is None or not kernel.arrays or not instruction.arrays:
         return None
-    given = scope.get(instruction.operands[0])
-    if given is None or not given.arrays:
+    source = scope.get(instruction.operands[0])
+    if source is None or not source.arrays:
         return None
     dims = [
-        dict(zip(names, one.arrays[0][1], strict=False))
-        for names, one in zip(labels.groups(), (given, kernel, instruction), strict=True)
+        dict(zip(names, operand.arrays[0][1], strict=False))
+        for names, operand in zip(labels.groups(), (source, kernel, instruction), strict=True)
     ]
     in_dims, kernel_dims, out_dims = dims
     window = re.search(r"window=\{([^}]*)\}", instruction.attributes)
     spatial = sorted(name for name in out_dims if name.isdecimal())
 
     def fields(name: str, default: str) -> list[str]:
-        found = re.search(rf"\b{name}=([\dx_-]+)", window[1]) if window else None
-        return found[1].split("x") if found else [default] * len(spatial)
+        match = re.search(rf"\b{name}=([\dx_-]+)", window[1]) if window else None
+        return match[1].split("x") if match else [default] * len(spatial)
 
     steps = (fields(name, "1") for name in ("stride", "lhs_dilate", "rhs_dilate"))
     pairs = math.prod(
@@ -274,7 +274,7 @@ def _product(instruction: Instruction, scope: Mapping[str, Instruction]) -> Matr
 
 @functools.lru_cache(maxsize=1024)
 def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: int, kernel_dilation: int) -> int:
-    """Outputs × taps along an axis that meet a value of the input: neither padding nor a zero between its values."""
+    """Count outputs × taps along an axis that meet a value of the input: no padding, no zero between values."""
     at = np.arange(out) * stride - pad
     count = 0
     for tap in range(kernel):
@@ -318,15 +318,15 @@ class _Reader:
             self._add_work(instruction, scope, times)
 
     def _add_transfers(self, instruction: Instruction, scope: Mapping[str, Instruction], times: int) -> None:
-        """The collective that an instruction is, or those in what it calls."""
+        """Add the collective that an instruction is, or those in what it calls."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
-            given = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
-            self.collectives.append(Collective(kind, given, times))
+            operand_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
+            self.collectives.append(Collective(kind, operand_bytes, times))
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
-                for one in self.computations[name].values():
-                    self._add_transfers(one, self.computations[name], times)
+                for inner in self.computations[name].values():
+                    self._add_transfers(inner, self.computations[name], times)
 
     def _add_work(self, instruction: Instruction, scope: Mapping[str, Instruction], times: int) -> None:
         cycles: float | None = instruction.estimated_cycles
@@ -352,27 +352,29 @@ class _Reader:
             yield instruction.op_name, product
         for name in instruction.called("calls"):
             inner = self.computations.get(name, {})
-            for one in inner.values():
-                yield from self._products(one, inner)
+            for part in inner.values():
+                yield from self._products(part, inner)
 
     def _cycles(self, computation: str) -> float:
-        """What a computation takes, its loops counted by trip."""
+        """Return the cycles of a computation, its loops counted by trip."""
         alone = copy.copy(self)
         alone.layers, alone.collectives, alone.host_calls = defaultdict(LayerCost), [], []
         alone.add(computation, 1)
         return sum(layer.cycles for layer in alone.layers.values())
 
     def _trips(self, condition: str) -> int | None:
-        """The constant that the loop's counter, which starts at zero, is compared with; it may stand in a fusion."""
+        """Return the constant that a loop's counter, which starts at zero, is compared with, perhaps in a fusion."""
         scope = self.computations[condition]
-        bodies = [scope] + [self.computations[name] for one in scope.values() for name in one.called("calls")]
-        if not any(one.opcode == "compare" and "direction=LT" in one.attributes for b in bodies for one in b.values()):
+        bodies = [scope] + [self.computations[name] for step in scope.values() for name in step.called("calls")]
+        if not any(
+            step.opcode == "compare" and "direction=LT" in step.attributes for b in bodies for step in b.values()
+        ):
             return None
         constants = [
-            int(one.arguments)
+            int(step.arguments)
             for body in bodies
-            for one in body.values()
-            if one.opcode == "constant" and one.arguments.isdecimal()
+            for step in body.values()
+            if step.opcode == "constant" and step.arguments.isdecimal()
         ]
         return constants[0] if len(constants) == 1 else None
 
@@ -388,7 +390,7 @@ def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> Progr
     Args:
         text: Scheduled HLO of one device's program.
         layers: Names of the model's layers.
-        bytes_per_cycle: How fast the device's memory moves bytes: for operations without an estimate.
+        bytes_per_cycle: Bytes that the device's memory moves in a cycle, for operations without an estimate.
     """
     reader = _Reader(text, layers, bytes_per_cycle)
     reader.add(reader.entry, 1)

@@ -16,7 +16,7 @@ TIMEOUT_FLOOR_SECONDS = 4 * 3600
 
 
 def timeout_seconds(run_seconds: float) -> int:
-    """When a training is to be stopped whose epochs are estimated to take so long.
+    """Return when to stop a training whose epochs are estimated to take so long.
 
     Example:
         >>> timeout_seconds(60) / 3600, timeout_seconds(3 * 3600) / 3600
@@ -28,15 +28,15 @@ def timeout_seconds(run_seconds: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightParams:
-    """What to compile, for which machine, and what it may cost; one field per component input.
+    """The training to compile, the machine, and what it may cost; one field per component input.
 
     Attributes:
-        training: What train_model takes: model, hyper-parameters, backend, precision, and how the host feeds the
+        training: Parameters of train_model: model, hyper-parameters, backend, precision, and how the host feeds the
             device. Of the backends `jax` compiles the step of all replicas, `tensorflow` that of one; `auto` is jax. A
             precision of `auto` is mixed_bfloat16, as on a TPU.
         epochs: Passes over the training split, for the time and price of a run; 0 takes the training's.
         machine: Short name of a TPU slice, as `tpu-pipelines machines` lists them.
-        region: Where the price is taken; empty is the cheapest region that trains on the machine.
+        region: Region of the price; empty is the cheapest region that trains on the machine.
         spot: Whether the price is that of a spot machine.
         find_largest_batch: Find the largest batch per replica that fits, by compiling several; without it the largest
             is only looked for when the batch does not fit.
@@ -88,7 +88,7 @@ class PreflightParams:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightResult:
-    """What became of it.
+    """The outcome for the machine that will train.
 
     Attributes:
         passed: Whether the training step compiles for the machine, fits its memory and keeps every budget.

@@ -73,7 +73,7 @@ def write_report(report: PreflightReport, directory: Path) -> None:
 
 
 def as_text(report: PreflightReport) -> str:
-    """One machine in full, or several side by side and advice about the best; lines of at most 110 columns."""
+    """Show one machine in full, or several side by side and advice about the best, in at most 110 columns."""
     blocks = [textwrap.wrap(_headline(report), _WIDTH)]
     if len(report.machines) == 1:
         blocks += _describe(report.machines[0], report.data)
@@ -121,22 +121,24 @@ def _headline(report: PreflightReport) -> str:
 
 
 def _tally(machines: Sequence[MachineReport]) -> str:
-    passed = sum(one.passed for one in machines)
+    passed = sum(machine.passed for machine in machines)
     return f"{passed or 'none'} of {len(machines)} machines {'pass' if passed > 1 else 'passes'}"
 
 
 def _advice(machines: Sequence[MachineReport]) -> tuple[str, ...]:
-    """About the machine to take; about all of them where none passed."""
+    """Return the advice about the machine to take, or about all of them where none passed."""
     best = cheapest(machines)
-    return best.advice if best else tuple(dict.fromkeys(words for one in machines for words in one.advice))
+    return best.advice if best else tuple(dict.fromkeys(words for machine in machines for words in machine.advice))
 
 
 def _origins(report: PreflightReport) -> list[tuple[str, str]]:
-    """What the figures rest on, and what is missing from them."""
-    estimated = [one for one in report.machines if one.step]
+    """Say what the figures rest on, and what is missing from them."""
+    estimated = [machine for machine in report.machines if machine.step]
     prices = dict.fromkeys(
-        f"{one.cost.kind} ({one.cost.date}); {one.cost.source}" if one.cost else "? no trustworthy price is known"
-        for one in estimated
+        f"{machine.cost.kind} ({machine.cost.date}); {machine.cost.source}"
+        if machine.cost
+        else "? no trustworthy price is known"
+        for machine in estimated
     )
     origins = [
         ("compiler", ", ".join(f"{name} {version}" for name, version in report.compiler.items())),
@@ -144,9 +146,9 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
         ("times", _TIMES_ORIGIN),
         *(("", words) for words in dict.fromkeys(map(_words_of_accuracy, estimated))),
     ]
-    if any(one.cost for one in estimated):
+    if any(machine.cost for machine in estimated):
         origins.append(("", "a run is its epochs alone: start-up, compilation and validation are paid for too"))
-    if any(one.step and one.step.communication_ms is None for one in estimated):
+    if any(machine.step and machine.step.communication_ms is None for machine in estimated):
         origins.append(("", "? communication is left out where no source says how fast the links between chips are"))
     if report.backend == "tensorflow":
         origins.append(("backend", _TENSORFLOW_ORIGIN))
@@ -158,17 +160,17 @@ def _words_of_accuracy(machine: MachineReport) -> str:
 
 
 def _words_of_intervals(machines: Sequence[MachineReport]) -> str:
-    """Where nine of ten are expected, for each machine or several alike."""
+    """Say where nine of ten are expected, for each machine or several alike."""
     labels: dict[str, list[str]] = {}
-    for one in machines:
-        if one.step:
-            labels.setdefault(_within(one.step), []).append(one.label)
+    for machine in machines:
+        if machine.step:
+            labels.setdefault(_within(machine.step), []).append(machine.label)
     alike = "; ".join(f"{interval} ({', '.join(names)})" for interval, names in labels.items())
     return f"nine of ten are expected at so many times step, epoch and price: {alike}" if alike else ""
 
 
 def _describe(machine: MachineReport, data: DataFacts) -> list[list[str]]:
-    """One machine, block by block."""
+    """Describe a machine, block by block."""
     return [
         [] if machine.verdict == FITS else textwrap.wrap(machine.reason, _WIDTH),
         _bullets(machine.broken),
@@ -249,13 +251,13 @@ def _layer_table(layers: Sequence[LayerTime]) -> list[str]:
 
 
 def _compare(report: PreflightReport) -> list[list[str]]:
-    """Several machines, block by block."""
+    """Compare machines, block by block."""
     best = cheapest(report.machines)
     advice = _bullets(_advice(report.machines))
     return [
-        _table(_COMPARISON, [_comparison_row(one) for one in report.machines], _WIDTH),
+        _table(_COMPARISON, [_comparison_row(machine) for machine in report.machines], _WIDTH),
         _fields([*_COMPARISON_NOTES, ("within", _words_of_intervals(report.machines))]),
-        _bullets([reason for one in report.machines for reason in one.reasons]),
+        _bullets([reason for machine in report.machines for reason in machine.reasons]),
         _bullets(report.advice),
         [f"On {best.label}:", *advice] if best and advice else advice,
     ]
@@ -293,7 +295,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _fields(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Names and values, aligned; those without a value are left out."""
+    """Align names and values; those without a value are left out."""
     width = max(len(name) for name, _ in pairs) + 2
     return [line for name, value in pairs for line in _wrap(value, f"{name:<{width}}", " " * width)]
 

@@ -67,15 +67,15 @@ class ModelRegistry:
             )
 
     def versions(self) -> tuple[Version, ...]:
-        """All versions, the first one first."""
+        """Return all versions, the first one first."""
         return tuple(Version.load(path) for path in self._version_dirs())
 
     def numbers(self) -> tuple[str, ...]:
-        """The numbers of all versions, also of those that cannot be read; the first one first."""
+        """Return the numbers of all versions, also of those that cannot be read; the first one first."""
         return tuple(path.name for path in self._version_dirs())
 
     def version(self, number: str) -> Version:
-        """One version.
+        """Return a version.
 
         Raises:
             InputError: If there is none of that number, or it cannot be read.
@@ -89,7 +89,7 @@ class ModelRegistry:
         return Version.load(self._versions_dir / number)
 
     def moves(self, alias: str = CHAMPION) -> tuple[Move, ...]:
-        """The history of an alias, the first move first.
+        """Return the history of an alias, the first move first.
 
         Raises:
             InputError: If it cannot be read.
@@ -97,29 +97,29 @@ class ModelRegistry:
         return self._read_aliases().get(check_alias(alias), ())
 
     def aliases(self) -> dict[str, str]:
-        """Where every alias stands: its version's number."""
+        """Return the number of the version where each alias stands."""
         return {alias: moves[-1].version for alias, moves in self._read_aliases().items()}
 
     def find(self, version: str) -> Version | None:
-        """The version of a number, which must be there, or where an alias stands, if anywhere."""
+        """Return the version of a number, which must be there, or where an alias stands, if anywhere."""
         if re.fullmatch(VERSION_NUMBER, version):
             return self.version(version)
         moves = self.moves(version)
         return self.version(moves[-1].version) if moves else None
 
     def number_of(self, model_digest: str) -> str:
-        """The latest version of a trained model; empty if there is none."""
-        found = [version.number for version in self.versions() if version.model_digest == model_digest]
-        return found[-1] if found else ""
+        """Return the latest version of a trained model; empty if there is none."""
+        numbers = [version.number for version in self.versions() if version.model_digest == model_digest]
+        return numbers[-1] if numbers else ""
 
     def champion(self, alias: str, digest: str) -> Version | None:
-        """The version that a model has to beat for an alias.
+        """Return the version that a model has to beat for an alias.
 
         The one where the alias stands; or, if that is this very model, the one which it beat: a model is never its own
         champion, so that judging it again gives the same answer.
 
         Args:
-            alias: As `champion`; or the number of a version, which is then the champion whatever the model.
+            alias: Alias, as `champion`; or the number of a version, which is then the champion whatever the model.
             digest: The model's; see `model_digest`.
 
         Returns:
@@ -147,11 +147,11 @@ class ModelRegistry:
         """Add a version, or find the one that has this content already; no alias moves.
 
         Args:
-            model_dir: What train_model wrote.
-            export_dir: What export_model made of it.
+            model_dir: Folder that train_model wrote.
+            export_dir: Folder that export_model wrote.
             metrics: Scalar metrics by name.
             reasons: The gate's.
-            lineage: Where it comes from.
+            lineage: Origin of the model.
             parent: The version that it was compared with.
         """
         digest = version_digest(model_dir, export_dir)
@@ -173,7 +173,7 @@ class ModelRegistry:
 
         Args:
             number: The version.
-            alias: As `champion`.
+            alias: Alias to move, as `champion`.
             reason: Why, in words.
             champion: Digest of the champion that it was compared with, empty for none; None if it was not the alias's.
 
@@ -242,7 +242,7 @@ class ModelRegistry:
         aliases[alias] = (*moves, move)
         storage.write_json(
             self.directory / ALIASES_FILE,
-            {name: [dataclasses.asdict(one) for one in of_one] for name, of_one in aliases.items()},
+            {name: [dataclasses.asdict(entry) for entry in of_one] for name, of_one in aliases.items()},
         )
         return move
 
@@ -251,11 +251,11 @@ class ModelRegistry:
         return self.directory / VERSIONS_DIR
 
     def _version_dirs(self) -> list[Path]:
-        found = [path for path in self._versions_dir.glob("*") if re.fullmatch(VERSION_NUMBER, path.name)]
-        return sorted(found, key=lambda path: int(path.name))
+        folders = [path for path in self._versions_dir.glob("*") if re.fullmatch(VERSION_NUMBER, path.name)]
+        return sorted(folders, key=lambda path: int(path.name))
 
     def _used_numbers(self) -> set[str]:
-        """Those of all versions, also of deleted ones that the history still names."""
+        """Return the numbers of all versions, also of deleted ones that the history still names."""
         moved = {move.version for moves in self._read_aliases().values() for move in moves}
         return moved | {*self.numbers()}
 
@@ -319,7 +319,7 @@ def fill_version(
 
 
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:
-    """The models of a registry, by name."""
+    """Return the models of a registry, by name."""
     return tuple(ModelRegistry(root, path.parent.name) for path in sorted(root.glob("*/versions")))
 
 

@@ -45,7 +45,7 @@ class Version:
         parent: The version that it was compared with before; empty if there was none.
         metrics: Scalar metrics by name.
         reasons: The gate's.
-        lineage: Where it comes from: data fingerprint, run, configuration, code.
+        lineage: Origin of the version: data fingerprint, run, configuration, code.
         files: Size in bytes and SHA-256 of every file, by its path; CRC32C in older versions.
     """
 
@@ -77,7 +77,7 @@ class Version:
 
     @property
     def export_dir(self) -> Path:
-        """What export_model made of it."""
+        """Folder that export_model wrote."""
         return self.directory / EXPORT_DIR
 
     @property
@@ -86,7 +86,7 @@ class Version:
         return sum(file["num_bytes"] for file in self.files.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """What `version.json` holds."""
+        """Return what `version.json` holds."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "directory"}
 
     @classmethod
@@ -116,11 +116,11 @@ class Version:
         return version
 
     def damage(self, part: str = "", directory: Path | None = None) -> tuple[str, ...]:
-        """What is wrong with its files, in words; empty where all are there, whole and unchanged, and no others.
+        """Say what is wrong with its files; empty where all are there, whole and unchanged, and no others.
 
         Args:
             part: `model` or `export`, to look at this folder alone.
-            directory: Where that folder is, if not in the version's own.
+            directory: Place of that folder, if not in the version's own.
         """
         start = f"{part}/" if part else ""
         expected = {name: file for name, file in self.files.items() if name.startswith(start)}
@@ -135,13 +135,13 @@ class Version:
             return "" if received == expected[name] else f"{name} should be {expected[name]}, and is {received}"
 
         with ThreadPoolExecutor() as pool:
-            found = [words for words in pool.map(compare, expected) if words]
+            faults = [words for words in pool.map(compare, expected) if words]
         there = {f"{start}{path.relative_to(top).as_posix()}" for path in top.rglob("*") if path.is_file()}
         others = sorted(there - {*expected, VERSION_FILE})
-        found += [f"{name} is not of this version" for name in others if _is_seen(name)]
-        if not found and not part and self.digest != self._digest_of_files():
-            found.append(f"{VERSION_FILE} lists files of another digest than {self.digest[:16]}…")
-        return tuple(found)
+        faults += [f"{name} is not of this version" for name in others if _is_seen(name)]
+        if not faults and not part and self.digest != self._digest_of_files():
+            faults.append(f"{VERSION_FILE} lists files of another digest than {self.digest[:16]}…")
+        return tuple(faults)
 
     def _digest_of_files(self) -> str:
         if all(_CHECKSUM in file for file in self.files.values()):
@@ -170,8 +170,8 @@ class Move:
     """One move of an alias.
 
     Attributes:
-        version: Where it went.
-        previous: Where it had been; empty the first time.
+        version: Number of the version that it went to.
+        previous: Number of the version that it left; empty the first time.
         by: `gate`, `hand` or `rollback`.
         reason: Why, in words.
         time: When, UTC, ISO 8601.
@@ -193,7 +193,7 @@ class RegisteredVersion(Protocol):
 
     @property
     def model_digest(self) -> str:
-        """What the registry knows its trained model by."""
+        """Digest by which the registry knows the trained model."""
 
     @property
     def uri(self) -> str:
@@ -205,27 +205,27 @@ class Registry(Protocol):
 
     @property
     def root(self) -> Path | str:
-        """Where it is."""
+        """Folder of the version."""
 
     @property
     def model_name(self) -> str:
         """Whose versions these are."""
 
     def find(self, version: str) -> RegisteredVersion | None:
-        """The version of a number, which must be there, or where an alias stands, if anywhere."""
+        """Return the version of a number, which must be there, or where an alias stands, if anywhere."""
 
     def number_of(self, model_digest: str) -> str:
-        """The latest version of a trained model; empty if there is none."""
+        """Return the latest version of a trained model; empty if there is none."""
 
     def champion(self, alias: str, digest: str) -> RegisteredVersion | None:
-        """The version that a model has to beat for an alias, if there is one."""
+        """Return the version that a model has to beat for an alias, if there is one."""
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that the gate has let through; nothing happens where it stands there already."""
 
 
 def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
-    """A version's folder `model` or `export` on this machine, every file checked.
+    """Return a version's folder `model` or `export` on this machine, every file checked.
 
     Args:
         version: The version.
@@ -247,7 +247,7 @@ def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
 
 
 def fetch_folder(uri: str, scratch: Path) -> Path:
-    """A folder, here or on gs://, on this machine; where a version holds it, every file is checked.
+    """Return a folder, here or on gs://, on this machine; where a version holds it, every file is checked.
 
     Args:
         uri: The folder.
@@ -282,7 +282,7 @@ def check_folder(folder: Path) -> None:
 
 
 def model_digest(model_dir: Path) -> str:
-    """SHA-256 of what a trained model is: architecture, best weights, classes and words, not how long it took.
+    """Return the SHA-256 of what a trained model is: architecture, best weights, classes, words; not how long it took.
 
     Raises:
         InputError: If a file is missing.
@@ -293,12 +293,12 @@ def model_digest(model_dir: Path) -> str:
 
 
 def left_out_formats(export_dir: Path) -> Mapping[str, str]:
-    """By format, why an export does not hold it; empty where it does not say."""
+    """Return the formats that an export does not hold, with the reason; empty where it does not say."""
     return ExportInfo.load(export_dir).left_out if (export_dir / EXPORT_FILE).is_file() else {}
 
 
 def version_digest(model_dir: Path, export_dir: Path) -> str:
-    """SHA-256 of what a version is: the trained model and the files that serve it.
+    """Return the SHA-256 of what a version is: the trained model and the files that serve it.
 
     Raises:
         InputError: If a file is missing.

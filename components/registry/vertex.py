@@ -28,7 +28,7 @@ _OPERATION_SECONDS = 3600  # The slowest, a deployment, takes a quarter of that.
 
 
 def as_label(digest: str) -> str:
-    """As much of a digest as a label holds: 63 of its 64 letters."""
+    """Return as much of a digest as a label holds: 63 of its 64 letters."""
     return digest[:63]
 
 
@@ -38,8 +38,8 @@ class VertexVersion:
 
     Attributes:
         number: Its id there: `1` is the first.
-        digest: What it is, as its label says it.
-        model_digest: What its trained model is, as its label says it; empty if somebody else has uploaded it.
+        digest: Digest of its files, as far as its label holds it.
+        model_digest: Digest of its trained model, as far as its label holds it; empty if somebody else has uploaded it.
         parent: The version that it was compared with before; empty if there was none.
         uri: The folder on gs:// that holds its `model/` and `export/`.
         aliases: Those that stand there.
@@ -62,7 +62,7 @@ class VertexRegistry:
         root: `projects/PROJECT/locations/REGION/models`.
         model_name: The model's id there: lower-case letters, digits, `-` and `_`.
         service: That of the project and region, signed in as the environment says, if not given.
-        backoff: How to wait outages out; also tells how to wait for what takes its time.
+        backoff: Way to wait outages out, and to wait for what takes its time.
 
     Raises:
         InputError: If root or name cannot be one.
@@ -99,7 +99,7 @@ class VertexRegistry:
             raise OutageError(f"Vertex AI has not ended to {method.replace('_', ' ')} in {_OPERATION_SECONDS} s.")
 
     def find(self, version: str) -> VertexVersion | None:
-        """The version of a number, which must be there, or where an alias stands, if anywhere.
+        """Return the version of a number, which must be there, or where an alias stands, if anywhere.
 
         Raises:
             InputError: If there is no version of that number, or the service refuses.
@@ -112,7 +112,7 @@ class VertexRegistry:
             return None
 
     def version(self, version: str) -> VertexVersion:
-        """The version of a number, or where an alias stands.
+        """Return the version of a number, or where an alias stands.
 
         Raises:
             InputError: If there is none, or the service refuses.
@@ -120,26 +120,26 @@ class VertexRegistry:
         return _read(self.call("ModelService", "get_model", {"name": f"{self.name}@{version}"}))
 
     def versions(self, label: str = "", value: str = "") -> tuple[VertexVersion, ...]:
-        """All versions, or those with this label, the first one first; none where there is no such model."""
+        """Return all versions, or those with this label, the first one first; none where there is no such model."""
         request = {"name": self.name, "filter": f'labels.{label}="{value}"' if label else ""}
         try:
-            found = self.backoff(lambda: self.service.list("ModelService", "list_model_versions", request))
+            models = self.backoff(lambda: self.service.list("ModelService", "list_model_versions", request))
         except MissingError:
             return ()
-        return tuple(sorted(map(_read, found), key=lambda version: int(version.number)))
+        return tuple(sorted(map(_read, models), key=lambda version: int(version.number)))
 
     def number_of(self, model_digest: str) -> str:
-        """The latest version of a trained model; empty if there is none."""
-        found = self.versions(MODEL_LABEL, as_label(model_digest)) if model_digest else ()
-        return found[-1].number if found else ""
+        """Return the latest version of a trained model; empty if there is none."""
+        versions = self.versions(MODEL_LABEL, as_label(model_digest)) if model_digest else ()
+        return versions[-1].number if versions else ""
 
     def champion(self, alias: str, digest: str) -> VertexVersion | None:
-        """The version that a model has to beat for an alias.
+        """Return the version that a model has to beat for an alias.
 
         The one where the alias stands; or, if that is this very model, the one with which it was compared then.
 
         Args:
-            alias: As `champion`; or the number of a version, which is then the champion whatever the model.
+            alias: Alias, as `champion`; or the number of a version, which is then the champion whatever the model.
             digest: The model's; see `components.registry.model_digest`.
 
         Returns:
@@ -175,7 +175,7 @@ class VertexRegistry:
 
         Args:
             number: The version.
-            alias: As `champion`.
+            alias: Alias to move, as `champion`.
             reason: Why, in words.
             champion: Digest of the champion that it was compared with, empty for none; None if it was not the alias's.
 

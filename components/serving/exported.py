@@ -48,15 +48,15 @@ class ExportedModel:
     Attributes:
         name: Its name in the registry, or where it was imported from.
         class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
-        input: What it takes.
+        input: Input that the model takes.
         predict: Answers to what it takes, as uint8[N, height, width, channels] → float32[N, outputs], any N from 1:
             probabilities of classes, or numbers in the targets' units. An answer does not depend on its company. One
             thread at a time may call it. Of a language model: int32[N, num_tokens] ids → probabilities of the character
             after the last one that is not 0.
-        reader: What says how an input as a user has it becomes one that the model takes.
-        task: What it was asked; a key of `interface.TASKS`.
-        step: Of a language model: how it takes one character of each text.
-        state_size: Of its state.
+        reader: Reader that turns an input as a user has it into one that the model takes.
+        task: Task of the model; a key of `interface.TASKS`.
+        step: Function by which a language model takes one character of each text.
+        state_size: Size of its state.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ExportedModel:
     state_size: int = 0
 
     def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """What float32[outputs] says of one example.
+        """Read what float32[outputs] says of an example.
 
         The `top` likeliest classes or characters (all by default), or all labels above a probability of 0.5, best
         first, each with its probability; or the numbers with their names.
@@ -81,7 +81,7 @@ class ExportedModel:
         return self.rank(output, top)
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """The `top` likeliest classes (all by default) of one example, best first, from its float32[classes]."""
+        """Return the `top` likeliest classes (all by default) of one example, best first, from its float32[classes]."""
         best = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((self.class_names[i], float(probabilities[i])) for i in best)
 
@@ -90,23 +90,23 @@ class ExportedModel:
 class PromptReader:
     """Turns texts into what a language model takes."""
 
-    given: CorpusInput
+    inputs: CorpusInput
     class_names: tuple[str, ...]
 
     noun = "text"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one text."""
-        return self.given.shape
+        """Shape of one text."""
+        return self.inputs.shape
 
     @property
     def dtype(self) -> str:
-        """Of its ids."""
-        return self.given.dtype
+        """Dtype of its ids."""
+        return self.inputs.dtype
 
     def read(self, text: str) -> np.ndarray:
-        """int32[num_tokens]: the last characters, and 0 behind them.
+        """Return int32[num_tokens]: the last characters, and 0 behind them.
 
         Raises:
             InputError: If there are none.
@@ -141,7 +141,7 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
     """Load a model from an export folder and try it on a blank input.
 
     Args:
-        export_dir: What export_model wrote.
+        export_dir: Folder that export_model wrote.
         use_int8: Take the int8 model.
         num_threads: Threads for one call of `predict`; 0 is one per core.
 
@@ -163,22 +163,22 @@ def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedM
     info = ExportInfo.load(export_dir)
     try:
         form, file = _choose_format(export_dir, info.left_out, use_int8)
-        name, task, given, class_names = info.model, info.task, info.input, info.class_names
+        name, task, inputs, class_names = info.model, info.task, info.input, info.class_names
         scale = np.asarray(info.output.scale or 1.0, np.float32)
         offset = np.asarray(info.output.offset or 0.0, np.float32)
-        if isinstance(given, CorpusInput):
+        if isinstance(inputs, CorpusInput):
             load_step = _saved_step if form == _SAVED_MODEL else _lite_step
             step, state_size = load_step(file, num_threads, len(class_names))
             predict = _last_answers(step, state_size, len(class_names))
-            prompts = PromptReader(given, class_names)
-            model = ExportedModel(name, class_names, given, predict, prompts, task, step, state_size)
+            prompts = PromptReader(inputs, class_names)
+            model = ExportedModel(name, class_names, inputs, predict, prompts, task, step, state_size)
         else:
-            reader = Tokenizer(given, load_vocabulary(export_dir, given)) if isinstance(given, TextInput) else given
+            reader = Tokenizer(inputs, load_vocabulary(export_dir, inputs)) if isinstance(inputs, TextInput) else inputs
             if form == _SAVED_MODEL:
-                predict = _saved_predictor(file, given, info.output.name)
+                predict = _saved_predictor(file, inputs, info.output.name)
             else:
                 predict = _lite_predictor(file, num_threads, scale, offset)
-            model = ExportedModel(name, class_names, given, predict, reader, task)
+            model = ExportedModel(name, class_names, inputs, predict, reader, task)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
             raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
@@ -192,7 +192,7 @@ def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedM
 
 
 def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool) -> tuple[str, Path]:
-    """The format that answers, and its file or folder."""
+    """Return the format that answers, and its file or folder."""
     if use_int8 and "int8" in left_out:
         raise InputError(
             f"Cannot predict with int8 of {export_dir}: the export left it out, since {left_out['int8']}. Use "
@@ -209,7 +209,7 @@ def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool
 
 
 def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarray]], Any]:
-    """A signature of a SavedModel as a function of arrays, and what TensorFlow tells of it."""
+    """Return a signature of a SavedModel as a function of arrays, and what TensorFlow tells of it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -224,15 +224,15 @@ def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarra
     return call, signature
 
 
-def _saved_predictor(path: Path, given: ImageInput | TextInput, answer: str) -> Predict:
-    """A SavedModel as a function of pixels or ids; its answers are in the targets' own units."""
-    name, argument = ("tokens", "tokens") if isinstance(given, TextInput) else ("serving_default", "image")
+def _saved_predictor(path: Path, kind: ImageInput | TextInput, answer: str) -> Predict:
+    """Return a SavedModel as a function of pixels or ids; its answers are in the targets' own units."""
+    name, argument = ("tokens", "tokens") if isinstance(kind, TextInput) else ("serving_default", "image")
     call, _ = _signature(path, name)
     return lambda inputs: call(**{argument: inputs})[answer]
 
 
 def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
-    """One step of a language model from its SavedModel, and the size of its state."""
+    """Load one step of a language model from its SavedModel; returns the size of its state too."""
     call, signature = _signature(path, "step")
 
     def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -243,37 +243,37 @@ def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, i
 
 
 def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> Predict:
-    """A LiteRT file as a function, its answers multiplied by `factor` and moved by `addend`.
+    """Return a LiteRT file as a function, its answers multiplied by `factor` and moved by `addend`.
 
     export_model/verification.py has its own: a judge shares no code with the judged.
     """
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
-    given, answer = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
-    scale, zero_point = given["quantization"]
+    details, answer = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    scale, zero_point = details["quantization"]
     size = 0
 
     def predict(inputs: np.ndarray) -> np.ndarray:
         nonlocal size
         if len(inputs) != size:  # Costs next to nothing: 5 µs for the digits' model, 0.1 ms for one of 1.7 M weights.
-            interpreter.resize_tensor_input(given["index"], inputs.shape)
+            interpreter.resize_tensor_input(details["index"], inputs.shape)
             interpreter.allocate_tensors()
             size = len(inputs)
         # An int8 model takes uint8 on the scale that calibration found, as a rule 1 with zero at 0.
-        if given["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
+        if details["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
             inputs = np.clip(np.round(inputs / scale) + zero_point, 0, 255)
-        interpreter.set_tensor(given["index"], inputs.astype(given["dtype"]))
+        interpreter.set_tensor(details["index"], inputs.astype(details["dtype"]))
         interpreter.invoke()
         return interpreter.get_tensor(answer["index"])
 
-    holds_one = given["shape_signature"][0] == 1
+    holds_one = details["shape_signature"][0] == 1
     answers: Predict = _one_at_a_time(path, num_threads or os.cpu_count() or 1) if holds_one else predict
     return lambda inputs: answers(inputs) * factor + addend
 
 
 def _one_at_a_time(path: Path, num_threads: int) -> Predict:
-    """For a model with loops, whose batch is fixed at 1. Its steps are small: an interpreter per thread is faster."""
+    """Return a predictor of a model with loops, whose batch is fixed at 1: an interpreter per thread is faster."""
     from ai_edge_litert.interpreter import Interpreter
 
     free: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -286,8 +286,8 @@ def _one_at_a_time(path: Path, num_threads: int) -> Predict:
     def predict_one(row: np.ndarray) -> np.ndarray:
         interpreter = free.get()
         try:
-            given = interpreter.get_input_details()[0]
-            interpreter.set_tensor(given["index"], row[None].astype(given["dtype"]))
+            details = interpreter.get_input_details()[0]
+            interpreter.set_tensor(details["index"], row[None].astype(details["dtype"]))
             interpreter.invoke()
             return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
         finally:
@@ -297,11 +297,11 @@ def _one_at_a_time(path: Path, num_threads: int) -> Predict:
 
 
 def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
-    """A LiteRT file of one step of a language model as a function, and the size of its state."""
+    """Return a LiteRT file of one step of a language model as a function, and the size of its state."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
-    inputs = {given["dtype"]: given for given in interpreter.get_input_details()}
+    inputs = {details["dtype"]: details for details in interpreter.get_input_details()}
     tokens, states, answer = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
     size = 0
 
@@ -322,7 +322,7 @@ def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, in
 
 
 def _last_answers(step: Step, state_size: int, num_classes: int) -> Predict:
-    """What comes after each text: int32[N, length] ids, 0 behind the last → float32[N, classes]."""
+    """Return a predictor of the next characters: int32[N, length] ids, 0 behind the last → float32[N, classes]."""
 
     def predict(texts: np.ndarray) -> np.ndarray:
         known = texts != PADDING

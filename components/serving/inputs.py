@@ -54,7 +54,7 @@ class Continuation:
 
 
 def is_language_model(export_dir: Path) -> bool:
-    """Whether an export continues texts; False also for what is no export."""
+    """Return whether an export continues texts; False also for what is no export."""
     try:
         return ExportInfo.load(export_dir).task == LANGUAGE_MODEL
     except InputError:
@@ -72,7 +72,7 @@ def continue_texts(
     """Let a language model write on.
 
     Args:
-        export_dir: What export_model wrote.
+        export_dir: Folder that export_model wrote.
         prompts: Texts to continue; a character that the training text has none of is read as unknown. `-` is stdin, a
             text a line, or JSON as the server takes it.
         length: Characters to add.
@@ -93,7 +93,7 @@ def continue_texts(
     if model.step is None:
         raise InputError(f"Cannot continue texts with {export_dir}: it takes {model.input}.")
     alphabet = Alphabet(model.class_names)
-    for prompt in itertools.chain.from_iterable(_piped_texts() if one == _STDIN else [one] for one in prompts):
+    for prompt in itertools.chain.from_iterable(_piped_texts() if text == _STDIN else [text] for text in prompts):
         if not prompt:
             raise InputError("Cannot continue an empty prompt: expected at least one character.")
         try:
@@ -125,7 +125,7 @@ def predict_inputs(
     """Answer images or texts, however many.
 
     Args:
-        export_dir: What export_model wrote.
+        export_dir: Folder that export_model wrote.
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
             channels)] arrays, whose labels (`y_test` beside `x_test`) are left out; images of another size are
             resized. For one of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts
@@ -133,7 +133,7 @@ def predict_inputs(
         top: Classes to name; labels and numbers are named all.
         use_int8: Use the int8 model.
         lines: A file holds a text a line.
-        column: Of a .csv file.
+        column: Column of a .csv file.
 
     Raises:
         InputError: If the export or an input cannot be read, or an array is of the wrong shape or type; of files in
@@ -160,12 +160,12 @@ _Named = Iterator[tuple[Sequence[str], np.ndarray]]
 
 @functools.singledispatch
 def _read_inputs(reader: Any, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
-    """Names, and as many of what the model takes; files of folders that cannot be read are added to `unread`."""
+    """Read names and as many inputs of the model; files of folders that cannot be read are added to `unread`."""
     raise TypeError(f"No reader for inputs of {type(reader)}.")
 
 
 def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Iterator[_T]:
-    """What is read from each file of a folder; what cannot be read is told of on stderr."""
+    """Read each file of a folder; what cannot be read is told of on stderr."""
     for file in storage.list_files(folder):
         path = f"{folder}/{file.name}"
         try:
@@ -180,39 +180,39 @@ def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Ite
 @_read_inputs.register
 def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
     shape = reader.image_shape
-    for given in inputs:
-        if given == _STDIN:
+    for argument in inputs:
+        if argument == _STDIN:
             yield from _piped_images(reader)
-        elif not storage.is_remote(given) and Path(given).is_dir():
-            for path, image in _of_folder(given, lambda path: (path, _read_image(path, reader)), unread):
+        elif not storage.is_remote(argument) and Path(argument).is_dir():
+            for path, image in _of_folder(argument, lambda path: (path, _read_image(path, reader)), unread):
                 yield [path], image
-        elif given.lower().endswith(_ARRAY_SUFFIXES):
-            for key, array in _read_arrays(given).items():
-                images = _check_array(f"{given}{key}", array, shape)
-                many = [f"{given}{key}[{i}]" for i in range(len(images))]
-                yield many if len(many) > 1 else [f"{given}{key}"], images
+        elif argument.lower().endswith(_ARRAY_SUFFIXES):
+            for key, array in _read_arrays(argument).items():
+                images = _check_array(f"{argument}{key}", array, shape)
+                many = [f"{argument}{key}[{i}]" for i in range(len(images))]
+                yield many if len(many) > 1 else [f"{argument}{key}"], images
         else:
-            yield [given], _read_image(given, reader)
+            yield [argument], _read_image(argument, reader)
 
 
 @_read_inputs.register
 def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
-    for given in inputs:
-        if given == _STDIN:
+    for argument in inputs:
+        if argument == _STDIN:
             for text in _piped_texts():
                 yield [text], reader.encode_all([text])
-        elif not _names_a_file(given):
-            yield [given], reader.encode_all([given])
-        elif not storage.is_remote(given) and Path(given).is_dir():
-            for texts in _of_folder(given, lambda path: _read_texts(path, lines, column), unread):
+        elif not _names_a_file(argument):
+            yield [argument], reader.encode_all([argument])
+        elif not storage.is_remote(argument) and Path(argument).is_dir():
+            for texts in _of_folder(argument, lambda path: _read_texts(path, lines, column), unread):
                 yield list(texts), reader.encode_all(list(texts.values()))
         else:
-            texts = _read_texts(given, lines, column)
+            texts = _read_texts(argument, lines, column)
             yield list(texts), reader.encode_all(list(texts.values()))
 
 
 def _piped_images(reader: ImageInput) -> _Named:
-    """The image that stdin is, or those that its lines describe in JSON, as the server takes them."""
+    """Return the image that stdin is, or those that its lines describe in JSON, as the server takes them."""
     stdin: Any = sys.stdin.buffer  # A BufferedReader, whatever the annotations say.
     if stdin.peek(1).lstrip()[:1] not in (b"{", b"["):
         content = stdin.read()
@@ -232,7 +232,7 @@ def _piped_images(reader: ImageInput) -> _Named:
 
 
 def _piped_texts() -> Iterator[str]:
-    """The texts that stdin has, a line each: as it stands, or as `{"text": "…"}`."""
+    """Yield the texts that stdin has, a line each: as it stands, or as `{"text": "…"}`."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -250,20 +250,20 @@ def _text_of(line: str) -> str:
     return line
 
 
-def _names_a_file(given: str) -> bool:
-    """Whether it is a path and no text: it exists, or looks like one that should."""
-    if storage.is_remote(given) or given.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
+def _names_a_file(argument: str) -> bool:
+    """Return whether it is a path and no text: it exists, or looks like one that should."""
+    if storage.is_remote(argument) or argument.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
         return True
-    if "/" in given and not any(map(str.isspace, given)):
+    if "/" in argument and not any(map(str.isspace, argument)):
         return True
     try:
-        return bool(given) and Path(given).exists()
+        return bool(argument) and Path(argument).exists()
     except (OSError, ValueError):  # A text may be too long for a path, or hold what no path can.
         return False
 
 
 def _read_texts(path: str, lines: bool, column: str) -> dict[str, str]:
-    """The texts of a file, by name."""
+    """Return the texts of a file, by name."""
     if path.lower().endswith(".csv"):
         texts = _read_column(path, column)
     elif path.lower().endswith(_ARRAY_SUFFIXES):
@@ -338,7 +338,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def _are_labels(name: str, names: Sequence[str]) -> bool:
-    """Whether an array holds the labels of images beside it, as create_tfrecords reads both."""
+    """Return whether an array holds the labels of images beside it, as create_tfrecords reads both."""
     images = {"y": "x", "labels": "images"}.get(name, f"x_{name[2:]}" if name.startswith("y_") else "")
     return images in names
 

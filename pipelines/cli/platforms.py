@@ -109,7 +109,7 @@ def _hint_at_tag(image: str) -> None:
 
 
 def connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
+    """Return the settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
     from pipelines.settings import TARGET_SETTINGS, load_settings
 
     settings = load_settings(os.environ, arguments.settings)
@@ -145,7 +145,7 @@ def _add_submit(commands: Any) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """A run as it would be sent, the platform, and the same with its outages waited out."""
+    """Return a run as it would be sent, the platform, and the same with its outages waited out."""
     settings, platform, backoff = connect(arguments)
     from pipelines.compile import require_step_image
     from pipelines.config import load_config
@@ -188,8 +188,8 @@ def _ask_first(arguments: argparse.Namespace, image: str) -> None:
 
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
-    for one in require_ready(config, arguments.target, settings, image):
-        tell_hint(f"{one.verdict} {one.what}: {one.said}")
+    for finding in require_ready(config, arguments.target, settings, image):
+        tell_hint(f"{finding.verdict} {finding.what}: {finding.said}")
 
 
 def _tell_dry_run(arguments: argparse.Namespace, plan: Any, requests: list[Any]) -> None:
@@ -270,7 +270,7 @@ def _retrain(arguments: argparse.Namespace) -> int:
 
 
 def _forced(decision: Any, force: bool) -> Any:
-    """The decision, or that a run is needed because it is asked for."""
+    """Return the decision, or that a run is needed because it is asked for."""
     if not force or decision.needed:
         return decision
     return dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
@@ -357,7 +357,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 
 def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The platform, and the newest run of a name."""
+    """Return the platform, and the newest run of a name."""
     settings, platform, backoff = connect(arguments)
     from components.errors import InputError
     from pipelines.platforms.jobs import Retrying
@@ -405,8 +405,8 @@ def _schedule(arguments: argparse.Namespace) -> int:
     dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
         done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
-        for one in change_state(platform, config.name, arguments.action, backoff, arguments.dry_run):
-            print(f"{config.name}: {done}, schedule {one.schedule_id} at {one.cron!r}")
+        for schedule in change_state(platform, config.name, arguments.action, backoff, arguments.dry_run):
+            print(f"{config.name}: {done}, schedule {schedule.schedule_id} at {schedule.cron!r}")
         return DONE
     check_cron(arguments.cron)
     plan = plan_submission(config, arguments.target, settings)

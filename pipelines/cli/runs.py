@@ -166,16 +166,16 @@ def _compare(arguments: argparse.Namespace) -> int:
     runs, others = comparison.select_runs(arguments.runs)
     path = arguments.output or runs[0].resolve().parent / "comparison.html"
     comparison.check_page(path)
-    found = comparison.compare(runs)
+    result = comparison.compare(runs)
     if others:
         tell_hint(f"left out, as no run that has ended: {', '.join(map(str, others))}")
-    comparison.write_page(found, path)
+    comparison.write_page(result, path)
     if arguments.json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(result.as_dict()))
     elif arguments.markdown:
-        show_text(comparison.as_markdown(found))
+        show_text(comparison.as_markdown(result))
     else:
-        show_text(f"{comparison.as_text(found)}\n\n{os.path.relpath(path)}")
+        show_text(f"{comparison.as_text(result)}\n\n{os.path.relpath(path)}")
     return DONE
 
 

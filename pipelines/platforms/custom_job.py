@@ -20,7 +20,7 @@ from pipelines.step_resources import StepResources
 
 
 def in_region(machine: MachineSpec, settings: Settings) -> MachineSpec:
-    """The machine, in the settings' region where it names none.
+    """Return the machine, in the settings' region where it names none.
 
     Raises:
         InputError: If that region does not have it.
@@ -29,7 +29,7 @@ def in_region(machine: MachineSpec, settings: Settings) -> MachineSpec:
 
 
 def custom_job_name(job_id: str) -> str:
-    """What the custom job of a pipeline job is called: whoever knows the one finds the other."""
+    """Return the name of a pipeline job's custom job: whoever knows the pipeline job finds it."""
     return f"{job_id}-train-model"
 
 
@@ -47,7 +47,7 @@ def as_custom_job(
         component: Keeps its inputs, outputs, code and image; the job's own fields become inputs with defaults.
         machine: In its region; its fallbacks and how long to wait for it are for whoever submits.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
-        name: Of the run: of the job, and of its folder in the bucket.
+        name: Name of the run, of the job, and of its folder in the bucket.
         asked: Its retries; the rest is the machine's.
         fingerprint: Not needed here, where the folder is the job's own.
 
@@ -110,7 +110,7 @@ def as_custom_job(
 
 
 def _complete(job: Any, machine: MachineSpec) -> dict[str, Any]:
-    """The job's pipeline spec, with what Google's wrapper has no argument for."""
+    """Return the job's pipeline spec, with what Google's wrapper has no argument for."""
     from google.protobuf import json_format
 
     spec = json_format.MessageToDict(job.pipeline_spec)
@@ -134,7 +134,7 @@ def _complete(job: Any, machine: MachineSpec) -> dict[str, Any]:
 
 
 def _disk(machine: MachineSpec) -> dict[str, Any]:
-    """What is asked of the boot disk, in Vertex's words; nothing where its own choice is good enough."""
+    """Return what is asked of the boot disk, in Vertex's words; nothing where its own choice is good enough."""
     disk: dict[str, Any] = {"boot_disk_type": machine.boot_disk_type} if machine.boot_disk_type else {}
     if machine.boot_disk_size_gb > MIN_BOOT_DISK_GB:
         disk["boot_disk_size_gb"] = machine.boot_disk_size_gb
@@ -142,7 +142,7 @@ def _disk(machine: MachineSpec) -> dict[str, Any]:
 
 
 def _with_fixed_names(spec: dict[str, Any], component: Any) -> dict[str, Any]:
-    """The job's pipeline spec, every field that holds a placeholder written into the launcher's arguments.
+    """Return the job's pipeline spec, every field that holds a placeholder written into the launcher's arguments.
 
     Whether a service's cache counts the defaults of inputs, and with the pipeline job's own name filled in or not, is
     not documented. Arguments it counts as they are written: those of every KFP component hold placeholders for paths
@@ -152,9 +152,9 @@ def _with_fixed_names(spec: dict[str, Any], component: Any) -> dict[str, Any]:
     own = component.component_spec.inputs or {}
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     fixed = {
-        name: given["defaultValue"]
-        for name, given in parameters.items()
-        if name not in own and "{{$" in json.dumps(given.get("defaultValue"))
+        name: definition["defaultValue"]
+        for name, definition in parameters.items()
+        if name not in own and "{{$" in json.dumps(definition.get("defaultValue"))
     }
     for part in (spec["root"], *spec["components"].values()):
         for name in fixed:
@@ -174,8 +174,8 @@ def _with_fixed_names(spec: dict[str, Any], component: Any) -> dict[str, Any]:
 def _check_names(component: Any, job: Any) -> None:
     """Refuse names that the job has too: one of the two would silently overwrite the other."""
 
-    def names(of: Any) -> set[str]:
-        return {*(of.component_spec.inputs or ()), *(of.component_spec.outputs or ())}
+    def names(parameters: Any) -> set[str]:
+        return {*(parameters.component_spec.inputs or ()), *(parameters.component_spec.outputs or ())}
 
     if taken := sorted(names(component) & names(job)):
         raise InputError(

@@ -58,7 +58,7 @@ def find_location(text: str) -> str:
 
 
 def list_examples(params: WriteParams) -> Listing:
-    """Every labelled example that `params.source` names.
+    """List every labelled example that `params.source` names.
 
     Raises:
         InputError: If the source is unknown, empty or malformed, does not hold what the task needs, or does not fit
@@ -110,7 +110,7 @@ def source_version(params: WriteParams, listing: Listing | None = None) -> str:
     written again have the same digest.
 
     Args:
-        params: Which source.
+        params: Source, and how to read it.
         listing: Its examples, where they are known already.
 
     Raises:
@@ -140,10 +140,10 @@ def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
     assert listing.splits is not None
     classes = np.array(listing.class_names)
 
-    def found(where: np.ndarray) -> set[str]:
+    def classes_where(where: np.ndarray) -> set[str]:
         return set(classes[np.unique(listing.labels[where])].tolist())
 
-    trained, judged = found(listing.splits == TRAIN), found(listing.splits != TRAIN)
+    trained, judged = classes_where(listing.splits == TRAIN), classes_where(listing.splits != TRAIN)
     lacking = {"training": judged - trained if trained else set()}
     if is_of_folders:
         lacking["test"] = trained - judged if judged else set()
@@ -153,7 +153,7 @@ def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
                 f"Classes without {where} examples in {listing.source}: {shown(sorted(names))}. Expected every class "
                 "in every split. Add them there, or name the classes to use in data.class_names."
             )
-    tested = found(listing.splits == TEST)
+    tested = classes_where(listing.splits == TEST)
     unjudged = [name for name in listing.class_names if name not in tested]
     if tested and unjudged and not is_of_folders:
         return dataclasses.replace(listing, notes=(*listing.notes, f"no test examples of {shown(unjudged)}"))

@@ -49,7 +49,7 @@ def write_saved_model(trained: TrainedModel, path: Path) -> str:
 
 
 def _answering(trained: TrainedModel) -> Callable[[Any], dict[str, Any]]:
-    """The model as a function whose answers have names."""
+    """Return the model as a function whose answers have names."""
     tf = records.tensorflow()
     names = tf.constant(trained.info.class_names)
 
@@ -65,7 +65,7 @@ def _answering(trained: TrainedModel) -> Callable[[Any], dict[str, Any]]:
 
 @functools.singledispatch
 def _signatures(inputs: Any, trained: TrainedModel, module: Any) -> dict[str, Any]:
-    """The signatures by name, for inputs of one kind; `module` keeps what they need."""
+    """Return the signatures by name, for inputs of one kind; `module` keeps what they need."""
     raise TypeError(f"No signatures for inputs of {type(inputs)}.")
 
 

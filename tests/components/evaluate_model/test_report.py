@@ -294,7 +294,8 @@ def test_browser_shows_wrong_predictions_first_with_picture_and_red_answer(tmp_p
     magenta, cyan = (255, 0, 255), (0, 255, 255)
     wrong, right = (np.full((8, 8, 3), color, np.uint8) for color in (magenta, cyan))
     content = _content(
-        wrong=[dataclasses.replace(_prediction(), given=wrong)], right=[dataclasses.replace(_prediction(), given=right)]
+        wrong=[dataclasses.replace(_prediction(), content=wrong)],
+        right=[dataclasses.replace(_prediction(), content=right)],
     )
     (tmp_path / "report.html").write_text(render_report(content))
     screen, console = photograph(tmp_path / "report.html", tmp_path)
