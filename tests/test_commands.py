@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import re
 import shlex
 import socket
@@ -63,7 +64,8 @@ def test_every_command_exists_with_its_flags(command, capsys, monkeypatch):
     elif program == "python":
         *_, name = words[: words.index("-m") + 2]
         if name != "-m" and "<step>" not in name:
-            module = importlib.import_module(f"{name}.__main__")
+            is_package = importlib.util.find_spec(name).submodule_search_locations is not None
+            module = importlib.import_module(f"{name}.__main__" if is_package else name)
             monkeypatch.setattr("sys.argv", [name, "--help"])
             flags = _flags_and_help(words, module.main)
             assert flags <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))

@@ -252,8 +252,8 @@ def test_the_champion_answers_as_it_was_evaluated(folder, tmp_path):
     paths = [folder / name for name in ("records", "model", "export", "evaluation")]
     result = deploy_model(params, *paths, tmp_path / "deployment")
     assert result.version == "0001"
-    assert result.health_check["num_examples"] == 5
-    assert result.health_check["max_difference"] < 1e-5
+    assert result.health_check.num_examples == 5
+    assert result.health_check.max_difference < 1e-5
 
 
 def test_the_health_check_sees_an_export_that_answers_otherwise_than_was_evaluated(folder, tmp_path):

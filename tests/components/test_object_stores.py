@@ -107,7 +107,8 @@ def test_a_kubeflow_run_reads_and_writes_there_and_its_model_travels_there(folde
     model = tmp_path / "mine" / "model.py"
     model.parent.mkdir()
     model.write_text("def build_model(input_shape, num_classes):\n    return None\n")
-    config = load_config("digits", [f"data.source=images:{folder}/photos", f"model={model}", "machine=v5e-4"])
+    overrides = [f"data.source=images:{folder}/photos", f"model={model}", "training.batch_size_per_replica=8"]
+    config = load_config("digits", [*overrides, "machine=v5e-4"])
     settings = Settings(kfp_host="http://kfp", bucket=f"{folder}/runs")
     plan = plan_submission(config, "kubeflow", settings)
     put_carried(plan)

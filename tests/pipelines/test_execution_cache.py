@@ -22,7 +22,7 @@ from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.vertex import FakeVertex
 
 _SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://bucket/runs")
-_OVERRIDES = ("machine=v5e-4", "data.source=images:gs://bucket/photos")
+_OVERRIDES = ("machine=v5e-4", "data.source=images:gs://bucket/photos", "training.batch_size_per_replica=8")
 
 
 def _list_source(parameters):

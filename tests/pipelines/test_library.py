@@ -114,8 +114,9 @@ def test_a_model_is_kept_by_its_content(tmp_path):
 @pytest.mark.parametrize(("failure", "error"), [(True, tp.InputError), (False, tp.RunFailedError)])
 def test_a_run_that_failed_is_an_error(monkeypatch, tmp_path, failure, error):
     from pipelines.run_local import RunOutcome
+    from pipelines.summary import Summary
 
-    summary = {"status": "failed", "error": "train_model: it diverged", "config": {"name": "digits"}}
+    summary = Summary("failed", error="train_model: it diverged", config={"name": "digits"})
     monkeypatch.setattr("pipelines.run_local.run_local", lambda *_, **__: RunOutcome(summary, failure))
     with pytest.raises(error, match="it diverged"):
         tp.run("digits", workspace=tmp_path)

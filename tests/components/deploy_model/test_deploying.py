@@ -71,8 +71,8 @@ def crown_another(registry, trained_digits, exported_digits, tmp_path):
 def test_the_first_model_is_registered_checked_and_made_champion(params, folders, registry):
     result = deploy_model(params, **folders)
     assert (result.version, result.alias, result.previous) == ("0001", "champion", "")
-    assert result.health_check["num_examples"] == 32
-    assert 0 <= result.health_check["max_difference"] < 1e-4
+    assert result.health_check.num_examples == 32
+    assert 0 <= result.health_check.max_difference < 1e-4
     champion = registry.find("champion")
     assert str(champion.directory) == result.version_dir
     assert champion.metrics["accuracy"] > 0.85

@@ -128,7 +128,7 @@ def test_cifar10_cnn_is_the_network_of_the_tutorial():
 
 def test_unknown_model_is_refused_with_the_nearest_name():
     with pytest.raises(
-        InputError, match=r"Unknown model 'cifar_cnn'.*digits_cnn, .*cifar10_cnn.*Did you mean 'cifar10_cnn'"
+        InputError, match=r"Unknown model 'cifar_cnn'.*cifar10_cnn, .*digits_cnn, .*Did you mean 'cifar10_cnn'"
     ):
         check_model("cifar_cnn")
     with pytest.raises(InputError, match=r"Unknown model 'zzz'.*module:function\.$"):
