@@ -40,8 +40,6 @@ from pipelines.model_check import check_model_works, needs_check
 from pipelines.step_cache import StepCache
 from pipelines.summary import FAILED, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
 
-RUNNERS = ("subprocess", "docker")
-
 
 @dataclasses.dataclass(frozen=True)
 class RunOutcome:
