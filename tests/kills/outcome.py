@@ -11,7 +11,17 @@ import numpy as np
 
 Outcome = Mapping[str, str]
 
-_TIMED = {"seconds", "examples_per_second", "latency_ms", "created", "time", "ended", "host", "cached"}
+_TIMED = {
+    "seconds",
+    "first_step_seconds",
+    "examples_per_second",
+    "latency_ms",
+    "created",
+    "time",
+    "ended",
+    "host",
+    "cached",
+}
 # By file, what depends on how fast this machine was, or on files that do.
 _MEASURED = {
     "preflight.json": {"compile_seconds", "epoch", "cost", "feed_per_second", "summary", "advice", "timeout_seconds"},
