@@ -230,11 +230,13 @@ def is_file(path: str | Path) -> bool:
 
 def is_installed(path: Path) -> bool:
     """Return whether a path is where libraries or Python's own modules lie."""
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
+        return True
     python = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
-    is_library = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return is_library or any(path.resolve().is_relative_to(folder) for folder in python)
+    return any(path.resolve().is_relative_to(folder) for folder in python)
 
 
+@functools.cache
 def _version(library: str) -> str:
     try:
         return importlib.metadata.version(library)

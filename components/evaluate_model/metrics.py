@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from sklearn import metrics as reference
 
 from components.errors import InputError
 from components.interface import CLASSIFICATION
@@ -113,6 +112,8 @@ def compute_metrics(
         >>> metrics.accuracy, metrics.confusion_matrix
         (0.5, ((1, 0), (1, 0)))
     """
+    from sklearn import metrics as reference
+
     _check(labels, probabilities, class_names)
     num_examples, num_classes = probabilities.shape
     labels = labels.astype(np.int64)
@@ -247,6 +248,8 @@ def roc_curve(positive: np.ndarray, score: np.ndarray) -> tuple[float | None, tu
     """Return the area under the ROC curve of bool[N] by float[N], and at most 200 points; None without both kinds."""
     if positive.all() or not positive.any():
         return None, ()
+    from sklearn import metrics as reference
+
     rates = reference.roc_curve(positive, score, drop_intermediate=False)
     false_rate, true_rate, values = (column[1:] for column in rates)  # The first threshold is infinite.
     kept = np.arange(len(values))

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from sklearn import metrics as reference
 
 from components.errors import InputError
 from components.evaluate_model.metrics import check_not_empty, check_probabilities, roc_curve
@@ -82,6 +81,8 @@ def compute_multi_label_metrics(
     Raises:
         InputError: If there are no examples, the shapes disagree, or a number is no probability.
     """
+    from sklearn import metrics as reference
+
     check_not_empty(labels)
     if not labels.shape == probabilities.shape == (len(labels), len(class_names)):
         raise InputError(

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from sklearn import metrics as reference
 
 from components.errors import InputError
 from components.evaluate_model.metrics import check_finite, check_not_empty
@@ -61,6 +60,8 @@ def compute_regression_metrics(
     Raises:
         InputError: If there are no examples, the shapes disagree, or a number is not finite.
     """
+    from sklearn import metrics as reference
+
     check_not_empty(targets)
     if not targets.shape == values.shape == (len(targets), len(names)):
         raise InputError(

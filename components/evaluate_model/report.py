@@ -8,12 +8,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import markupsafe
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
 from components import page
@@ -23,6 +21,9 @@ from components.evaluate_model.regression import RegressionMetrics
 from components.evaluation_info import Baseline
 from components.interface import TASKS
 from components.metric_table import BY_NAME, Metric, show, task_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
@@ -209,13 +210,13 @@ def _(metrics: RegressionMetrics, content: ReportContent) -> dict[str, Any]:
 def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[markupsafe.Markup, markupsafe.Markup]:
     """Draw predicted by true numbers, and what is left (predicted - true) by predicted ones."""
 
-    def plot_predicted(axes: Axes) -> None:
+    def plot_predicted(axes: "Axes") -> None:
         ends = [float(true.min()), float(true.max())]
         axes.plot(ends, ends, color=page.INK, linewidth=1, linestyle="--", label="perfect")
         axes.scatter(true, predicted, s=9, color=page.BLUE, alpha=0.5, linewidths=0, label="model")
         axes.legend()
 
-    def plot_residuals(axes: Axes) -> None:
+    def plot_residuals(axes: "Axes") -> None:
         axes.axhline(0, color=page.INK, linewidth=1, linestyle="--")
         axes.scatter(predicted, predicted - true, s=9, color=page.BLUE, alpha=0.5, linewidths=0)
 
@@ -344,9 +345,10 @@ def _data_uri(pixels: np.ndarray) -> str:
 
 def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
     """Return a drawing for every figure that the history has, of training and validation."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     def curve(metric: str) -> markupsafe.Markup:
-        def plot(axes: Axes) -> None:
+        def plot(axes: "Axes") -> None:
             lines = ((metric, "train", page.BLUE), (f"validation_{metric}", "validation", page.ORANGE))
             for name, label, color in lines:
                 points = [(row["epoch"], row[name]) for row in history if row.get(name) is not None]
@@ -364,7 +366,7 @@ def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[marku
     return [curve(metric) for metric in _CURVES if any(row.get(metric) is not None for row in history)]
 
 
-def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
+def _plot_reliability(axes: "Axes", metrics: Metrics) -> None:
     bins = metrics.calibration
     axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label="perfect")
     axes.bar(
@@ -387,7 +389,7 @@ def _plot_reliability(axes: Axes, metrics: Metrics) -> None:
     _unit_square(axes)
 
 
-def _plot_roc(axes: Axes, metrics: Metrics) -> None:
+def _plot_roc(axes: "Axes", metrics: Metrics) -> None:
     axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label="chance")
     axes.plot(
         [0, *(point.false_positive_rate for point in metrics.roc)],
@@ -398,7 +400,9 @@ def _plot_roc(axes: Axes, metrics: Metrics) -> None:
     _unit_square(axes)
 
 
-def _unit_square(axes: Axes) -> None:
+def _unit_square(axes: "Axes") -> None:
+    from matplotlib.ticker import PercentFormatter
+
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
