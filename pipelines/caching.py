@@ -48,16 +48,16 @@ def _model(config: Config, is_here: bool) -> str:
 
 
 def _content(place: str) -> str:
-    """Return the fingerprint of a file, or of all in a folder; on gs:// by their checksums."""
+    """Return the fingerprint of a file, or of all in a folder; in an object store by their checksums."""
     if storage.is_remote(place):
         return _digest([dataclasses.astuple(file) for file in _remote_files(place)])
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
 
 
 def _remote_files(place: str) -> list[storage.StoredFile]:
-    """Return a file, or all in a folder or a bucket, on gs://."""
+    """Return a file, or all in a folder or a bucket, of an object store."""
     folder, _, name = place.rstrip("/").rpartition("/")
-    if folder == "gs:/":
+    if folder.endswith(":/"):  # A bucket.
         return storage.list_files(place)
     same = [file for file in storage.list_files(folder) if f"{file.name}/".startswith(f"{name}/")]
     if not same:

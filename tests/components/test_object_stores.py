@@ -8,6 +8,7 @@ from components import object_stores, storage
 from components.create_tfrecords import WriteParams, plan_dataset
 from components.errors import InputError
 from components.outages import PlatformError
+from pipelines import caching
 from pipelines.compile import compile_pipeline
 from pipelines.config import load_config
 from pipelines.settings import Settings
@@ -97,6 +98,17 @@ def test_a_csv_file_names_pictures_in_a_bucket(folder):
     plan = plan_dataset(WriteParams(source=f"csv:{folder}/labels.csv"))
     assert plan.listing.root == f"{folder}/photos"
     assert len(plan.listing.keys) == 20
+
+
+@pytest.mark.parametrize("is_whole_bucket", [False, True])
+def test_files_that_a_model_declares_there_count_by_their_content(folder, is_whole_bucket):
+    place = "s3://bucket" if is_whole_bucket else folder
+    config = load_config("digits", [f"model={{name: digits_cnn, files: ['{place}']}}"])
+    versions = set()
+    for content in (b"1", b"2"):
+        put(f"{folder.removeprefix('s3://bucket/')}/weights.npz", content)
+        versions.add(caching.step_keys(config, "v")["train_model"])
+    assert len(versions) == 2
 
 
 def test_a_kubeflow_run_reads_and_writes_there_and_its_model_travels_there(folder, tmp_path):
