@@ -17,13 +17,15 @@ import time
 import traceback
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import proto
 from google.protobuf import json_format, message
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.rpc import code_pb2
+
+from tests.fakes.local_server import LocalServer
 
 # https://cloud.google.com/apis/design/errors#handling_errors
 HTTP_STATUS = {
@@ -131,14 +133,13 @@ def _field(descriptor: Descriptor, name: str) -> FieldDescriptor:
     return field
 
 
-class GoogleApiServer:
-    """A server on a free port of this machine; use it in a `with` block.
+class GoogleApiServer(LocalServer):
+    """A server of Google's methods; use it in a `with` block.
 
     Args:
         services: Modules of the client library, as `google.cloud.aiplatform_v1.pipeline_service`.
 
     Attributes:
-        url: Its address.
         calls: Every request of a method that arrived, in order.
         lock: Held while a method runs, so that each sees and leaves a whole state.
         latency_seconds: How long a request takes before anything happens.
@@ -154,31 +155,7 @@ class GoogleApiServer:
         self.calls: list[Call] = []
         self.lock = threading.RLock()
         self.latency_seconds = 0.0
-        self._listen(0)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def _listen(self, port: int) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"api": self}))
-        self._server.daemon_threads = True
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def go_down(self) -> None:
-        """Take no more connections; what was done is kept."""
-        GoogleApiServer.__exit__(self)
-
-    def come_back(self) -> None:
-        """Be there again, at the same address."""
-        self._listen(self._server.server_port)
-        GoogleApiServer.__enter__(self)
+        super().__init__(type("Handler", (_Handler,), {"api": self}))
 
     def fail_next(self, times: int, status: str, method: str = "", skip: int = 0) -> None:
         """Answer the next requests with an error, such as UNAVAILABLE."""

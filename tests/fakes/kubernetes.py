@@ -2,18 +2,19 @@
 
 import json
 import re
-import threading
 import urllib.parse
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
+from tests.fakes.local_server import LocalServer
 
-class FakeKubernetes:
-    """A server on a free port of this machine; use it in a `with` block.
+
+class FakeKubernetes(LocalServer):
+    """A cluster's server; use it in a `with` block.
 
     Attributes:
         nodes: The labels of each.
@@ -25,24 +26,12 @@ class FakeKubernetes:
         self.nodes: list[dict[str, str]] = []
         self.objects: set[str] = set()
         self.forbidden: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
-        self._server.daemon_threads = True
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(type("Handler", (_Handler,), {"cluster": self}))
 
     def write_kubeconfig(self, path: Path, context: str) -> None:
         """Write kubectl's configuration, with this cluster as a context."""
-        url = f"http://127.0.0.1:{self._server.server_port}"
         named = {
-            "clusters": [{"name": "here", "cluster": {"server": url}}],
+            "clusters": [{"name": "here", "cluster": {"server": self.url}}],
             "users": [{"name": "me", "user": {"token": "a token"}}],
             "contexts": [{"name": context, "context": {"cluster": "here", "user": "me"}}],
         }

@@ -1,8 +1,7 @@
 """An image in a registry that is not Google's, which gives anybody a token to read."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -10,6 +9,7 @@ from components.outages import MissingError
 from pipelines.doctor.findings import CannotAskError
 from pipelines.doctor.google_apis import GoogleApis
 from pipelines.doctor.images import _anonymous_token, find_image
+from tests.fakes.local_server import LocalServer
 
 _INDEX = {
     "manifests": [
@@ -38,12 +38,8 @@ class _Registry(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def registry():
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Registry) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with LocalServer(_Registry) as server:
+        yield server.url.removeprefix("http://")
 
 
 def test_a_list_of_manifests_has_the_platforms_and_the_digest_is_of_what_was_sent(registry):
