@@ -60,8 +60,8 @@ class Run:
         return str(self.summary["status"])
 
     @property
-    def metrics(self) -> Mapping[str, float]:
-        """The figures on the split that the gate looks at."""
+    def metrics(self) -> Mapping[str, float | None]:
+        """The figures on the split that the gate looks at; None for one that is not a number."""
         return dict(self.summary["metrics"])
 
     @property
@@ -78,10 +78,9 @@ class Run:
 
     def history(self) -> list[dict[str, Any]]:
         """Return a mapping for each epoch: losses, metrics, learning rate, seconds."""
-        from components.artifacts import HISTORY_FILE
+        from components.artifacts import load_history
 
-        lines = (self.path / "model" / HISTORY_FILE).read_text().splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
+        return list(map(dict, load_history(self.path / "model")))
 
     def export(self, **settings: Any) -> Path:
         """Export the model whatever the gate says, to try it; returns the folder.
@@ -103,13 +102,11 @@ class Run:
         return self.path / "export"
 
     def _repr_html_(self) -> str:
-        steps = {name: "cached" if step["cached"] else step["state"] for name, step in self.summary["steps"].items()}
-        rows = {
-            **{
-                name: f"{value:,}" if isinstance(value, int) else f"{value:.4f}" for name, value in self.metrics.items()
-            },
-            **steps,
-        }
+        from components.metric_table import show
+
+        known = {name: value for name, value in self.metrics.items() if value is not None}
+        rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
+        rows |= {name: "cached" if step["cached"] else step["state"] for name, step in self.summary["steps"].items()}
         said = "".join(f"<li>{html.escape(reason)}</li>" for reason in self.reasons)
         return f"<h4>{html.escape(self.name)}: {self.status}</h4>{_html_table(rows)}<ul>{said}</ul>"
 

@@ -15,6 +15,7 @@ from components import storage
 from components.artifacts import TEST, TRAIN, VALIDATION
 from components.errors import InputError
 from components.interface import CORPUS, IMAGE, TASKS, TEXT
+from components.metric_table import HIGHER, direction
 from components.table import printable
 from pipelines.config import load_config, override
 from pipelines.config_schema import SCHEMA_FILE, as_text
@@ -264,15 +265,17 @@ def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, p
         else:
             lines.append(f"{section}: {_scalar(values)}")
     judged = TASKS[overview.params.asked].judged
-    tail = "" if "gate" in raw else _TAIL.format(side=_side(judged), metric=judged, value=_VALUES.get(judged, 0.9))
+    tail = (
+        ""
+        if "gate" in raw
+        else _TAIL.format(
+            side="minimum" if direction(judged) == HIGHER else "maximum", metric=judged, value=_VALUES.get(judged, 0.9)
+        )
+    )
     return "\n".join(lines) + "\n" + tail
 
 
 _VALUES = {"bits_per_character": 2.5, "r2": 0.8, "micro_f1": 0.8}
-
-
-def _side(metric: str) -> str:
-    return "maximum" if metric == "bits_per_character" else "minimum"
 
 
 def _entry(section: str, key: str, value: Any, reasons: Reasons) -> list[str]:

@@ -66,9 +66,10 @@ def test_a_finished_run_can_be_looked_at_and_asked(finished_run):
     assert "<h4>digits: succeeded</h4>" in page
 
 
-def test_what_data_say_is_escaped_in_a_notebook(tmp_path):
-    summary = {"config": {"name": "x"}, "status": "rejected", "metrics": {}, "steps": {}}
+def test_what_data_say_is_escaped_in_a_notebook_and_what_is_no_number_left_out(tmp_path):
+    summary = {"config": {"name": "x"}, "status": "rejected", "metrics": {"loss": None}, "steps": {}}
     run = tp.Run(tmp_path, {**summary, "gate": {"reasons": ["<script>"]}})
+    assert "loss" not in run._repr_html_()
     assert "<li>&lt;script&gt;</li>" in run._repr_html_()
 
 
