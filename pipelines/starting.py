@@ -265,13 +265,8 @@ def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, p
         else:
             lines.append(f"{section}: {_scalar(values)}")
     judged = TASKS[overview.params.asked].judged
-    tail = (
-        ""
-        if "gate" in raw
-        else _TAIL.format(
-            side="minimum" if direction(judged) == HIGHER else "maximum", metric=judged, value=_VALUES.get(judged, 0.9)
-        )
-    )
+    side = "minimum" if direction(judged) == HIGHER else "maximum"
+    tail = "" if "gate" in raw else _TAIL.format(side=side, metric=judged, value=_VALUES.get(judged, 0.9))
     return "\n".join(lines) + "\n" + tail
 
 

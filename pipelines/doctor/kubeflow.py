@@ -8,6 +8,7 @@ from typing import Any
 from components import storage
 from components.errors import InputError
 from components.machine_spec import MachineSpec
+from components.object_stores import split
 from components.outages import MissingError, OutageError
 from pipelines.compile import require_machine
 from pipelines.config import Config
@@ -109,7 +110,7 @@ class KubeflowChecks:
         elif not storage.is_on_google(root):
             yield unknown("object store", f"{root} cannot be asked from here")
         else:
-            name = root.removeprefix("gs://").partition("/")[0]
+            name, _ = split(root)
             try:
                 self._apis.of_bucket(name, "reload")
             except MissingError:

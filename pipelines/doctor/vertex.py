@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from components import storage
 from components.container import SERVING_IMAGE
 from components.deploy_model.params import VERTEX
 from components.errors import InputError
 from components.machine_spec import MachineSpec
 from components.model_loading.lookup import bundle_of
+from components.object_stores import split
 from components.outages import MissingError
 from components.registry.reference import is_on_vertex
 from components.vertex_service import VertexService
@@ -172,7 +174,7 @@ class VertexChecks:
 
     @property
     def _bucket_name(self) -> str:
-        return self._settings.bucket.removeprefix("gs://").partition("/")[0]
+        return split(self._settings.bucket)[0]
 
     def _bucket(self) -> Iterator[Finding]:
         name, region = self._bucket_name, self._settings.region
@@ -299,8 +301,8 @@ class VertexChecks:
     def _runner_buckets(self) -> Iterator[Finding]:
         """Check the bucket that it writes to, and the one that the data are in."""
         needed: dict[str, tuple[Sequence[str], str]] = {self._bucket_name: (_WRITER, "roles/storage.objectAdmin")}
-        if (data := self._config.data_location).startswith("gs://"):
-            needed.setdefault(data.removeprefix("gs://").partition("/")[0], (_READER, "roles/storage.objectViewer"))
+        if storage.is_on_google(data := self._config.data_location):
+            needed.setdefault(split(data)[0], (_READER, "roles/storage.objectViewer"))
         for name, (permissions, role) in needed.items():
             granted = self._policies.granted(self._runner_member, functools.partial(self._bucket_policy, name))
             command = self._bind_bucket(name, self._runner_member, role)
