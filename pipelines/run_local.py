@@ -37,7 +37,7 @@ from pipelines.caching import data_version, fingerprints, lineage, step_keys
 from pipelines.checks import LOG_FILE, check_run
 from pipelines.config import Config
 from pipelines.model_check import check_model_works, needs_check
-from pipelines.step_cache import StepCache
+from pipelines.step_cache import StepCache, entry_key
 from pipelines.summary import FAILED, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
 
 
@@ -192,11 +192,7 @@ class _LocalRun:
         return "train_model" in self._cached
 
     def _entry(self, step: str) -> str:
-        from kfp.local.cache import LocalCache
-
-        component = f"comp-{step.replace('_', '-')}"
-        kfp_cache = LocalCache(str(self._cache.entries_dir))
-        return kfp_cache.compute_key(component, "", [], {}, custom_cache_key=self._keys[step])
+        return entry_key(step, self._keys[step])
 
     def _outputs(self, step: str) -> Path | None:
         """Return where the step's artifact lies, if the step is done."""

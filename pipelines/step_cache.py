@@ -9,6 +9,7 @@ parts count.
 """
 
 import contextlib
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,15 @@ from components.errors import InputError
 
 _ENTRIES = "steps"
 _PIPELINE = "training-pipeline-"
+
+
+def entry_key(step: str, cache_key: str) -> str:
+    """Return the key of a step's entry as kfp.local computes it from the cache key of the step's own.
+
+    Source: kfp/local/cache.py, LocalCache.compute_key; importing it takes a second, which a run that has nothing left
+    to do would wait for.
+    """
+    return hashlib.sha256(f"comp-{step.replace('_', '-')}\0{cache_key}".encode()).hexdigest()
 
 
 class StepCache:

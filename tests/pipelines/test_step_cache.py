@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from pipelines.step_cache import StepCache
+from pipelines.step_cache import StepCache, entry_key
 
 TASK = "training-pipeline-2026-01-01/train-model"
 
@@ -32,6 +32,13 @@ def write_entry(cache, uri, key="key"):
 
 def open_cache(workspace):
     return StepCache(workspace / ".cache" / "digits")
+
+
+def test_an_entrys_key_is_the_one_that_kfp_computes(tmp_path):
+    from kfp.local.cache import LocalCache
+
+    theirs = LocalCache(str(tmp_path)).compute_key("comp-train-model", "", [], {}, custom_cache_key="0123")
+    assert entry_key("train_model", "0123") == theirs
 
 
 @pytest.mark.parametrize("name", ["{0}", "{0}/", "{0}/../other/x", "../../../other", "training-pipeline-x/../../other"])
