@@ -56,7 +56,8 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is tuple:
-            options.update(nargs="*", type=typing.get_args(kind)[0])
+            item = typing.get_args(kind)[0]
+            options.update(nargs="*", type=_json_object if dataclasses.is_dataclass(item) else item)
         elif typing.get_origin(kind) is Mapping:
             options.update(type=_json_object, metavar="JSON")
         else:

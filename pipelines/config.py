@@ -23,7 +23,7 @@ from components.machine_spec import MachineSpec, parse_machine
 from components.model_loading.lookup import check_model
 from components.preflight_training.params import CHEAPEST_MACHINE, PreflightParams
 from components.registry.reference import reference
-from components.train_model.params import TrainParams
+from components.train_model.params import Stage, TrainParams
 from pipelines import STEP_TABLE, step_resources
 from pipelines.step_resources import StepResources
 from pipelines.yaml_files import read_mapping
@@ -106,13 +106,14 @@ class Config:
             plain[section] = {name: getattr(params, name) for name in keys} if params else False
         if self.resources:
             plain["resources"] = step_resources.as_dict(self.resources)
-        return typing.cast(dict[str, Any], _without_tuples(plain))
+        return typing.cast(dict[str, Any], without_tuples(plain))
 
 
-def _without_tuples(value: Any) -> Any:
+def without_tuples(value: Any) -> Any:
+    """Return values, nested or not, with a list for every tuple."""
     if isinstance(value, dict):
-        return {key: _without_tuples(item) for key, item in value.items()}
-    return [_without_tuples(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: without_tuples(item) for key, item in value.items()}
+    return [without_tuples(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def ready_examples() -> tuple[str, ...]:
@@ -254,6 +255,8 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
         if not isinstance(values, dict):
             raise InputError(f"Cannot use {section}: expected a mapping, received {values!r}.")
         fixed = {"model": str(model["name"]), "model_parameters": parameters} if section == "training" else {}
+        if section == "training":
+            values = _with_all_epochs(values)
         if section == "gate":
             values = {"max_regression": {TASKS[sections["data"].asked].judged: 0.0}, **values}
         sections[section] = _build(params, values, fixed, section)
@@ -270,6 +273,12 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     deploy = _build_deploy(raw.get("deploy"), name)
     sections["resources"] = step_resources.parse_resources(raw.get("resources"))
     return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, model_files=files, **sections)
+
+
+def _with_all_epochs(training: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return section training with the epochs of its stages together, where it does not say how many there are."""
+    stages = _convert(training.get("stages", []), tuple[Stage, ...], "training.stages")
+    return {"epochs": sum(stage.epochs for stage in stages), **training} if stages else training
 
 
 def _check_sections(raw: Mapping[str, Any], where: str) -> None:
@@ -415,17 +424,28 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
             return float(value)
         except ValueError:
             pass
+    elif origin is tuple and dataclasses.is_dataclass(item_kind := typing.get_args(kind)[0]):
+        if isinstance(value, list):
+            return tuple(_convert(item, item_kind, f"{where}[{place}]") for place, item in enumerate(value))
     elif origin is tuple and isinstance(value, list | str | int | float) and not isinstance(value, bool):
-        item_kind = typing.get_args(kind)[0]
         items = value if isinstance(value, list) else _split(value, item_kind)
         return tuple(_convert(item, item_kind, where) for item in items)
+    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _build(typing.cast(type, kind), value, {}, where)
     elif origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         return {str(key): _convert(item, typing.get_args(kind)[1], f"{where}.{key}") for key, item in value.items()}
     elif kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     elif isinstance(kind, type) and type(value) is kind:
         return value
-    expected = {tuple: "a list, or values with commas between them", Mapping: "a mapping"}.get(
-        origin, getattr(kind, "__name__", str(kind))
-    )
-    raise InputError(f"{where} must be {expected}. Received: {value!r}.")
+    raise InputError(f"{where} must be {_describe(kind)}. Received: {value!r}.")
+
+
+def _describe(kind: Any) -> str:
+    if dataclasses.is_dataclass(kind):
+        return f"a mapping of {', '.join(field.name for field in dataclasses.fields(kind))}"
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        is_simple = not dataclasses.is_dataclass(items[0])
+        return "a list, or values with commas between them" if is_simple else f"a list, each {_describe(items[0])}"
+    return "a mapping" if origin is Mapping else getattr(kind, "__name__", str(kind))

@@ -122,10 +122,12 @@ def _check_model(config: Config, interface: Interface) -> Finding:
 def contradictions(config: Config, overview: DataOverview | None = None) -> Iterator[str]:
     """Settings of which one makes another useless, in words; with the data, also those that these make useless."""
     training = config.training
-    if training.warmup_epochs >= training.epochs:
+    shortest = min((stage.epochs for stage in training.stages), default=training.epochs)
+    if training.warmup_epochs >= shortest:
+        which = f"a stage, epochs={shortest}" if training.stages else f"training.epochs={shortest}"
         yield (
-            f"training.warmup_epochs={training.warmup_epochs:g} lasts all of training.epochs={training.epochs}: the "
-            "learning rate never reaches its peak"
+            f"training.warmup_epochs={training.warmup_epochs:g} lasts all of {which}: the learning rate never reaches "
+            "its peak"
         )
     if config.machine and training.accelerator in ("cpu", "gpu"):
         yield f"training.accelerator={training.accelerator} leaves the machine {config.machine.name} unused"

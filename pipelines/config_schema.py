@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from components.artifacts import SPLITS
@@ -117,8 +117,12 @@ _SPECIAL = {"model": _model, "machine": _machine, "resources": _resources}
 
 def _type_of(kind: Any, choices: tuple[Any, ...] = ()) -> dict[str, Any]:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _object(_of("", kind, tuple(field.name for field in dataclasses.fields(kind))))
     if origin is tuple:
         item = _type_of(inner[0], choices)
+        if dataclasses.is_dataclass(inner[0]):
+            return {"type": "array", "items": item}
         # Or values with commas between them.
         choice = f"({'|'.join(choices)})"
         joined = {"type": "string", **({"pattern": f"^{choice}(, *{choice})*$"} if choices else {})}
@@ -128,6 +132,18 @@ def _type_of(kind: Any, choices: tuple[Any, ...] = ()) -> dict[str, Any]:
     if choices:
         return {"enum": list(choices)}
     return {"type": _NAMES[kind]} if kind in _NAMES else {}
+
+
+def _object(settings: Iterable[Setting], has_required: bool = True) -> dict[str, Any]:
+    """Return settings as one mapping; those without a default are required, unless none is."""
+    inside = {setting.name.rpartition(".")[2]: setting for setting in settings}
+    needed = [name for name, setting in inside.items() if setting.default is None and has_required]
+    return {
+        "type": "object",
+        "properties": {name: setting.as_schema() for name, setting in inside.items()},
+        "additionalProperties": False,
+        **({"required": needed} if needed else {}),
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -163,16 +179,8 @@ def _or_nothing(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def _section(section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
-    inside = {
-        name.removeprefix(f"{section}."): setting for name, setting in known.items() if name.startswith(f"{section}.")
-    }
-    needed = [name for name, setting in inside.items() if setting.default is None and section in ("data", "model")]
-    return {
-        "type": "object",
-        "properties": {name: setting.as_schema() for name, setting in inside.items()},
-        "additionalProperties": False,
-        **({"required": needed} if needed else {}),
-    }
+    inside = [setting for name, setting in known.items() if name.startswith(f"{section}.")]
+    return _object(inside, has_required=section in ("data", "model"))
 
 
 def as_text() -> str:

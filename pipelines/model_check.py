@@ -51,6 +51,7 @@ def check_model(config: Config, interface: Interface) -> None:
         "parameters": config.training.model_parameters,
         "interface": dataclasses.asdict(interface),
         "required": config.export.required,
+        "frozen": [stage.frozen for stage in config.training.stages],
     }
     done = subprocess.run(
         [sys.executable, "-P", "-m", "components.export_model.trial"],

@@ -1,6 +1,7 @@
 """The pipeline: wiring only."""
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from components.export_model.component import export_model
 from components.preflight_training.component import preflight_training
 from components.registry.opening import parse_reference
 from components.train_model.component import train_model
-from pipelines.config import Config
+from pipelines.config import Config, without_tuples
 from pipelines.resources import apply, resources_of
 
 PIPELINE_NAME = "training-pipeline"
@@ -22,7 +23,7 @@ PIPELINE_NAME = "training-pipeline"
 def _constants(params: Any, *but: str) -> dict[str, Any]:
     """Return the fields of a Params dataclass as component inputs, without those that arrive another way."""
     values = {name: value for name, value in dataclasses.asdict(params).items() if name not in but}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return typing.cast(dict[str, Any], without_tuples(values))
 
 
 def training_pipeline(

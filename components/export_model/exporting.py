@@ -155,7 +155,12 @@ def _quiet() -> Iterator[None]:
 
 
 def try_out(
-    model: str, parameters: Mapping[str, Any], interface: Interface, required: Sequence[str], work: Path
+    model: str,
+    parameters: Mapping[str, Any],
+    interface: Interface,
+    required: Sequence[str],
+    work: Path,
+    frozen: Sequence[Sequence[str]] = (),
 ) -> None:
     """Build a model as it will be trained, rebuild it as it will be exported, and convert it, untrained.
 
@@ -165,6 +170,7 @@ def try_out(
         interface: Input and output that it must have.
         required: Formats that the export must hold; those that some models have no form for are made.
         work: An empty folder.
+        frozen: Names and patterns of the layers that rest in each stage of its training.
 
     Raises:
         InputError: If the model is not one that can be trained and exported so.
@@ -172,15 +178,19 @@ def try_out(
     devices.prepare("tensorflow", "cpu", 1, "float32")
     from components.model_loading.lookup import build_model
     from components.model_loading.trained import check_rebuilds, load_trained_model, save_architecture
+    from components.training_step.stages import Freezer
 
     built = build_model(model, interface, parameters)
+    freezer = Freezer(built)
+    for names in (*frozen, ()):  # In the end as it was.
+        freezer.freeze(names)
     save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
     wanted = [name for name, form in FORMATS.items() if form.may_fail and name in required]
     if not wanted:
         return
     built.save_weights(work / BEST_WEIGHTS_FILE)
-    names = tuple(map(str, range(interface.num_classes)))
-    info = ModelInfo(model, parameters, names, interface.input, interface.task_name, "", {})
+    classes = tuple(map(str, range(interface.num_classes)))
+    info = ModelInfo(model, parameters, classes, interface.input, interface.task_name, "", {})
 
     def calibrate() -> np.ndarray:
         return np.random.default_rng(0).integers(0, 256, (8, *interface.input.shape), np.uint8)

@@ -1,6 +1,6 @@
 """Tries a model before it is trained, in a process of its own: the model's code may do anything there.
 
-Usage: python -m components.export_model.trial, with a request as JSON on stdin: model, parameters, interface, required.
+Usage: python -m components.export_model.trial, with a request as JSON on stdin: the arguments of `try_out` but `work`.
 Prints one JSON line with the user's mistake as `error`, empty where there is none.
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
     interface, error = schema.read(request["interface"], Interface), ""
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
         try:
-            try_out(request["model"], request["parameters"], interface, request["required"], Path(work))
+            try_out(**{**request, "interface": interface}, work=Path(work))
         except InputError as mistake:
             error = str(mistake)
     print(json.dumps({"error": error}))

@@ -32,6 +32,7 @@ from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 from components.step_record import end_with
 from components.training_step.compiling import compile_model
 from components.training_step.hyperparameters import TrainParams
+from components.training_step.stages import freeze_least
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
 _MAX_REASON = 600
@@ -97,6 +98,7 @@ class Outcome:
         parameters: Trainable values of the model.
         needed_bytes: Bytes of a device's memory that it takes, where it does not fit and the compiler says so.
         objection: Why train_model would refuse the model all the same, if it would.
+        stage: Number of the stage of the training whose step it is, from 1; 0 where there are none.
     """
 
     verdict: str
@@ -109,6 +111,7 @@ class Outcome:
     parameters: int = 0
     needed_bytes: int = 0
     objection: str = ""
+    stage: int = 0
 
 
 def versions() -> dict[str, str]:
@@ -119,13 +122,14 @@ def versions() -> dict[str, str]:
         return {}
 
 
-def _build(task: Task, compilation: Compilation) -> Any:
-    """Return the compiled Keras model, all its variables made."""
+def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
+    """Return the compiled Keras model, all its variables made, and the number of its largest stage, which it is in."""
     model = build_model(task.training.model, task.interface, task.training.model_parameters)
     batch_size = compilation.batch_size_per_replica * compilation.devices
     steps = steps_per_epoch(task.num_examples, batch_size)
-    compile_model(model, task.interface, task.training, compilation.devices, steps, jit_compile=True)
-    return model
+    stage = freeze_least(model, task.training)
+    compile_model(model, task.interface, stage.settings, compilation.devices, steps, jit_compile=True)
+    return model, stage.number
 
 
 def _without_values(make: Callable[[], Any]) -> Any:
@@ -161,10 +165,11 @@ def _objection(task: Task) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """A lowered step: its text, its model's size, and how to compile it to (scheduled HLO, memory statistics)."""
+    """A lowered step: text, size of its model, stage, and how to compile it to (scheduled HLO, memory statistics)."""
 
     text: str
     parameters: int
+    stage: int
     compile: Callable[[], tuple[str, Any]]
 
 
@@ -189,7 +194,7 @@ def _num_parameters(model: Any) -> int:
 
 
 def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Program:
-    model = _without_values(lambda: _build(task, compilation))
+    model, stage = _without_values(lambda: _build(task, compilation))
     layers += _layer_names(model)
     devices = _topology(compilation).devices[: compilation.devices]
     traced = trace_step(model, _shapes(task, compilation), devices)
@@ -199,7 +204,7 @@ def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Prog
         compiled = lowered.compile()
         return compiled.as_text() or "", compiled.memory_analysis()
 
-    return _Program(lowered.as_text(), _num_parameters(model), compile_program)
+    return _Program(lowered.as_text(), _num_parameters(model), stage, compile_program)
 
 
 def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], devices: Sequence[Any]) -> Any:
@@ -240,7 +245,7 @@ def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -
     from jax.interpreters.mlir import make_ir_context
     from jaxlib import xla_client
 
-    model = _build(task, compilation)
+    model, stage = _build(task, compilation)
     layers += _layer_names(model)
 
     @tf.function(jit_compile=True)
@@ -263,7 +268,7 @@ def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -
             executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
         return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
 
-    return _Program(str(module), _num_parameters(model), compile_program)
+    return _Program(str(module), _num_parameters(model), stage, compile_program)
 
 
 def _drop_copies(module: Any, ir: Any) -> None:
@@ -294,7 +299,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         program = lower(task, compilation, layers)
         path = cache_dir / f"program-{_program_key(program, layers, compilation)}.json"
         if (known := remembering.recall(path, read_outcome)) is not None:
-            return known
+            return dataclasses.replace(known, stage=program.stage)
         start = time.monotonic()
         text, stats = program.compile()
     except InputError as error:
@@ -309,6 +314,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         memory=Memory(stats.peak_memory_in_bytes, stats.argument_size_in_bytes, stats.temp_size_in_bytes),
         cost=read_cost(text, layers, compilation.bytes_per_cycle),
         parameters=program.parameters,
+        stage=program.stage,
     )
     remembering.keep(path, dataclasses.asdict(outcome))
     return outcome

@@ -184,6 +184,7 @@ class _Examination:
             timeout_seconds=timeout,
             host_cpus=machine.host.vcpus if machine.host else 0,
             feed_per_second=feed,
+            stage=f"{outcome.stage} of {len(params.training.stages)}" if outcome.stage else "",
         )
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)

@@ -81,6 +81,7 @@ class MachineReport:
         timeout_seconds: When the training is to be stopped; 0 where no time is known.
         host_cpus: Number of CPUs of the host that feeds the devices; 0 where that is not published.
         feed_per_second: Examples per second that it is taken to feed.
+        stage: Stage of the training whose step was compiled, as `2 of 2`; empty for a training without stages.
         accuracy: Distance of its generation's estimates from published step times.
         cost: None where no trustworthy price is known.
         layers: Times of the layers in a step, the longest first.
@@ -126,6 +127,7 @@ class MachineReport:
     timeout_seconds: int = 0
     host_cpus: int = 0
     feed_per_second: float = 0.0
+    stage: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return every field, and what follows from them: `passed`, `reasons` and `summary`."""

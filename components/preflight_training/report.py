@@ -35,6 +35,7 @@ _TENSORFLOW_ORIGIN = (
     "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
     "rule"
 )
+_LARGEST_STAGE = "in which the most of the model learns; the others are counted as if they took as long"
 _COMPARISON = {
     "machine": "<",
     "verdict": "<",
@@ -92,6 +93,7 @@ def _render(report: PreflightReport) -> str:
         tally=_tally(report.machines),
         advice=_advice(report.machines),
         origins=_origins(report),
+        largest_stage=_LARGEST_STAGE,
     )
 
 
@@ -185,6 +187,7 @@ def _figures(machine: MachineReport, data: DataFacts) -> list[tuple[str, str]]:
     return [
         ("layer", machine.layer),
         ("source", machine.source),
+        ("stage", f"{machine.stage}, {_LARGEST_STAGE}" if machine.stage else ""),
         ("memory", _describe_memory(machine)),
         ("batch", f"{batch}; the most that fit: {_largest(machine.largest_batch)} per replica"),
         *(_times(machine, machine.step, machine.epoch, data.host) if machine.step and machine.epoch else ()),

@@ -1,6 +1,6 @@
 """KFP wrapper of train_model."""
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from kfp import dsl
 
@@ -20,6 +20,7 @@ def train_model(
     learning_rate_scaling: str = "auto",
     learning_rate_schedule: str = "constant",
     warmup_epochs: float = 0.0,
+    stages: List[Dict[str, Any]] = [],
     weight_decay: float = 0.0,
     random_flip: str = "none",
     random_crop_pixels: int = 0,

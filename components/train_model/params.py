@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 
-from components.training_step.hyperparameters import TrainParams
+from components.training_step.hyperparameters import Stage, TrainParams
 
-__all__ = ["TrainParams", "TrainResult"]
+__all__ = ["Stage", "TrainParams", "TrainResult"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,7 @@ from components.train_model.checkpoint import TrainingProgress
 from components.train_model.params import TrainParams, TrainResult
 from components.train_model.surroundings import leave_report
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
+from components.training_step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from components.training_step.wrapping import count_synchronized_layers
 
 _STEP = "train_model"
@@ -113,13 +114,11 @@ class _Session:
         with device.scope():
             self.model = build_model(params.model, manifest.interface, params.model_parameters)
             self._code = check_rebuilds(self.model, params.model, manifest.task)
-            judged = compile_model(
-                self.model, manifest.interface, params, device.num_replicas, self.steps, device.jit_compile
-            )
+        self._freezer, self._stages = Freezer(self.model), plan_stages(params)
+        for stage in self._stages:  # A name that fits no layer is told before anything is trained.
+            self._freezer.freeze(stage.frozen)
+        self._compile(self._stages[0])
         self._num_synchronized = count_synchronized_layers(self.model, device.num_replicas)
-        # For each weight the variable that is judged and saved in its place: its running average, or itself.
-        names = {id(variable): name for name, variable in self.variables().items()}
-        self._judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
         self._reader: EpochReader = open_training_split(
             records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
         )
@@ -130,6 +129,41 @@ class _Session:
         self._judged_by = "loss" if self._validation is None else "validation_loss"
         self.progress = TrainingProgress(identity=self._identity())
         self._best: dict[str, np.ndarray] | None = None
+
+    def _compile(self, stage: PlannedStage) -> None:
+        """Compile the model for a stage: what learns in it, and an optimizer that knows nothing yet."""
+        import keras
+
+        if stage is not self._stages[0]:  # The same draws in every session, wherever it began.
+            keras.utils.set_random_seed((self.params.seed + stage.number) % 2**32)
+        self._stage, self._num_learning = stage, self._freezer.freeze(stage.frozen)
+        with self.device.scope():
+            judged = compile_model(
+                self.model,
+                self.manifest.interface,
+                stage.settings,
+                self.device.num_replicas,
+                self.steps,
+                self.device.jit_compile,
+            )
+        # For each weight the variable that is judged and saved in its place: its running average, or itself.
+        names = {id(variable): name for name, variable in self.variables().items()}
+        self._judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
+
+    def _enter_stage_of(self, epoch: int) -> None:
+        """Be in the stage of an epoch, counted from 0."""
+        if (stage := stage_of(self._stages, epoch)) is not self._stage:
+            self._compile(stage)
+
+    def _say_stage(self) -> None:
+        stage, settings = self._stage, self._stage.settings
+        if stage.number and (self.progress.epoch, self.progress.step) == (stage.first_epoch, 0):
+            frozen = f"{', '.join(stage.frozen)} frozen" if stage.frozen else "nothing frozen"
+            progress.say(
+                _STEP,
+                f"stage {stage.number}/{len(self._stages)}: {settings.epochs} epochs, learning rate "
+                f"{settings.learning_rate:g}, {frozen}: {self._num_learning:,} parameters learn",
+            )
 
     def _identity(self) -> str:
         fixed = {k: v for k, v in dataclasses.asdict(self.params).items() if k not in _FREE_TO_CHANGE}
@@ -178,6 +212,8 @@ class _Session:
         plural = self.manifest.input.plural
         while self.progress.epoch < self.params.epochs and not self._should_stop():
             epoch = self.progress.epoch
+            self._enter_stage_of(epoch)
+            self._say_stage()
             left = self._num_examples - self.examples_before(self.progress.step)
             with progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, plural) as bar:
                 watch.begin_epoch(bar, restored)
@@ -227,6 +263,7 @@ class _Session:
             progress.say(_STEP, f"the checkpoint in {self._checkpoint_dir} is of another training; starting fresh")
             return None
         self.progress = saved
+        self._enter_stage_of(saved.epoch if saved.step else saved.epoch - 1)  # Whose optimizer was saved.
         with self.device.scope():
             checkpoints.restore(self.variables(), arrays)
         progress.say(_STEP, f"continuing at epoch {saved.epoch + 1}, step {saved.step} of {self.steps}")
@@ -256,7 +293,8 @@ class _Session:
         kept = f"The last good checkpoint is kept in {path}." if path.is_file() else "There was no checkpoint yet."
         return InputError(
             f"Training diverged: {what} is not finite at step {step} of epoch {self.progress.epoch + 1}. Expected "
-            f"finite numbers. Lower training.learning_rate ({self.params.learning_rate}), add training.warmup_epochs, "
+            f"finite numbers. Lower training.learning_rate ({self._stage.settings.learning_rate}), add "
+            "training.warmup_epochs, "
             f"or use precision float32. {kept}"
         )
 
@@ -265,11 +303,13 @@ class _Session:
 
         now, metric = self.progress, self.manifest.interface.task.metric
         seconds = logs["seconds"]
+        steps_of_stage = (now.epoch + 1 - self._stage.first_epoch) * self.steps
         entry = {
             "epoch": now.epoch + 1,
+            **({"stage": self._stage.number} if self._stage.number else {}),
             **self._losses(logs),
             metric: logs[metric],
-            "learning_rate": learning_rate_at(self.model.optimizer, (now.epoch + 1) * self.steps - 1),
+            "learning_rate": learning_rate_at(self.model.optimizer, steps_of_stage - 1),
             "examples": self._num_examples,
             "seconds": seconds,
             "examples_per_second": logs["examples"] / seconds,
@@ -331,7 +371,7 @@ class _Session:
 
     def _should_stop(self) -> bool:
         patience, now = self.params.early_stopping_epochs, self.progress
-        if patience and now.epoch - now.best_epoch >= patience:
+        if patience and now.epoch - max(now.best_epoch, self._stages[-1].first_epoch) >= patience:
             progress.say(_STEP, f"stopped early: no lower {_in_words(self._judged_by)} for {patience} epochs")
             return True
         return False
@@ -355,6 +395,7 @@ class _Session:
             num_synchronized_layers=self._num_synchronized,
             first_step_seconds=first_step_seconds,
         )
+        self._freezer.freeze(())  # The model as it was built.
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged, self._code)
             arrays = checkpoints.snapshot(self.variables())

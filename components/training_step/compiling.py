@@ -198,6 +198,7 @@ def compile_model(
     """
     import keras
 
+    vars(model).pop("train_step", None)  # As an earlier stage's compilation has wrapped it.
     softened = settings.softens_labels
     check_labels(settings, interface.task_name)
     task = interface.task

@@ -35,6 +35,30 @@ _OUTSIDE_THE_PROGRAM = (
 
 
 @dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of a training.
+
+    Attributes:
+        epochs: Passes over the training split.
+        frozen: Layers that do not learn in it, by name or pattern as `block_*`, with all that they hold.
+        learning_rate: Peak learning rate for one replica; 0 takes the training's.
+    """
+
+    epochs: int
+    frozen: tuple[str, ...] = ()
+    learning_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise InputError(f"epochs of a stage must be at least 1. Received: epochs={self.epochs}.")
+        if not 0 <= self.learning_rate < math.inf:
+            raise InputError(
+                "learning_rate of a stage must be positive, or 0 for the training's. Received: "
+                f"learning_rate={self.learning_rate}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainParams:
     """The hyper-parameters of a training; one field per component input.
 
@@ -49,6 +73,8 @@ class TrainParams:
             for sgd, else sqrt.
         learning_rate_schedule: `constant`, or `cosine` down to zero after the last step.
         warmup_epochs: Epochs over which the learning rate rises from zero.
+        stages: Parts of the training, one after the other, each with `epochs`, `frozen` (layers that rest, by name or
+            pattern) and `learning_rate`; schedule, warm-up and optimizer start anew in each. Empty is one of all.
         weight_decay: Share of a weight, times the learning rate, that each step takes off (decoupled, as in AdamW), for
             adamw and sgd; biases of any shape, normalisation's parameters and activations' slopes keep theirs.
         random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
@@ -56,8 +82,8 @@ class TrainParams:
         mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
         label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
         ema_decay: Judge and save a running average of the weights, of which every step keeps this share; 0 is none.
-        early_stopping_epochs: Stop after so many epochs without a lower validation loss, or training loss where there
-            is no validation split; 0 is never.
+        early_stopping_epochs: Stop after so many epochs of the last stage without a lower validation loss, or training
+            loss where there is no validation split; 0 is never.
         seed: Seed of initial weights, order, dropout and augmentation.
         backend: `tensorflow`, `jax` or `auto`.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`; a TPU must be asked for.
@@ -77,6 +103,7 @@ class TrainParams:
     learning_rate_scaling: str = "auto"
     learning_rate_schedule: str = "constant"
     warmup_epochs: float = 0.0
+    stages: tuple[Stage, ...] = ()
     weight_decay: float = 0.0
     random_flip: str = "none"
     random_crop_pixels: int = 0
@@ -102,6 +129,11 @@ class TrainParams:
                 raise InputError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}.")
         if not 0 < self.learning_rate < math.inf:
             raise InputError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate}.")
+        if self.stages and self.epochs != (total := sum(stage.epochs for stage in self.stages)):
+            raise InputError(
+                f"epochs must be those of all stages together, {total}. Received: epochs={self.epochs}. Change them "
+                "in training.stages, and leave training.epochs out."
+            )
         for name in (
             "warmup_epochs",
             "weight_decay",

@@ -86,6 +86,7 @@ def synchronize_normalization(model: Any, num_replicas: int) -> None:
 
     if num_replicas > 1 and keras.backend.backend() == "tensorflow":
         for layer in _batch_normalization(model):
+            vars(layer).pop("_moments", None)  # As an earlier stage has left it.
             layer._moments = functools.partial(_moments_of_all_replicas, layer, layer._moments)
 
 

@@ -210,7 +210,7 @@ def _command(step: str, params: Mapping[str, Any], **paths: Path) -> list[str]:
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         elif isinstance(value, list | tuple):
-            words += [flag, *map(str, value)]
+            words += [flag, *(json.dumps(item) if isinstance(item, Mapping) else str(item) for item in value)]
         else:
             words += [flag, json.dumps(value) if isinstance(value, Mapping) else str(value)]
     return words

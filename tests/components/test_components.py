@@ -17,6 +17,7 @@ from components.evaluate_model import EvaluateParams, evaluate_model
 from components.registry.folder import ModelRegistry
 from components.step_inputs import params_from
 from components.train_model import TrainParams
+from components.train_model.params import Stage
 
 _OF_THE_CACHE = ("data_version", "fingerprint")  # Inputs that no step reads: a platform's cache does.
 _STEPS = {
@@ -75,6 +76,7 @@ def test_component_inputs_have_the_types_of_the_fields(step):
 def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_json(step):
     values = {"WriteParams": {"source": "sklearn:digits", "image_size": (8, 8), "class_names": ("a", "b")}}
     values["TrainParams"] = {"model": "digits_cnn", "model_parameters": {"filters": 4}, "epochs": 7}
+    values["TrainParams"]["stages"] = (Stage(3, ("conv*",)), Stage(4, learning_rate=0.5))
     values["PreflightParams"] = {"training": TrainParams(**values["TrainParams"]), "epochs": 3}
     values["EvaluateParams"] = {"minimum": {"accuracy": 1.0}, "top_k": 3}
     values["DeployParams"] = {"registry": "r", "model_name": "m", "lineage": {"config": {"epochs": 4}}}

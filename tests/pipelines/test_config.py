@@ -7,6 +7,7 @@ import yaml
 
 from components.errors import InputError
 from components.machine_spec import parse_machine
+from components.train_model.params import Stage
 from pipelines.config import load_config, on_machine, parse_config, preflight_params, read_export, ready_examples
 
 MINIMAL = {"name": "mine", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
@@ -19,6 +20,14 @@ def test_every_ready_example_loads_and_is_named_after_its_file(name):
 
 def test_as_dict_is_a_config_again():
     config = load_config("cifar10_cnn")
+    assert parse_config(config.as_dict()) == config
+
+
+def test_the_epochs_are_those_of_all_stages():
+    stages = [{"epochs": 3, "frozen": "backbone", "learning_rate": "1e-3"}, {"epochs": 5}]
+    config = parse_config({**MINIMAL, "training": {"stages": stages}})
+    assert config.training.epochs == 8
+    assert config.training.stages == (Stage(3, ("backbone",), 1e-3), Stage(5))
     assert parse_config(config.as_dict()) == config
 
 
@@ -39,6 +48,11 @@ def test_as_dict_is_a_config_again():
         ({"training": {"epochs": "ten"}}, r"training.epochs must be int. Received: 'ten'"),
         ({"training": {"epochs": True}}, r"training.epochs must be int. Received: True"),
         ({"training": {"epochs": 0}}, r"epochs must be at least 1. Received: epochs=0"),
+        ({"training": {"stages": "3"}}, r"stages must be a list, each a mapping of epochs, frozen, .*Received: '3'"),
+        ({"training": {"stages": [3]}}, r"training.stages\[0\] must be a mapping of epochs, frozen, .*Received: 3"),
+        ({"training": {"stages": [{"frozen": "a"}]}}, r"Missing in section training.stages\[0\]: epochs"),
+        ({"training": {"stages": [{"epoch": 3}]}}, r"'epoch' in section training.stages\[0\].* mean 'epochs'\?"),
+        ({"training": {"stages": [{"epochs": 3}], "epochs": 2}}, r"all stages together, 3. Received: epochs=2"),
         ({"training": {"optimizer": "sdg"}}, r"optimizer must be one of adam, adamw, sgd. Received: optimizer='sdg'"),
         ({"training": {"model": "digits_cnn"}}, r"Unknown key 'model' in section training"),
         ({"training": [1]}, r"Cannot use training: expected a mapping, received \[1\]"),

@@ -71,6 +71,10 @@ def test_data_that_are_not_there_are_an_error_and_downloads_a_hint(tmp_path):
     ("overrides", "words"),
     [
         (["training.warmup_epochs=30"], "never reaches its peak"),
+        (
+            ["training.stages=[{epochs: 29}, {epochs: 1}]", "training.epochs=30", "training.warmup_epochs=1"],
+            "lasts all of a stage, epochs=1:",
+        ),
         (["training.accelerator=cpu", "machine=v5e-1"], "leaves the machine"),
         (["training.early_stopping_epochs=3"], "no validation split"),
         (["gate.minimum.accuracy=0.9"], "always answering 'a'"),

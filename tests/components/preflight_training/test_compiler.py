@@ -12,6 +12,7 @@ from components.interface import LANGUAGE_MODEL, CorpusInput, Interface
 from components.machine_spec import load_catalogue
 from components.preflight_training import sandbox
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
+from components.train_model.params import Stage
 from pipelines.config import load_config, ready_examples
 from tests.components.conftest import EVERYTHING
 from tests.components.preflight_training.conftest import (
@@ -185,6 +186,15 @@ def test_what_fits_has_memory_and_every_layers_cost(cache_dir):
     assert outcome.cost.host_calls == ()
     assert outcome.cost.unknown_loops == 0
     assert outcome.cost.collectives == ()  # One chip.
+
+
+def test_of_several_stages_the_largest_is_compiled(cache_dir):
+    task = make_task(stages=(Stage(1, ("conv*",), 0.1), Stage(1, ("dense",)), Stage(1)))
+    compiled, alone = (compile_one(one, cache_dir) for one in (task, make_task(epochs=1)))
+    assert (compiled.stage, alone.stage) == (3, 0)
+    assert compiled.parameters == alone.parameters
+    with pytest.raises(InputError, match=r"Cannot freeze 'convolution'.*no layer of that name"):
+        compile_one(make_task(epochs=1, stages=(Stage(1, ("convolution",)),)), cache_dir)
 
 
 def test_names_and_precision_are_the_same_for_the_second_of_several(tmp_path):

@@ -14,6 +14,7 @@ from components.artifacts import Manifest
 from components.create_tfrecords import write_records
 from components.train_model import train_model
 from components.train_model.checkpoint import load_arrays
+from components.train_model.params import Stage
 from tests.components.conftest import EVERYTHING
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 
@@ -72,6 +73,22 @@ def _assert_killed_training_continues(params, digits_records, reference, tmp_pat
 def test_killed_training_continues_to_the_same_weights(quick, digits_records, tmp_path, run_step, step_command):
     params = replace(quick, warmup_epochs=1, learning_rate_schedule="cosine", **EVERYTHING)
     train_model(params, digits_records, tmp_path / "whole")
+    _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
+
+
+_IN_STAGES = (Stage(1, ("conv*",), 0.01), Stage(2))
+
+
+@pytest.mark.slow  # Three processes: 30 s, and JAX compiles anew in each.
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_training_killed_in_its_second_stage_continues_to_the_same_weights(
+    quick, digits_records, tmp_path, run_step, step_command, backend
+):
+    params = replace(
+        quick, backend=backend, stages=_IN_STAGES, learning_rate_schedule="cosine", warmup_epochs=0.5, **EVERYTHING
+    )
+    whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
 
 
