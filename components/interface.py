@@ -60,14 +60,18 @@ class ImageInput:
 
     Attributes:
         image_shape: (height, width, channels).
-        encoding: Form in which records hold them: `raw` (pixels, row by row) or `encoded` (the image file's own bytes,
-            decoded when read). It makes no difference to a model.
+        encoding: Form in which records hold them: `raw` (pixels, row by row), `resized` (JPEG files of this very shape)
+            or `encoded` (the image file's own bytes, decoded and resized when read). It makes no difference to a model.
         upright: Whether photos were turned as their EXIF says; then those that a model is to answer are too.
+        reduced: Whether larger JPEG files are decoded at a reduced scale, see `images.reduction`; then those that a
+            model is to answer are too.
     """
 
     image_shape: tuple[int, int, int]
     encoding: str = dataclasses.field(compare=False)
     upright: bool = dataclasses.field(default=False, compare=False)
+    # Not shown, so that a data set of small images keeps the fingerprint that it had before there was this.
+    reduced: bool = dataclasses.field(default=False, compare=False, repr=False)
     kind: str = dataclasses.field(default=IMAGE, init=False)
 
     noun, plural = "image", "images"

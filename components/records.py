@@ -17,12 +17,12 @@ import google_crc32c
 import numpy as np
 
 from components.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, Manifest
+from components.images import REDUCTIONS
 from components.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
 
-RAW, ENCODED = "raw", "encoded"
+RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
 _PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, little enough to stay in cache.
-_DECODE_THREADS = 8
 _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, in 1/65536.
 
 
@@ -132,8 +132,8 @@ def static_options() -> Any:
     return options
 
 
-def decode_image(encoded: Any, image_shape: tuple[int, int, int]) -> Any:
-    """Return uint8[height, width, channels] from an encoded image: the one rule for training and for serving.
+def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool = False) -> Any:
+    """Return uint8[height, width, channels] from an encoded image, in TensorFlow's operations, as a SavedModel needs.
 
     The same pixels, to the bit, as create_tfrecords stores for a JPEG, PNG or GIF file of the right size. Where it
     resizes, Pillow and TensorFlow round differently: up to one level (of 255) apart.
@@ -141,13 +141,24 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int]) -> Any:
     Args:
         encoded: A scalar string tensor with the bytes of a JPEG, PNG, GIF or BMP (24 bits) file.
         image_shape: The shape wanted; an image of another size is resized (bilinear, antialiased).
+        reduced: Whether a larger JPEG file is decoded at a reduced scale; see `images.reduction`.
     """
     tf = tensorflow()
     height, width, channels = image_shape
 
-    def decode_jpeg() -> Any:
+    def decode_at(ratio: int) -> Any:
         # TensorFlow's default is a faster transform, up to 4 levels off what libjpeg and all other readers give.
-        return tf.io.decode_jpeg(encoded, channels=channels, dct_method="INTEGER_ACCURATE")
+        return tf.io.decode_jpeg(encoded, channels=channels, ratio=ratio, dct_method="INTEGER_ACCURATE")
+
+    def decode_jpeg() -> Any:
+        if not reduced:
+            return decode_at(1)
+        size = tf.image.extract_jpeg_shape(encoded)[:2]
+        fitting = [
+            (tf.reduce_all((size + ratio - 1) // ratio >= (height, width)), functools.partial(decode_at, ratio))
+            for ratio in REDUCTIONS
+        ]
+        return tf.case(fitting, functools.partial(decode_at, 1))
 
     def decode_other() -> Any:
         colour = tf.io.decode_image(encoded, channels=3, expand_animations=False)
@@ -221,12 +232,10 @@ def _(inputs: ImageInput) -> Callable[[Any], Any]:
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8, fixed_length=math.prod(shape)), (-1, *shape))
 
     def parse_encoded(stored: Any) -> Any:
-        return tf.map_fn(
-            lambda encoded: decode_image(encoded, shape),
-            stored,
-            fn_output_signature=tf.TensorSpec(shape, tf.uint8),
-            parallel_iterations=_DECODE_THREADS,
-        )
+        from components.decoding import decode_batch
+
+        decoded = tf.numpy_function(lambda files: decode_batch(files, inputs), [stored], tf.uint8)
+        return tf.ensure_shape(decoded, (None, *shape))
 
     return parse_raw if inputs.encoding == RAW else parse_encoded
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.artifacts import SPLITS
 from components.command_line import attribute_docs
-from components.create_tfrecords.params import SETTABLE_TASKS
+from components.create_tfrecords.params import ENCODINGS, SETTABLE_TASKS
 from components.device import ACCELERATORS, BACKENDS
 from components.export_model.formats.table import FORMATS
 from components.machine_spec import MachineSpec, load_catalogue
@@ -30,7 +30,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     **{f"training.{name}": known for name, known in hyperparameters.CHOICES.items()},
     "data.task": SETTABLE_TASKS,
     "data.channels": (0, 1, 3),
-    "data.encoding": ("auto", "raw", "encoded"),
+    "data.encoding": ENCODINGS,
     "data.truncate": (START, END),
     "gate.split": SPLITS,
     "gate.backend": BACKENDS,

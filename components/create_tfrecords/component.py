@@ -25,6 +25,7 @@ def create_tfrecords(
     apply_rotation: bool = True,
     convert_arrays: bool = True,
     encoding: str = "auto",
+    jpeg_quality: int = 92,
     vocabulary_size: int = 15_000,
     num_tokens: int = 250,
     truncate: str = "start",

@@ -1,5 +1,6 @@
 """How an example is checked and encoded: one way for images, one for texts."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,16 +23,21 @@ from components.images import (
     ImageRule,
     UnreadableImageError,
     check_encoded,
+    check_resized,
     convert_pixels,
     decode_pixels,
     is_turned,
+    open_image,
     resize_pixels,
 )
 from components.interface import ImageInput, TextInput
-from components.records import ENCODED, RAW
+from components.records import ENCODED, RAW, RESIZED
 from components.text import WORDS, Tokenizer, build_vocabulary, vocabulary_bytes
 
 _MAX_RAW_BYTES = 64 * 64 * 3
+_RESIZE_FROM = 1.1  # Times the side that is wanted: what is hardly larger is not worth being compressed again.
+_SURVEYED = 9  # Photos whose sizes stand for those of all.
+_JPEG_SHARE = 0.15  # Of a photo's pixels, in bytes, that its JPEG file takes at the default quality; an estimate.
 _RECORD_OVERHEAD_BYTES = 80  # Framing, field names and the key; an estimate, for sizing shards.
 
 
@@ -94,11 +100,19 @@ class Encoder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ImageEncoder:
-    """Images, as raw pixels or as the files they came in."""
+    """Images, as raw pixels, as JPEG files of one shape, or as the files they came in.
+
+    Attributes:
+        root: See `Encoder`.
+        image: Size and channels that they are brought to.
+        input: See `Encoder`.
+        jpeg_quality: Quality of the JPEG files of one shape.
+    """
 
     root: str
     image: ImageRule
     input: ImageInput
+    jpeg_quality: int
 
     @property
     def features(self) -> Mapping[str, str]:
@@ -122,6 +136,8 @@ class ImageEncoder:
     def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
         if self.input.encoding == ENCODED:
             return check_encoded(content, self.image)
+        if self.input.encoding == RESIZED:
+            return check_resized(content, self.image, self.jpeg_quality)
         if isinstance(content, bytes):
             pixels = decode_pixels(content, self.image)
         else:
@@ -194,7 +210,7 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
     """Choose how to encode images, by the first readable one; returns the estimated bytes of a record too."""
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
-    image = ImageRule(size, params.channels, upright=params.apply_rotation)
+    image = ImageRule(size, params.channels, upright=params.apply_rotation, reduced=listing.images is None)
     if listing.images is not None:
         height, width, channels = listing.images.shape[1:]
         shape = (*(size or (height, width)), params.channels or channels)
@@ -203,17 +219,29 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
     raw_bytes = math.prod(shape)
     encoding = params.encoding
     if encoding == "auto":
-        encoding = RAW if raw_bytes <= _MAX_RAW_BYTES or listing.images is not None else ENCODED
-    if encoding == ENCODED and listing.images is not None:
+        encoding = RAW if raw_bytes <= _MAX_RAW_BYTES or listing.images is not None else _for_photos(plan, image)
+    if encoding != RAW and listing.images is not None:
         raise InputError(
-            f"encoding='encoded' needs image files. Received arrays: {params.source!r}. Use 'raw' or 'auto'."
+            f"encoding={encoding!r} needs image files. Received arrays: {params.source!r}. Use 'raw' or 'auto'."
         )
-    if encoding == RAW:
-        payload = raw_bytes
-    else:
+    if encoding == ENCODED:
         payload = sum(file.num_bytes for file in listing.files.values()) // len(listing.files)
-    encoder = ImageEncoder(listing.root, image, ImageInput((shape[0], shape[1], shape[2]), encoding, image.upright))
-    return encoder, payload + _RECORD_OVERHEAD_BYTES
+    else:
+        payload = raw_bytes if encoding == RAW else math.ceil(raw_bytes * _JPEG_SHARE)
+    inputs = ImageInput((shape[0], shape[1], shape[2]), encoding, image.upright, image.reduced)
+    return ImageEncoder(listing.root, image, inputs, params.jpeg_quality), payload + _RECORD_OVERHEAD_BYTES
+
+
+def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
+    """Choose between files as they came and files that are brought to the size once, by the sizes of some."""
+    if image.image_size is None:
+        return ENCODED
+    keys, areas = plan.listing.keys, []
+    for place in np.linspace(0, len(keys) - 1, min(_SURVEYED, len(keys))).astype(int).tolist():
+        with contextlib.suppress(UnreadableImageError, InputError):
+            file = open_image(storage.read_bytes(storage.join(plan.listing.root, keys[place])), image)
+            areas.append(file.num_pixels)
+    return RESIZED if areas and np.median(areas) > _RESIZE_FROM**2 * math.prod(image.image_size) else ENCODED
 
 
 def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:

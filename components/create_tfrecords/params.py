@@ -8,6 +8,7 @@ from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_L
 from components.text import END, START
 
 _COLUMNS = ("path", "text", "label", "split", "id")
+ENCODINGS = ("auto", "raw", "resized", "encoded")
 SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
@@ -40,7 +41,9 @@ class WriteParams:
         apply_rotation: Turn photos as their EXIF says: when they are stored, and those that the model is to answer.
         convert_arrays: Read arrays also with channels first, with floats in [0, 1], and with one-hot classes; it is
             said.
-        encoding: `raw` pixels, `encoded` image files, or `auto`: raw up to 64×64×3.
+        encoding: `raw` pixels, `resized` to image_size as JPEG, image files `encoded` as they are, or `auto`: raw up to
+            64×64×3 and of arrays, resized where photos are more than a tenth larger than image_size, else encoded.
+        jpeg_quality: Quality of `resized` images, from 1 to 100.
         vocabulary_size: Number of ids for texts, padding and unknown among them; the most frequent words of the
             training split get one.
         num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
@@ -69,6 +72,7 @@ class WriteParams:
     apply_rotation: bool = True
     convert_arrays: bool = True
     encoding: str = "auto"
+    jpeg_quality: int = 92
     vocabulary_size: int = 15_000
     num_tokens: int = 250
     truncate: str = START
@@ -88,8 +92,10 @@ class WriteParams:
                 "validation_fraction and test_fraction must leave something to train on. Received: "
                 f"{self.validation_fraction} + {self.test_fraction}. Make them smaller."
             )
-        if self.encoding not in ("auto", "raw", "encoded"):
-            raise InputError(f"encoding must be 'auto', 'raw' or 'encoded'. Received: encoding={self.encoding!r}.")
+        if self.encoding not in ENCODINGS:
+            raise InputError(f"encoding must be one of {', '.join(ENCODINGS)}. Received: encoding={self.encoding!r}.")
+        if not 1 <= self.jpeg_quality <= 100:
+            raise InputError(f"jpeg_quality must be from 1 to 100. Received: jpeg_quality={self.jpeg_quality}.")
         if self.channels not in (0, 1, 3):
             raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
         if len(self.image_size) == 1:

@@ -316,7 +316,8 @@ def _read_image(path: str, wanted: ImageInput) -> np.ndarray:
 def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:
     height, width, channels = wanted.image_shape
     try:
-        return decode_pixels(content, ImageRule((height, width), channels, upright=wanted.upright))[None]
+        rule = ImageRule((height, width), channels, upright=wanted.upright, reduced=wanted.reduced)
+        return decode_pixels(content, rule)[None]
     except UnreadableImageError as error:
         raise InputError(
             f"Cannot read {path}: {error}. Expected an image file, a folder of them, or .npy/.npz."

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from components.device import cpu_flags
-from tests.benchmarks import baselines
+from tests.benchmarks import baselines, photos
 from tests.benchmarks.serving import load_server
 from tests.cli import DATA
 
@@ -123,6 +123,31 @@ def bench_read(work: Path) -> None:
 
     rates = in_turn(5, ours, lambda: baselines.read_one_by_one(work / "plain.tfrecord"))
     report("read records/s, against parse one, decode one", rates[0], rates[1], "records/s", "≥ 8")
+
+
+def bench_photos(work: Path) -> None:
+    """Photos of 500×375, written and fed at 224×224."""
+    files = photos.make_photos(work / "photos")
+    ours = photos.Photos(work / "photos", work)
+    ours.write("resized", "warm")  # Starts the worker processes.
+    rates = in_turn(
+        3, lambda: ours.write("resized", "resized"), lambda: photos.write_plain(files, work / "plain-photos.tfrecord")
+    )
+    report("write photos/s, against a loop that decodes, resizes, writes", *rates, "records/s", "≥ 1.5")
+    for encoding in ("encoded", "raw"):
+        ours.write(encoding, encoding)
+    whole = [str(path) for path in sorted((work / "encoded").glob("*.tfrecord"))]
+    rates = in_turn(
+        5,
+        *(lambda name=name: ours.feed(name) for name in ("resized", "raw", "encoded")),  # type: ignore[misc]
+        lambda: photos.feed_plain(whole),
+    )
+    for name, rate, target in zip(("resized", "raw", "full-size"), rates, ("≥ 3", "≥ 3", "≥ 1"), strict=False):
+        report(f"feed photos/s from {name} records, against plain tf.data", rate, rates[-1], "images/s", target)
+    before = photos.resident_mib()
+    for _ in range(3):
+        ours.feed("resized")
+    print(f"  memory after three more epochs: {photos.resident_mib() - before:+} MiB of {before:,}")
 
 
 def bench_train(images: Path, work: Path) -> None:
@@ -354,7 +379,7 @@ def _explain_tutorial(work: Path) -> None:
 def main() -> None:
     """Run all benchmarks, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = ("help", "write", "read", "train", "overhead", "serve", "checks", "preflight")
+    names = ("help", "write", "read", "photos", "train", "overhead", "serve", "checks", "preflight")
     parser.add_argument("names", nargs="*", choices=[[], *names], help=f"default: all of {', '.join(names)}")
     wanted = parser.parse_args().names or names
     print(f"{os.cpu_count()} cores\n{'':<58}{'ours':>12}{'baseline':>12}")
@@ -367,6 +392,8 @@ def main() -> None:
             bench_write(images, work)
         if "read" in wanted:
             bench_read(work)
+        if "photos" in wanted:
+            bench_photos(work)
         if "train" in wanted:
             bench_train(images, work)
         if "overhead" in wanted:

@@ -7,14 +7,17 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_images
 
 from components import images
 from components.images import (
     ImageRule,
     UnreadableImageError,
     check_encoded,
+    check_resized,
     convert_pixels,
     decode_pixels,
+    encode_jpeg,
     open_image,
     resize_pixels,
 )
@@ -85,6 +88,43 @@ def test_decode_pixels_resizes_to_height_and_width(encode, kind, mode):
     expected = Image.open(io.BytesIO(content)).resize((30, 10), Image.Resampling.BILINEAR)
     assert pixels.shape == (10, 30, len(mode))
     np.testing.assert_array_equal(pixels.squeeze(), np.asarray(expected))
+
+
+def test_a_jpeg_is_shrunk_by_libjpeg_to_no_less_than_is_wanted(encode):
+    content = encode(size=(64, 90), kind="JPEG")
+    pixels = open_image(content, ImageRule((16, 20), 3, reduced=True), keep_size=True).decode()
+    expected = Image.open(io.BytesIO(content))
+    expected.draft("RGB", (22, 16))  # Pillow asks libjpeg for a quarter, too.
+    np.testing.assert_array_equal(pixels, np.asarray(expected))
+    assert open_image(content, ImageRule((16, 23), 3, reduced=True), keep_size=True).decode().shape == (16, 23, 3)
+    assert open_image(content, ImageRule((17, 23), 3, reduced=True), keep_size=True).decode().shape == (32, 45, 3)
+
+
+def test_how_far_a_jpeg_is_shrunk_goes_by_its_sides_once_it_is_turned(encode):
+    turned = Image.Exif()
+    turned[0x0112] = 6  # A quarter turn: 60×128 becomes 128×60.
+    content = encode(size=(60, 128), kind="JPEG", exif=turned)
+    rule = ImageRule((60, 30), 3, upright=True, reduced=True)
+    assert open_image(content, rule, keep_size=True).decode().shape == (64, 30, 3)
+    assert check_encoded(content, rule)[1] == (60, 30, 3)
+
+
+def test_check_resized_gives_a_jpeg_of_the_size_and_keeps_one_that_has_it(encode):
+    content = encode(size=(40, 30), kind="JPEG")
+    stored, shape, pixels = check_resized(content, ImageRule((20, 16), 3), 92)
+    assert Image.open(io.BytesIO(stored)).size == (16, 20)
+    assert shape == pixels.shape == (20, 16, 3)
+    assert check_resized(stored, ImageRule((20, 16), 3), 10)[0] == stored
+    grey, shape, _ = check_resized(stored, ImageRule((20, 16), 1), 92)
+    assert (Image.open(io.BytesIO(grey)).mode, shape) == ("L", (20, 16, 1))
+
+
+def test_resized_photographs_are_as_close_to_their_pixels_as_the_readme_says():
+    for photo in load_sample_images().images:
+        pixels = resize_pixels(photo, (224, 224)).astype(int)
+        apart = np.abs(decode_pixels(encode_jpeg(pixels.astype(np.uint8), 92), AS_FOUND) - pixels)
+        assert apart.mean() < 3
+        assert apart.max() < 60
 
 
 def test_resize_and_convert_leave_a_picture_that_fits_alone():

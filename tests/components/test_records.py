@@ -141,6 +141,13 @@ def test_stored_and_served_pixels_differ_by_one_level_at_most_where_resized(size
     assert np.abs(decode_image(content, (32, 32, 3)).numpy() - stored).max() <= 1
 
 
+@pytest.mark.parametrize("size", [(100, 80), (65, 140), (33, 31), (300, 257), (63, 64)])
+def test_stored_and_served_pixels_differ_by_one_level_at_most_where_libjpeg_shrinks_them(size):
+    content = _picture(size=size, kind="JPEG")
+    stored = decode_pixels(content, ImageRule((32, 32), 3, reduced=True)).astype(int)
+    assert np.abs(decode_image(content, (32, 32, 3), reduced=True).numpy() - stored).max() <= 1
+
+
 def test_decode_image_runs_in_a_graph_that_knows_no_sizes():
     tf = tensorflow()
     decode = tf.function(lambda x: decode_image(x, (8, 8, 3)), input_signature=[tf.TensorSpec((), tf.string)])
@@ -156,7 +163,7 @@ def test_decode_image_refuses_truncated_jpeg():
 # Readers
 
 
-@pytest.fixture(params=["raw", "encoded"])
+@pytest.fixture(params=["raw", "resized", "encoded"])
 def records(request, tmp_path) -> tuple[Path, Manifest, dict[str, np.ndarray]]:
     """A written data set, and the picture of every key."""
     pictures = {}

@@ -27,7 +27,7 @@ def photo():
 @pytest.mark.parametrize("upright", [True, False])
 def test_records_predictions_and_the_server_turn_alike(photo, upright):
     given = ImageInput((8, 16, 1) if upright else (16, 8, 1), "raw", upright)
-    stored = ImageEncoder("", ImageRule(None, 1, upright=upright), given).store(photo, None)
+    stored = ImageEncoder("", ImageRule(None, 1, upright=upright), given, 92).store(photo, None)
     assert dict(stored.counts) == ({"num_turned": 1} if upright else {})
     request = parse_image(photo, given, None, ServeParams())
     for pixels in (_decode_image("x", photo, given)[0], request.inputs[0]):
@@ -37,6 +37,6 @@ def test_records_predictions_and_the_server_turn_alike(photo, upright):
 def test_models_from_before_leave_photos_as_they_lie():
     raw = {"kind": "image", "image_shape": [8, 16, 1], "encoding": "raw"}
     assert schema.read(raw, AnyInput, any_version=True).upright is False
-    assert schema.read({**raw, "upright": True}, AnyInput).upright is True
+    assert schema.read({**raw, "upright": True}, AnyInput, any_version=True).upright is True
     with pytest.raises(TypeError, match="upright"):
-        schema.read({**raw, "upright": "yes"}, AnyInput)
+        schema.read({**raw, "upright": "yes"}, AnyInput, any_version=True)

@@ -76,7 +76,9 @@ def _(inputs: ImageInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
 
     def from_encoded(encoded: Any) -> Any:
         pixels = tf.map_fn(
-            lambda file: records.decode_image(file, shape), encoded, fn_output_signature=tf.TensorSpec(shape, tf.uint8)
+            lambda file: records.decode_image(file, shape, inputs.reduced),
+            encoded,
+            fn_output_signature=tf.TensorSpec(shape, tf.uint8),
         )
         return answer(pixels)
 

@@ -1,5 +1,6 @@
 """Claims about the files that are written, judged by TensorFlow's own reader."""
 
+import dataclasses
 import errno
 import filecmp
 import os
@@ -19,7 +20,7 @@ from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, encoders, merging, parts, plan_dataset, write_records
 from components.errors import InputError
 from components.images import ImageRule, decode_pixels
-from components.records import tensorflow
+from components.records import load_split, tensorflow
 
 ROOT = Path(__file__).parents[3]
 ALL_TRAIN = {"validation_fraction": 0, "test_fraction": 0}
@@ -129,6 +130,44 @@ def test_auto_stores_large_images_encoded_and_small_ones_raw(image_folder, tmp_p
         folder = image_folder(per_class=2, name=name, size=size)
         write_records(WriteParams(f"images:{folder}", **ALL_TRAIN), tmp_path / encoding)
         assert Manifest.load(tmp_path / encoding).input.encoding == encoding
+
+
+def test_auto_brings_larger_photos_to_the_size_once(image_folder, tmp_path):
+    for name, side, encoding in (("large", 100, "resized"), ("hardly", 74, "encoded"), ("small", 50, "encoded")):
+        folder = image_folder(per_class=2, name=name, size=(side, side), kind="JPEG")
+        write_records(WriteParams(f"images:{folder}", image_size=(70, 70), **ALL_TRAIN), tmp_path / f"{name}-out")
+        manifest = Manifest.load(tmp_path / f"{name}-out")
+        assert (manifest.input.encoding, manifest.input.image_shape) == (encoding, (70, 70, 3))
+        for key, _, image in _read(tmp_path / f"{name}-out", "train"):
+            assert (image == (folder / key).read_bytes()) == (encoding == "encoded")
+
+
+def test_resized_images_are_jpegs_of_one_shape_that_models_read_as_they_are_served(image_folder, encode, tmp_path):
+    folder = image_folder(per_class=3, size=(60, 90))
+    (folder / "dog" / "0005.png").write_bytes(encode(size=(20, 24), kind="JPEG"))
+    params = WriteParams(f"images:{folder}", image_size=(20, 24), encoding="resized", **ALL_TRAIN)
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        write_records(dataclasses.replace(params, num_workers=workers), out)
+    assert _same_files(tmp_path / "1", tmp_path / "2")
+    written = _read(out, "train")
+    assert {decode_pixels(image, ImageRule(None, 0)).shape for _, _, image in written} == {(20, 24, 3)}
+    kept = [key for key, _, image in written if image == (folder / key).read_bytes()]
+    assert kept == ["dog/0005.png"]
+    read = load_split(out, Manifest.load(out), "train").inputs
+    np.testing.assert_array_equal(read, [decode_pixels(image, ImageRule(None, 0)) for _, _, image in written])
+
+
+def test_a_lower_quality_takes_less_space(image_folder, tmp_path):
+    folder = image_folder(size=(60, 90))
+    sizes = []
+    for quality in (50, 95):
+        params = WriteParams(
+            f"images:{folder}", image_size=(40, 40), encoding="resized", jpeg_quality=quality, **ALL_TRAIN
+        )
+        write_records(params, tmp_path / str(quality))
+        sizes.append(sum(len(image) for _, _, image in _read(tmp_path / str(quality), "train")))
+    assert sizes[0] < sizes[1] / 2
 
 
 def test_shards_are_cut_to_the_target_size(tmp_path):
@@ -301,9 +340,10 @@ def test_image_size_and_channels_apply_to_arrays(tmp_path):
     assert {image for _, _, image in _read(tmp_path / "out", "train")} <= {bytes([i]) * 90 for i in range(20)}
 
 
-def test_arrays_cannot_be_stored_encoded(tmp_path):
-    with pytest.raises(InputError, match=r"encoding='encoded' needs image files. Received arrays: 'sklearn:digits'"):
-        write_records(WriteParams("sklearn:digits", encoding="encoded"), tmp_path / "out")
+@pytest.mark.parametrize("encoding", ["resized", "encoded"])
+def test_arrays_cannot_be_stored_as_files(tmp_path, encoding):
+    with pytest.raises(InputError, match=f"encoding='{encoding}' needs image files. Received arrays: 'sklearn:digits'"):
+        write_records(WriteParams("sklearn:digits", encoding=encoding), tmp_path / "out")
 
 
 # Where it is written
