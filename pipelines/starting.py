@@ -108,6 +108,8 @@ def plan_start(
     raw, reasons = _choose(overview, name, model)
     for text in overrides:
         override(raw, text)
+    if raw["training"].get("stages") and not any(text.startswith("training.epochs=") for text in overrides):
+        del raw["training"]["epochs"]  # They follow.
     files = {config_path: _as_yaml(raw, reasons, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:

@@ -131,8 +131,8 @@ class TrainParams:
             raise InputError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate}.")
         if self.stages and self.epochs != (total := sum(stage.epochs for stage in self.stages)):
             raise InputError(
-                f"epochs must be those of all stages together, {total}. Received: epochs={self.epochs}. Change them "
-                "in training.stages, and leave training.epochs out."
+                f"epochs must be those of all stages together. Received: epochs={self.epochs}, and {total} in stages. "
+                f"Set training.epochs={total}, or leave it out of the configuration."
             )
         for name in (
             "warmup_epochs",

@@ -11,6 +11,7 @@ READY_DATA = {
     "fashion_mnist_cnn": (_MNIST, 60_000),
     "cifar10_cnn": (_CIFAR10, 50_000),
     "cifar10_resnet": (_CIFAR10, 50_000),
+    "mobilenet_v2": (Interface(ImageInput((160, 160, 3), "raw"), 10), 3_000),
     "shakespeare_lstm": (Interface(CorpusInput(128, 67), 67, LANGUAGE_MODEL), 7_424),
     "imdb_lstm": (Interface(TextInput(320, 15_000, "f" * 64, "words", "start"), 2), 22_500),
 }

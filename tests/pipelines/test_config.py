@@ -52,7 +52,7 @@ def test_the_epochs_are_those_of_all_stages():
         ({"training": {"stages": [3]}}, r"training.stages\[0\] must be a mapping of epochs, frozen, .*Received: 3"),
         ({"training": {"stages": [{"frozen": "a"}]}}, r"Missing in section training.stages\[0\]: epochs"),
         ({"training": {"stages": [{"epoch": 3}]}}, r"'epoch' in section training.stages\[0\].* mean 'epochs'\?"),
-        ({"training": {"stages": [{"epochs": 3}], "epochs": 2}}, r"all stages together, 3. Received: epochs=2"),
+        ({"training": {"stages": [{"epochs": 3}], "epochs": 2}}, r"all stages together. Received: epochs=2, and 3 in"),
         ({"training": {"optimizer": "sdg"}}, r"optimizer must be one of adam, adamw, sgd. Received: optimizer='sdg'"),
         ({"training": {"model": "digits_cnn"}}, r"Unknown key 'model' in section training"),
         ({"training": [1]}, r"Cannot use training: expected a mapping, received \[1\]"),

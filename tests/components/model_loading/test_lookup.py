@@ -84,6 +84,7 @@ def test_an_lstm_written_out_gives_the_same_answers():
         ("fashion_mnist_cnn", _MNIST, 437_482),
         ("cifar10_cnn", _PICTURES, 1_676_982),
         ("cifar10_resnet", _PICTURES, 274_042),
+        ("mobilenet_v2", _PICTURES, 2_270_794),
         ("imdb_lstm", _IMDB, 496_705),
     ],
 )
@@ -91,6 +92,25 @@ def test_models_are_as_large_as_their_docstrings_say(name, interface, num_parame
     assert build_model(name, interface, {}).count_params() == num_parameters
     documented = importlib.import_module(REGISTRY[name]).build_model.__doc__
     assert f"{num_parameters:,} parameters" in documented
+
+
+def test_a_backbone_takes_its_weights_from_a_file_that_fits(tmp_path):
+    import keras
+
+    small = {"alpha": 0.35, "weights": str(tmp_path / "small.weights.h5")}
+    backbone = keras.applications.MobileNetV2((32, 32, 3), 0.35, include_top=False, weights=None)
+    backbone.save_weights(small["weights"])
+    built = build_model("mobilenet_v2", _PICTURES, small).get_layer("backbone")
+    pairs = zip(built.get_weights(), backbone.get_weights(), strict=True)
+    assert all(np.array_equal(*pair) for pair in pairs)
+    for parameters, said in (
+        ({**small, "alpha": 0.5}, "of the same alpha"),
+        ({"weights": str(tmp_path / "none.weights.h5")}, "there is no such file"),
+    ):
+        with pytest.raises(InputError, match=f"Cannot load the weights .*{said}"):
+            build_model("mobilenet_v2", _PICTURES, parameters)
+    with pytest.raises(InputError, match=r"in colour, of at least 32×32 pixels\. Received: 28×28×1"):
+        build_model("mobilenet_v2", _MNIST, {})
 
 
 @pytest.mark.parametrize("depth", [20, 32, 56])

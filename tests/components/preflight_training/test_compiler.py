@@ -304,7 +304,10 @@ def test_every_example_fits_every_chip(example, tmp_path):
     training = load_config(example).training
     interface, num_examples = READY_DATA[training.model]
     precision = choose_precision("tpu", "jax", ()) if training.precision == "auto" else training.precision
-    model = {"model": training.model, "model_parameters": training.model_parameters, "precision": precision}
+    parameters = {
+        name: value for name, value in training.model_parameters.items() if name != "weights"
+    }  # Nowhere here.
+    model = {"model": training.model, "model_parameters": parameters, "precision": precision}
     task = Task(dataclasses.replace(TRAINING, **model, **everything_for(interface)), interface, num_examples)
     compilations = [make_compilation(machine, training.batch_size_per_replica) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)

@@ -52,8 +52,9 @@ def _compiled(model, quick, interface=_DIGITS, **changes):
     return built, compile_model(built, interface, replace(quick, **changes), 1, 10, jit_compile=False)
 
 
-# The largest takes as long as all others together.
-_MODELS = [pytest.param(name, marks=pytest.mark.slow) if name == "cifar10_resnet" else name for name in REGISTRY]
+# The largest take as long as all others together.
+_LARGE = ("cifar10_resnet", "mobilenet_v2")
+_MODELS = [pytest.param(name, marks=pytest.mark.slow) if name in _LARGE else name for name in REGISTRY]
 
 
 @pytest.mark.parametrize("model", _MODELS)
