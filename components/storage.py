@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
@@ -47,6 +47,21 @@ def is_remote(uri: str) -> bool:
 def is_on_google(uri: str) -> bool:
     """Return whether `uri` lies on Cloud Storage, the only kind of bucket that Google's services read."""
     return str(uri).startswith(_GOOGLE)
+
+
+def common_folder(uris: Sequence[str]) -> str | None:
+    """Return the folder that holds all of some absolute paths; None where they are of several buckets, or of none.
+
+    Example:
+        >>> common_folder(["gs://bucket/a/1.png", "gs://bucket/a/b/2.png"])
+        'gs://bucket/a'
+        >>> common_folder(["gs://bucket/a/1.png", "/a/1.png"])
+    """
+    stores = [store_of(uri) for uri in uris]
+    if len({(store.scheme, split(uri)[0]) if store else "" for store, uri in zip(stores, uris, strict=True)}) > 1:
+        return None
+    scheme = stores[0].scheme if stores[0] else ""
+    return scheme + os.path.commonpath([os.path.dirname(uri.removeprefix(scheme)) for uri in uris])
 
 
 def mounted(uri: str) -> Path:

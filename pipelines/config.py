@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from components import storage
-from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.sources.kinds import find_location
 from components.deploy_model.params import DeployParams
 from components.errors import InputError, did_you_mean
@@ -307,8 +307,8 @@ def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(values := raw.get(section), dict) and key in values:
             expanded[section] = {**values, key: home(values[key])}
     if isinstance(data := raw.get("data"), dict) and isinstance(source := data.get("source"), str):
-        kind, separator, place = source.partition(":")
-        expanded["data"] = {**data, "source": kind + separator + home(place)}
+        kind, place = split_source(source)
+        expanded["data"] = {**data, "source": f"{kind}:{home(place)}"} if kind else data
     return expanded
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from components import storage
-from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sources.kinds import SOURCES, list_examples
 from components.create_tfrecords.sources.listing import Listing
@@ -107,7 +107,7 @@ def source_of(place: str, kind: str = "") -> str:
     Raises:
         InputError: If there is no such place, or it does not tell what it holds.
     """
-    if ":" in place and place.partition(":")[0] in SOURCES:
+    if split_source(place)[0] in SOURCES:
         return place
     if kind:
         return f"{KINDS[kind]}:{place}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from components import storage
 from components.artifacts import TEST, TRAIN, VALIDATION
+from components.create_tfrecords.params import split_source
 from components.errors import InputError
 from components.interface import CORPUS, IMAGE, TASKS, TEXT
 from components.metric_table import HIGHER, direction
@@ -75,8 +76,7 @@ def name_of(place: str) -> str:
         >>> name_of("images:/data/My flowers/"), name_of("csv:reviews 2.csv")
         ('My-flowers', 'reviews-2')
     """
-    location = place.partition(":")[2] or place
-    words = re.sub(r"[^\w.-]+", "-", Path(location.rstrip("/")).stem).strip("-.")
+    words = re.sub(r"[^\w.-]+", "-", Path(split_source(place)[1].rstrip("/")).stem).strip("-.")
     return words[:64] or "first"
 
 

@@ -12,6 +12,17 @@ ENCODINGS = ("auto", "raw", "resized", "encoded")
 SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
+def split_source(text: str) -> tuple[str, str]:
+    """Split a source into its kind, and the place or name behind it; what names no kind is a place alone.
+
+    Example:
+        >>> split_source("csv:gs://bucket/list.csv"), split_source("flowers")
+        (('csv', 'gs://bucket/list.csv'), ('', 'flowers'))
+    """
+    kind, separator, place = text.partition(":")
+    return (kind, place) if separator else ("", text)
+
+
 @dataclasses.dataclass(frozen=True)
 class WriteParams:
     """The source to read and how to divide it; one field per component input.
@@ -142,7 +153,7 @@ class WriteParams:
     @property
     def asked(self) -> str:
         """The task of a model of these data: `task`, or for a corpus: source the language model's."""
-        return LANGUAGE_MODEL if self.source.partition(":")[0] == CORPUS else self.task
+        return LANGUAGE_MODEL if split_source(self.source)[0] == CORPUS else self.task
 
 
 @dataclasses.dataclass(frozen=True)

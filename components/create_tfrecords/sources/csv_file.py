@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import hashlib
 import io
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -140,7 +139,12 @@ def _find_root(rows: Sequence[dict[str, str]], location: str) -> tuple[str, list
     """Return the folder of the images; and their paths where all were absolute, which then are relative to it."""
     paths = [row["path"] for row in rows]
     if all(path and (path.startswith("/") or storage.is_remote(path)) for path in paths):
-        root = _common_folder(paths, location)
+        root = storage.common_folder(paths)
+        if root is None:
+            raise InputError(
+                f"Paths of several places in {location}: {_cut(paths[0])!r} and others. Expected all on this machine, "
+                "or all in one bucket. Copy the images to one place."
+            )
         for row, path in zip(rows, paths, strict=True):
             row["path"] = path.removeprefix(root).lstrip("/")
         return root, paths
@@ -219,18 +223,6 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     names = {column: name for name, column in taken.items()}
     # A column whose name another one now has is left alone under its own.
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
-
-
-def _common_folder(paths: Sequence[str], location: str) -> str:
-    """Return the folder, here or in one bucket, that holds all of some absolute paths."""
-    if len({tuple(path.split("/")[:3]) if storage.is_remote(path) else "" for path in paths}) > 1:
-        raise InputError(
-            f"Paths of several places in {location}: {_cut(paths[0])!r} and others. Expected all on this machine, or "
-            "all in one bucket. Copy the images to one place."
-        )
-    scheme = "".join(paths[0].partition("://")[:2]) if storage.is_remote(paths[0]) else ""
-    folder = os.path.commonpath([os.path.dirname(path.removeprefix(scheme)) for path in paths])
-    return f"{scheme}{folder}"
 
 
 def _identities(

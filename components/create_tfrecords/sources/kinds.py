@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from components.artifacts import TEST, TRAIN
-from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.sources import (
     corpus,
     csv_file,
@@ -31,7 +31,7 @@ _ALL = (
     sklearn_digits.SOURCE,
     keras_datasets.SOURCE,
 )
-SOURCES = {source.form.partition(":")[0]: source for source in _ALL}
+SOURCES = {split_source(source.form)[0]: source for source in _ALL}
 
 
 def find_source(text: str) -> tuple[Source, str]:
@@ -40,11 +40,11 @@ def find_source(text: str) -> tuple[Source, str]:
     Raises:
         InputError: If there is no such kind, or nothing behind it.
     """
-    kind, _, location = text.partition(":")
-    if kind not in SOURCES or kind == text:
+    kind, location = split_source(text)
+    if kind not in SOURCES:
         raise InputError(
             f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}."
-            + did_you_mean(kind, SOURCES)
+            + did_you_mean(kind or location, SOURCES)
         )
     if not location:
         raise InputError(f"Source {text!r} names no place: expected {SOURCES[kind].form}.")
