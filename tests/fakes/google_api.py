@@ -7,6 +7,7 @@ unimplemented. Faults can be injected, and bearer tokens can be asked for and ma
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
@@ -87,7 +88,13 @@ class _Route:
     request_type: type[proto.Message]
 
 
-def _routes(services: tuple[str, ...]) -> Iterator[_Route]:
+@functools.cache
+def _routes(services: tuple[str, ...]) -> tuple[_Route, ...]:
+    """Every route of some services; read once."""
+    return tuple(_read_routes(services))
+
+
+def _read_routes(services: tuple[str, ...]) -> Iterator[_Route]:
     for service in services:
         package, name = service.rsplit(".", 1)
         base = importlib.import_module(f"{package}.services.{name}.transports.rest_base")
@@ -146,7 +153,7 @@ class GoogleApiServer(LocalServer):
     """
 
     def __init__(self, *services: str) -> None:
-        self._all_routes = tuple(_routes(services))
+        self._all_routes = _routes(services)
         self._faults: list[Fault] = []
         self._weather: Callable[[], Fault] = lambda: Fault(0)
         self._valid_tokens: set[str] | None = None

@@ -22,6 +22,7 @@ Faults, from `GoogleApiServer`: `fail_next`, `drop_next`, `require_tokens`, `exp
 import contextlib
 import copy
 import datetime
+import functools
 import inspect
 import itertools
 import json
@@ -59,8 +60,13 @@ class Execution(Protocol):
         """A run was terminated, or the fake ends; nothing may be left of it when this returns."""
 
 
-def _routes() -> Iterator[tuple[str, re.Pattern[str], str, str, str]]:
-    """Verb, path, method, and name and type of the body of everything that the services offer."""
+@functools.cache
+def _routes() -> tuple[tuple[str, re.Pattern[str], str, str, str], ...]:
+    """Verb, path, method, and name and type of the body of everything that the services offer; read once."""
+    return tuple(_read_routes())
+
+
+def _read_routes() -> Iterator[tuple[str, re.Pattern[str], str, str, str]]:
     for service in _SERVICES:
         source = inspect.getsource(getattr(sdk, f"{service}ServiceApi"))
         for method, code in re.findall(r"def (\w+)_with_http_info\(self(.*?)(?=\n    def |\Z)", source, re.DOTALL):
@@ -105,7 +111,7 @@ class FakeKubeflow(GoogleApiServer):
         multi_user: bool = False,
     ) -> None:
         super().__init__()
-        self._kfp_routes = tuple(_routes())
+        self._kfp_routes = _routes()
         self.execution = execution or RunOnCpu()
         self._clock = clock or (lambda: datetime.datetime.now(datetime.UTC))
         self.multi_user = multi_user
