@@ -16,6 +16,7 @@ from typing import Any
 from components.errors import InputError, did_you_mean
 
 CATALOGUE_FILE = Path(__file__).parent / "machine_catalogue.json"
+CHEAPEST_MACHINE = "v5e-1"
 VERTEX_FIELDS = ("machine_type", "accelerator_type", "accelerator_count", "tpu_topology")
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
@@ -253,6 +254,45 @@ def _read_prices(rows: Iterable[Mapping[str, Any]], entry: Slice) -> Iterator[Pr
 
 
 @dataclasses.dataclass(frozen=True)
+class PaidMachine:
+    """A TPU slice, and where and how it is paid for.
+
+    Attributes:
+        machine: Short name of a TPU slice, as `tpu-pipelines machines` lists them.
+        region: Region of the price; empty is the cheapest region that trains on the machine.
+        spot: Whether the price is that of a spot machine.
+
+    Raises:
+        InputError: If Vertex would refuse it; names what is nearest.
+    """
+
+    machine: str = CHEAPEST_MACHINE
+    region: str = ""
+    spot: bool = False
+
+    def __post_init__(self) -> None:
+        self.require_backend("auto")
+
+    def require_backend(self, backend: str) -> None:
+        """Check that the machine runs a backend.
+
+        Raises:
+            InputError: If it does not; names those that do.
+        """
+        parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, backend)
+
+    @property
+    def slice(self) -> Slice:
+        """The catalogue's row."""
+        return load_catalogue().find(self.machine)
+
+    @property
+    def price(self) -> Price | None:
+        """The list price; None where no trustworthy one is known."""
+        return self.slice.price(self.region, self.spot)
+
+
+@dataclasses.dataclass(frozen=True)
 class MachineSpec:
     """A machine that a training job asks Vertex for. Holds only what Vertex accepts.
 
@@ -353,6 +393,11 @@ class MachineSpec:
     def name(self) -> str:
         """The short name of the slice."""
         return self.slice.name
+
+    @property
+    def paid(self) -> PaidMachine:
+        """The slice, and where and how it is paid for."""
+        return PaidMachine(self.name, self.region, self.spot)
 
     def require_one_host(self) -> None:
         """Check that training works on this machine and all its fallbacks, which it does on one host.

@@ -19,9 +19,9 @@ from components.errors import InputError, did_you_mean
 from components.evaluate_model.params import EvaluateParams
 from components.export_model.params import ExportParams
 from components.interface import TASKS
-from components.machine_spec import MachineSpec, parse_machine
+from components.machine_spec import MachineSpec, PaidMachine, parse_machine
 from components.model_loading.lookup import check_model
-from components.preflight_training.params import CHEAPEST_MACHINE, PreflightParams
+from components.preflight_training.params import PreflightParams
 from components.registry.reference import reference
 from components.train_model.params import Stage, TrainParams
 from pipelines import STEP_TABLE, step_resources
@@ -269,7 +269,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
         machine = parse_machine(machine, sections["training"].backend)
     # Compiling for a TPU takes time: only where one is configured, or preflight itself.
     asked = raw.get("preflight") if "preflight" in raw or machine is not None else False
-    preflight = _build_preflight(asked, sections["training"], machine)
+    preflight = _build_preflight(asked, sections["training"], machine.paid if machine else PaidMachine())
     deploy = _build_deploy(raw.get("deploy"), name)
     sections["resources"] = step_resources.parse_resources(raw.get("resources"))
     return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, model_files=files, **sections)
@@ -312,21 +312,14 @@ def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
     return expanded
 
 
-def _build_preflight(
-    values: Any, training: TrainParams, machine: MachineSpec | None, section: str = "preflight"
-) -> PreflightParams | None:
-    """Build preflight from the training as it is, on the machine that is named or the cheapest, and its own section."""
-    values = _optional_section(values, section)
-    return None if values is None else _preflight_on(machine, values, training, section)
+def _build_preflight(values: Any, training: TrainParams, paid: PaidMachine) -> PreflightParams | None:
+    """Build preflight from the training as it is, the machine that it runs on, and its own section."""
+    values = _optional_section(values, "preflight")
+    return None if values is None else _preflight_on(paid, values, training)
 
 
-def _preflight_on(
-    machine: MachineSpec | None, values: Mapping[str, Any], training: TrainParams, section: str
-) -> PreflightParams:
-    fixed = {"training": training, "epochs": 0, "machine": CHEAPEST_MACHINE, "region": "", "spot": False}
-    if machine is not None:
-        fixed |= {"machine": machine.name, "region": machine.region, "spot": machine.spot}
-    return _build(PreflightParams, values, fixed, section)
+def _preflight_on(paid: PaidMachine, values: Mapping[str, Any], training: TrainParams) -> PreflightParams:
+    return _build(PreflightParams, values, {"training": training, "epochs": 0, "paid": paid}, "preflight")
 
 
 def _build_deploy(values: Any, name: str) -> DeployParams | None:
@@ -345,14 +338,14 @@ def _optional_section(values: Any, section: str) -> dict[str, Any] | None:
     return values if isinstance(values, dict) else {}
 
 
-def preflight_params(config: Config, machine: MachineSpec | None) -> PreflightParams:
-    """Return preflight's parameters for a machine, or the cheapest, also where the configuration leaves the step out.
+def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
+    """Return preflight's parameters for a machine, also where the configuration leaves the step out.
 
     Raises:
         InputError: If the machine does not run the training's backend.
     """
     values = {name: getattr(config.preflight, name) for name in PREFLIGHT_KEYS} if config.preflight else {}
-    return _preflight_on(machine, values, config.training, "preflight")
+    return _preflight_on(paid, values, config.training)
 
 
 def on_machine(config: Config, machine: MachineSpec) -> Config:
@@ -361,7 +354,7 @@ def on_machine(config: Config, machine: MachineSpec) -> Config:
     Raises:
         InputError: If the machine does not run the training's backend.
     """
-    preflight = preflight_params(config, machine) if config.preflight else None
+    preflight = preflight_params(config, machine.paid) if config.preflight else None
     return dataclasses.replace(config, machine=machine, preflight=preflight)
 
 

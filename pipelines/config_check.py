@@ -86,7 +86,7 @@ def _read_sample(config: Config, plan: DatasetPlan) -> Interface:
 
 def _check_machine(config: Config) -> Iterator[Finding]:
     for machine in config.machine.candidates if config.machine else ():
-        price = machine.slice.price(machine.region, machine.spot)
+        price = machine.paid.price
         cost = f"{price.usd_per_hour:.2f} $ an hour in {price.region}" if price else "of no known price"
         yield Finding("machine", OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
     if config.preflight:

@@ -8,7 +8,7 @@ from components.errors import InputError
 from components.preflight_training import sandbox
 from components.preflight_training.examining import examine
 from pipelines.compile import require_step_image
-from pipelines.config import Config, on_machine, preflight_params
+from pipelines.config import Config, preflight_params
 from pipelines.preflight import describe_data
 from pipelines.submission import Plan
 
@@ -59,9 +59,9 @@ def prices(config: Config, plan: Plan) -> Sequence[str]:
         return [f"not known before the data are there: tpu-pipelines preflight {config.name}"]
     try:
         sandbox.require_compiler()
-        machines = [job.machine for job in plan.jobs]
+        machines = [job.machine.paid for job in plan.jobs]
         cache_dir = sandbox.default_cache_dir()
-        params = preflight_params(on_machine(config, machines[0]), machines[0])
+        params = preflight_params(config, machines[0])
         data = describe_data(config, plan.data, cache_dir)
         return [machine.summary for machine in examine(params, data, machines, cache_dir).machines]
     except InputError as error:

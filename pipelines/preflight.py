@@ -13,7 +13,7 @@ from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
 from components.interface import REGRESSION
-from components.machine_spec import MachineSpec, Slice, parse_machine
+from components.machine_spec import MachineSpec, PaidMachine, Slice, parse_machine
 from components.preflight_training import data, sandbox
 from components.preflight_training.examining import FEED_BATCH, examine
 from components.preflight_training.findings import PreflightReport
@@ -38,26 +38,26 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     storage.require_output(directory, PREFLIGHT_FILE)
     sandbox.require_compiler()
     named = [parse_machine(name, config.training.backend).slice for name in machines]
-    candidates = tuple(_where_configured(candidate, config.machine) for candidate in named)
+    candidates = [_where_configured(candidate, config.machine) for candidate in named]
     if not candidates and config.machine:
-        candidates = config.machine.candidates
-    params = preflight_params(config, candidates[0] if candidates else None)
+        candidates = [candidate.paid for candidate in config.machine.candidates]
+    candidates = candidates or [PaidMachine()]
+    params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
     facts = describe_data(config, plan_dataset(config.data), cache_dir)
-    report = examine(params, facts, candidates or (params.machine_spec,), cache_dir)
+    report = examine(params, facts, candidates, cache_dir)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
     return report
 
 
-def _where_configured(machine: Slice, configured: MachineSpec | None) -> MachineSpec:
+def _where_configured(machine: Slice, configured: MachineSpec | None) -> PaidMachine:
     """Return a machine in the configuration's region and at its kind of price, where it has them."""
     region = configured.region if configured and configured.region in machine.regions else ""
-    fields = {"name": machine.name, "region": region, "spot": bool(configured and configured.spot)}
     try:
-        return parse_machine(fields)
+        return PaidMachine(machine.name, region, spot=bool(configured and configured.spot))
     except InputError:  # Not as a spot machine.
-        return parse_machine({**fields, "spot": False})
+        return PaidMachine(machine.name, region)
 
 
 def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:

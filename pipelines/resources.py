@@ -151,7 +151,7 @@ def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> T
         reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
         return TrainingTimeout(machine.timeout_seconds, False, reason)
     seconds, why = TIMEOUT_WITHOUT_ESTIMATE_SECONDS, "nothing is estimated before it starts"
-    price = machine.slice.price(machine.region, machine.spot)
+    price = machine.paid.price
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)

@@ -47,8 +47,7 @@ class Smoke:
     @property
     def usd_per_hour(self) -> float | None:
         """Return the list price of its machine; None where none is known."""
-        machine = self.plan.jobs[0].machine
-        price = machine.slice.price(machine.region, machine.spot)
+        price = self.plan.jobs[0].machine.paid.price
         return price.usd_per_hour if price else None
 
     @property
@@ -212,13 +211,13 @@ def _estimate(smoke: Smoke) -> str:
 
     if smoke.config.preflight is None:
         return "not known: preflight is switched off"
-    machine = in_region(smoke.plan.jobs[0].machine, smoke.settings)
+    paid = in_region(smoke.plan.jobs[0].machine, smoke.settings).paid
     try:
         sandbox.require_compiler()
         cache_dir = sandbox.default_cache_dir()
-        params = preflight_params(smoke.config, machine)
+        params = preflight_params(smoke.config, paid)
         data = describe_data(smoke.config, smoke.plan.data or plan_dataset(smoke.config.data), cache_dir)
-        (machine_report,) = examine(params, data, (machine,), cache_dir).machines
+        (machine_report,) = examine(params, data, (paid,), cache_dir).machines
     except InputError as error:
         return f"not known: {error}"
     if machine_report.step is None:

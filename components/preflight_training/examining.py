@@ -8,7 +8,7 @@ from pathlib import Path
 from components import progress, storage
 from components.artifacts import PREFLIGHT_FILE
 from components.device import choose_precision
-from components.machine_spec import MachineSpec, Slice
+from components.machine_spec import PaidMachine, Slice
 from components.preflight_training import sandbox
 from components.preflight_training.accuracy import accuracy_of
 from components.preflight_training.advice import advise, compare
@@ -54,7 +54,7 @@ def preflight_training(
     sandbox.require_compiler()
     training = params.training
     data = load_facts(records_dir, FEED_BATCH, training.in_memory_mib, training.shuffle_buffer, cache_dir)
-    report = examine(params, data, [params.machine_spec], cache_dir)
+    report = examine(params, data, [params.paid], cache_dir)
     with storage.staged_directory(output) as staged:
         write_report(report, staged)
     machine = report.machines[0]
@@ -72,7 +72,7 @@ def preflight_training(
 
 
 def examine(
-    params: PreflightParams, data: DataFacts, machines: Sequence[MachineSpec], cache_dir: Path
+    params: PreflightParams, data: DataFacts, machines: Sequence[PaidMachine], cache_dir: Path
 ) -> PreflightReport:
     """Compile for every machine, and report.
 
@@ -86,13 +86,13 @@ def examine(
         InputError: If the model cannot be used, or the TPU compiler is not installed.
     """
     session = _Examination(params, data, cache_dir)
-    training, names = params.training, ", ".join(machine.name for machine in machines)
+    training, names = params.training, ", ".join(paid.machine for paid in machines)
     progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
-    outcomes = session.compile([(machine.slice, training.batch_size_per_replica) for machine in machines])
-    count = Counter(machine.name for machine in machines)
+    outcomes = session.compile([(paid.slice, training.batch_size_per_replica) for paid in machines])
+    count = Counter(paid.machine for paid in machines)
     reports = [
-        session.report(machine, count[machine.name] > 1, outcome, cached)
-        for machine, (outcome, cached) in zip(machines, outcomes, strict=True)
+        session.report(paid, count[paid.machine] > 1, outcome, cached)
+        for paid, (outcome, cached) in zip(machines, outcomes, strict=True)
     ]
     return PreflightReport(
         model=training.model,
@@ -133,10 +133,10 @@ class _Examination:
         limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
         return sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
 
-    def report(self, spec: MachineSpec, has_namesakes: bool, outcome: Outcome, cached: bool) -> MachineReport:
+    def report(self, paid: PaidMachine, has_namesakes: bool, outcome: Outcome, cached: bool) -> MachineReport:
         """Return everything about one machine."""
-        params, data, machine = self._params, self._data, spec.slice
-        label = label_of(spec.name, spec.region, spec.spot, has_namesakes)
+        params, data, machine = self._params, self._data, paid.slice
+        label = label_of(paid.machine, paid.region, paid.spot, has_namesakes)
         batch_size = params.training.batch_size_per_replica * machine.devices
         step = epoch = cost = None
         timeout = 0
@@ -147,14 +147,14 @@ class _Examination:
             step = time_step(outcome.cost, machine, summed)
             epoch = time_epoch(step, data.num_examples, batch_size, feed)
             layers = time_layers(outcome.cost, machine)
-            cost = self._cost(spec, epoch)
+            cost = self._cost(paid, epoch)
             # What is assumed of a host must not cut a training short.
             slowest = time_epoch(step, data.num_examples, batch_size, min(feed, data.host.feed_per_second))
             timeout = timeout_seconds(params.run_epochs * slowest.seconds)
         report = MachineReport(
             machine=machine.name,
-            region=spec.region,
-            spot=spec.spot,
+            region=paid.region,
+            spot=paid.spot,
             machine_type=machine.machine_type,
             chips=machine.chips,
             devices=machine.devices,
@@ -178,7 +178,7 @@ class _Examination:
             layers=layers,
             host_calls=outcome.cost.host_calls if outcome.cost else (),
             unknown_loops=outcome.cost.unknown_loops if outcome.cost else 0,
-            broken=(*self._unfit(machine, batch_size, outcome), *self._broken_budgets(spec, label, step, epoch, cost)),
+            broken=(*self._unfit(machine, batch_size, outcome), *self._broken_budgets(paid, label, step, epoch, cost)),
             accuracy=accuracy_of(machine.generation),
             has_namesakes=has_namesakes,
             timeout_seconds=timeout,
@@ -189,8 +189,8 @@ class _Examination:
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)
 
-    def _cost(self, spec: MachineSpec, epoch: EpochTime) -> Cost | None:
-        price = spec.slice.price(spec.region, spec.spot)
+    def _cost(self, paid: PaidMachine, epoch: EpochTime) -> Cost | None:
+        price = paid.price
         if price is None:
             return None
         per_epoch, low, high = (
@@ -224,7 +224,7 @@ class _Examination:
         return tuple(unfit)
 
     def _broken_budgets(
-        self, spec: MachineSpec, label: str, step: StepTime | None, epoch: EpochTime | None, cost: Cost | None
+        self, paid: PaidMachine, label: str, step: StepTime | None, epoch: EpochTime | None, cost: Cost | None
     ) -> tuple[str, ...]:
         params = self._params
         if step is None or epoch is None:
@@ -237,10 +237,10 @@ class _Examination:
                 f"{label} would wait for data {epoch.host_wait:.0%} of the time, max_host_wait={params.max_host_wait:g}"
             )
         if params.max_price_usd and cost is None:
-            how = " as a spot machine" * spec.spot + (f" in {spec.region}" if spec.region else "")
+            how = " as a spot machine" * paid.spot + (f" in {paid.region}" if paid.region else "")
             broken.append(
-                f"no trustworthy price is known for {spec.name}{how}, so max_price_usd={params.max_price_usd:g} cannot "
-                "be kept; set it to 0, or choose another machine, region or kind of price"
+                f"no trustworthy price is known for {paid.machine}{how}, so max_price_usd={params.max_price_usd:g} "
+                "cannot be kept; set it to 0, or choose another machine, region or kind of price"
             )
         if params.max_price_usd and cost is not None and cost.usd_per_run > params.max_price_usd:
             broken.append(

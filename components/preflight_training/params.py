@@ -1,14 +1,12 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
-import functools
 import math
 
 from components.errors import InputError
-from components.machine_spec import MachineSpec, parse_machine
+from components.machine_spec import PaidMachine
 from components.training_step.hyperparameters import TrainParams
 
-CHEAPEST_MACHINE = "v5e-1"
 # When a training is stopped: after so many times what is estimated, which leaves out start-up, validation and
 # checkpoints, and is at times wrong; at least the floor, or that doubled, so that equal work has equal limits.
 TIMEOUT_FACTOR = 3
@@ -35,9 +33,7 @@ class PreflightParams:
             device. Of the backends `jax` compiles the step of all replicas, `tensorflow` that of one; `auto` is jax. A
             precision of `auto` is mixed_bfloat16, as on a TPU.
         epochs: Passes over the training split, for the time and price of a run; 0 takes the training's.
-        machine: Short name of a TPU slice, as `tpu-pipelines machines` lists them.
-        region: Region of the price; empty is the cheapest region that trains on the machine.
-        spot: Whether the price is that of a spot machine.
+        paid: The TPU slice (`machine`), and the `region` and kind of price (`spot`) at which it is paid for.
         find_largest_batch: Find the largest batch per replica that fits, by compiling several; without it the largest
             is only looked for when the batch does not fit.
         max_step_ms: Refuse a step that takes longer on the device, in milliseconds; 0 is no limit.
@@ -50,9 +46,7 @@ class PreflightParams:
 
     training: TrainParams
     epochs: int = 0
-    machine: str = CHEAPEST_MACHINE
-    region: str = ""
-    spot: bool = False
+    paid: PaidMachine = dataclasses.field(default_factory=PaidMachine)
     find_largest_batch: bool = False
     max_step_ms: float = 0.0
     max_price_usd: float = 0.0
@@ -63,7 +57,7 @@ class PreflightParams:
     def __post_init__(self) -> None:
         if self.epochs < 0:
             raise InputError(f"epochs must not be negative; 0 takes the training's. Received: epochs={self.epochs}.")
-        _ = self.machine_spec  # Refuses what cannot be had.
+        self.paid.require_backend(self.training.backend)
         for name in ("max_step_ms", "max_price_usd", "max_host_wait"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must not be negative; 0 is no limit. Received: {name}={getattr(self, name)}.")
@@ -79,11 +73,6 @@ class PreflightParams:
     def run_epochs(self) -> int:
         """Passes over the training split that a run is priced by."""
         return self.epochs or self.training.epochs
-
-    @functools.cached_property
-    def machine_spec(self) -> MachineSpec:
-        """The machine, where and how it is paid for."""
-        return parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, self.training.backend)
 
 
 @dataclasses.dataclass(frozen=True)

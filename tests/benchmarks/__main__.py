@@ -310,7 +310,7 @@ TUTORIAL_EPOCH_SECONDS = 6.0  # CIFAR-10 on a v2-8, as the tutorial reports it.
 def bench_preflight(work: Path) -> None:
     """Times estimated without a TPU, against times measured on one."""
     from components.interface import ImageInput, Interface
-    from components.machine_spec import parse_machine
+    from components.machine_spec import PaidMachine
     from components.preflight_training import PreflightParams
     from components.preflight_training.data import DataFacts, HostRate
     from components.preflight_training.examining import examine
@@ -330,7 +330,7 @@ def bench_preflight(work: Path) -> None:
         imagenet = DataFacts(
             Interface(ImageInput((224, 224, 3), "encoded"), 1000), 1_281_167, 1_281_167 * 224 * 224 * 3, host
         )
-        found = examine(params, imagenet, [parse_machine(name) for name in names], work / "compilations")
+        found = examine(params, imagenet, [PaidMachine(name) for name in names], work / "compilations")
         return [machine.step.total_ms if machine.step else float("nan") for machine in found.machines]
 
     for backend, tuned, target in (("tensorflow", False, "≤ 1.5"), ("tensorflow", True, "≤ 1.2"), ("jax", False, "")):

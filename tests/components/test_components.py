@@ -14,6 +14,7 @@ from kfp import dsl
 from components import command_line
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
+from components.machine_spec import PaidMachine
 from components.registry.folder import ModelRegistry
 from components.step_inputs import params_from
 from components.train_model import TrainParams
@@ -40,7 +41,8 @@ def _component(step):
 
 def _default(field):
     if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
+        default = field.default_factory()
+        return dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default
     return list(field.default) if isinstance(field.default, tuple) else field.default
 
 
@@ -77,7 +79,7 @@ def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_j
     values = {"WriteParams": {"source": "sklearn:digits", "image_size": (8, 8), "class_names": ("a", "b")}}
     values["TrainParams"] = {"model": "digits_cnn", "model_parameters": {"filters": 4}, "epochs": 7}
     values["TrainParams"]["stages"] = (Stage(3, ("conv*",)), Stage(4, learning_rate=0.5))
-    values["PreflightParams"] = {"training": TrainParams(**values["TrainParams"]), "epochs": 3}
+    values["PreflightParams"] = {"training": TrainParams(**values["TrainParams"]), "paid": PaidMachine("v6e-1")}
     values["EvaluateParams"] = {"minimum": {"accuracy": 1.0}, "top_k": 3}
     values["DeployParams"] = {"registry": "r", "model_name": "m", "lineage": {"config": {"epochs": 4}}}
     params = _params(step)(**values.get(_STEPS[step], {}))
@@ -103,11 +105,12 @@ def test_help_lists_every_field_with_its_meaning(step, monkeypatch, capsys):
         importlib.import_module(f"components.{step}.__main__").main()
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for params in (_params(step), *([TrainParams] if step == "preflight_training" else [])):
+    for params in (_params(step), *([TrainParams, PaidMachine] if step == "preflight_training" else [])):
         meanings = command_line.attribute_docs(params)
+        hints = typing.get_type_hints(params)
         for field in dataclasses.fields(params):
             assert meanings[field.name]
-            assert field.name == "training" or f"--{field.name.replace('_', '-')}" in text
+            assert dataclasses.is_dataclass(hints[field.name]) or f"--{field.name.replace('_', '-')}" in text
 
 
 @pytest.mark.parametrize("step", _STEPS)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from components.errors import InputError
-from components.machine_spec import CATALOGUE_FILE, MachineSpec, load_catalogue, parse_machine
+from components.machine_spec import CATALOGUE_FILE, MachineSpec, PaidMachine, load_catalogue, parse_machine
 
 CATALOGUE = load_catalogue()
 SLICES = CATALOGUE.slices
@@ -269,6 +269,24 @@ def test_tensorflow_is_refused_on_v6e_and_later(name):
         parse_machine({"name": "v5e-8", "fallbacks": [name]}, backend="tensorflow")
     assert parse_machine(name, backend="auto") == parse_machine(name, backend="jax")
     assert parse_machine("v5e-8", backend="tensorflow").name == "v5e-8"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [(("v5e-7",), "v5e-7"), (("v5e-8", "mars-west1"), "mars-west1"), (("v3-32", "", True), r"spot=True")],
+)
+def test_a_machine_that_cannot_be_paid_for_is_refused(fields, message):
+    with pytest.raises(InputError, match=f"Cannot use machine: .*{message}"):
+        PaidMachine(*fields)
+
+
+def test_a_machine_is_paid_for_where_and_how_it_trains():
+    spec = parse_machine({"name": "v6e-1", "region": "us-central1", "spot": True, "boot_disk_size_gb": 200})
+    assert spec.paid == PaidMachine("v6e-1", "us-central1", spot=True)
+    assert spec.paid.price == spec.slice.price("us-central1", spot=True)
+    assert PaidMachine().price.usd_per_hour == min(
+        price.usd_per_hour for one in load_catalogue().slices for price in one.prices if not price.is_spot
+    ), "the cheapest"
 
 
 def test_a_spec_made_in_code_is_checked_as_well():

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from components.errors import InputError
-from components.machine_spec import parse_machine
+from components.machine_spec import PaidMachine, parse_machine
 from components.train_model.params import Stage
 from pipelines.config import load_config, on_machine, parse_config, preflight_params, read_export, ready_examples
 
@@ -116,8 +116,8 @@ def test_preflight_takes_the_training_and_the_machine_as_they_stand():
     config = parse_config(MINIMAL | {"training": training, "machine": {"name": "v5e-4", "region": "us-west1"}})
     assert config.preflight.training.optimizer == "sgd"
     assert config.preflight.training == config.training
-    assert (config.preflight.machine, config.preflight.region) == ("v5e-4", "us-west1")
-    assert parse_config(MINIMAL | {"preflight": True}).preflight.machine == "v5e-1", "the cheapest"
+    assert config.preflight.paid == PaidMachine("v5e-4", "us-west1")
+    assert parse_config(MINIMAL | {"preflight": True}).preflight.paid.machine == "v5e-1", "the cheapest"
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ def test_a_step_that_is_switched_on_takes_overrides(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(MINIMAL | {"preflight": True, "machine": None}))
     config = load_config(str(path), ["preflight.max_step_ms=5", "machine.name=v5e-4"])
-    assert (config.preflight.max_step_ms, config.preflight.machine) == (5.0, "v5e-4")
+    assert (config.preflight.max_step_ms, config.preflight.paid.machine) == (5.0, "v5e-4")
 
 
 def test_preflight_is_for_who_names_a_machine_or_asks_for_it():
     assert parse_config(MINIMAL).preflight is None
     assert parse_config(MINIMAL | {"preflight": None}).preflight, "the section, empty"
-    assert parse_config(MINIMAL | {"machine": "v5e-4"}).preflight.machine == "v5e-4"
-    assert load_config("digits").preflight.machine == "v5e-1", "the first example shows it"
+    assert parse_config(MINIMAL | {"machine": "v5e-4"}).preflight.paid.machine == "v5e-4"
+    assert load_config("digits").preflight.paid.machine == "v5e-1", "the first example shows it"
     assert load_config("mnist_cnn").preflight is None
 
 
@@ -155,13 +155,13 @@ def test_preflight_can_be_left_out():
     assert parse_config(config.as_dict()) == config
     v6e = parse_machine("v6e-4")
     assert on_machine(config, v6e).preflight is None
-    assert preflight_params(config, v6e).machine == "v6e-4", "asked for by command"
+    assert preflight_params(config, v6e.paid).paid.machine == "v6e-4", "asked for by command"
 
 
 def test_preflight_checks_the_machine_that_a_run_is_moved_to():
     config = parse_config(MINIMAL | {"machine": "v5e-4", "preflight": {"max_price_usd": 5.0}})
     moved = on_machine(config, parse_machine({"name": "v6e-4", "spot": True}))
-    assert (moved.machine.name, moved.preflight.machine, moved.preflight.spot) == ("v6e-4", "v6e-4", True)
+    assert (moved.machine.name, moved.preflight.paid) == ("v6e-4", PaidMachine("v6e-4", spot=True))
     assert moved.preflight.max_price_usd == 5.0
 
 

@@ -19,8 +19,8 @@ from pipelines.preflight import SAMPLE_EXAMPLES, _where_configured, sample_of
     ],
 )
 def test_another_machine_is_priced_where_the_configuration_trains(name, configured, expected):
-    spec = _where_configured(load_catalogue().find(name), configured and parse_machine(configured))
-    assert (spec.slice.name, spec.region, spec.spot) == (name, *expected)
+    paid = _where_configured(load_catalogue().find(name), configured and parse_machine(configured))
+    assert (paid.machine, paid.region, paid.spot) == (name, *expected)
 
 
 def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):

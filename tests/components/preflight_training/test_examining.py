@@ -8,7 +8,7 @@ import pytest
 
 from components.errors import InputError
 from components.interface import ImageInput, Interface
-from components.machine_spec import parse_machine
+from components.machine_spec import PaidMachine, parse_machine
 from components.preflight_training import PreflightParams, preflight_training
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.examining import examine
@@ -18,15 +18,17 @@ from tests.components.preflight_training.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
 
-_PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3), machine="v5e-1")
+_PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3))
 # A host whose rate is known, so that waiting can be calculated: with as many CPUs as v5e-1's own.
 _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 24))
 
 
 def _examine(cache_dir, data=_DATA, **changes):
     of_training = {name: changes.pop(name) for name in tuple(changes) if hasattr(_PARAMS.training, name)}
-    params = dataclasses.replace(_PARAMS, training=dataclasses.replace(_PARAMS.training, **of_training), **changes)
-    (report,) = examine(params, data, [params.machine_spec], cache_dir).machines
+    paid = PaidMachine(changes.pop("machine", "v5e-1"))
+    training = dataclasses.replace(_PARAMS.training, **of_training)
+    params = dataclasses.replace(_PARAMS, training=training, paid=paid, **changes)
+    (report,) = examine(params, data, [paid], cache_dir).machines
     return report
 
 
@@ -220,8 +222,8 @@ def test_a_mistake_leaves_nothing_behind(digits_records, cache_dir, tmp_path):
 def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(cache_dir):
     fallbacks = [{"name": "v5e-1", "region": "us-west4"}, {"name": "v6e-1", "region": "us-central1", "spot": True}]
     machine = parse_machine({"name": "v6e-1", "region": "asia-northeast1", "fallbacks": fallbacks})
-    report = examine(_PARAMS, _DATA, machine.candidates, cache_dir)
-    expected = [one.slice.price(one.region, one.spot) for one in machine.candidates]
+    report = examine(_PARAMS, _DATA, [one.paid for one in machine.candidates], cache_dir)
+    expected = [one.paid.price for one in machine.candidates]
     assert [(one.cost.region, one.cost.kind, one.cost.usd_per_hour) for one in report.machines] == [
         (price.region, price.kind, price.usd_per_hour) for price in expected
     ]
@@ -261,7 +263,7 @@ def test_largest_batch_and_its_successor_are_compiled(tmp_path):
 
 
 def test_several_machines_come_in_the_order_asked_for(cache_dir):
-    machines = [parse_machine(name) for name in ("v6e-1", "v5e-1")]
+    machines = [PaidMachine(name) for name in ("v6e-1", "v5e-1")]
     report = examine(_PARAMS, _DATA, machines, cache_dir)
     assert [one.machine for one in report.machines] == ["v6e-1", "v5e-1"]
     assert report.advice[0].startswith("Cheapest: v5e-1")

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from components.errors import InputError
+from components.machine_spec import PaidMachine
 from components.preflight_training import PreflightParams
 from components.train_model import TrainParams
 
@@ -11,10 +12,7 @@ from components.train_model import TrainParams
     ("values", "message"),
     [
         ({"epochs": -1}, "epochs=-1"),
-        ({"machine": "v5e-7"}, "v5e-7"),
-        ({"machine": "v6e-8", "training": TrainParams("digits_cnn", backend="tensorflow")}, "v6e"),
-        ({"machine": "v5e-8", "region": "mars-west1"}, "mars-west1"),
-        ({"machine": "v3-32", "spot": True}, "spot"),
+        ({"paid": PaidMachine("v6e-8"), "training": TrainParams("digits_cnn", backend="tensorflow")}, "v6e"),
         ({"max_step_ms": -1.0}, "max_step_ms=-1.0"),
         ({"max_price_usd": float("nan")}, "max_price_usd=nan"),
         ({"max_host_wait": float("inf")}, "max_host_wait=inf"),
