@@ -1,3 +1,4 @@
+import gc
 import os
 import tempfile
 
@@ -9,3 +10,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # Whose processes inherit what is s
     # Compilations are kept between tests, and apart from the user's own; deleted when the tests end.
     _cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-")
     os.environ["TPU_PIPELINES_CACHE_DIR"] = _cache.name
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every collection of garbage: it stays, and there is much of it."""
+    gc.collect()
+    gc.freeze()

@@ -1,6 +1,7 @@
 """A process that has imported JAX once: every request is met by a copy of it, which is cold but for its imports."""
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -69,7 +70,9 @@ def main() -> None:
     """Do what stdin asks for, a JSON line each, in a copy of this process each."""
     import jax  # noqa: F401 (what takes seconds)
     import keras  # noqa: F401
+    import tensorflow  # noqa: F401 (Keras asks for it when it writes a model's configuration)
 
+    gc.freeze()  # A copy would look through all of it, and copy it, whenever it collects.
     for line in sys.stdin:
         if (child := os.fork()) == 0:
             for message in _answer(json.loads(line)):

@@ -76,7 +76,7 @@ def connect(fake, clock, platform=Kubeflow, **settings):
     return Retrying(platform(settings, clock.now), Backoff(sleep=clock.sleep, clock=clock.seconds))
 
 
-def run(plan, kubeflow, clock, report=lambda _: None, poll_seconds=20.0):
+def run(plan, kubeflow, clock, report=lambda _: None, poll_seconds=60.0):
     """Submit and wait, in no time."""
     return wait(plan, submit(plan, kubeflow), kubeflow, report, poll_seconds, clock.sleep)
 
@@ -719,6 +719,7 @@ def test_missing_settings_are_named_before_anything_slow_is_imported():
     assert "Missing settings: kfp_host. Set them in the environment" in done.stderr
 
 
+@pytest.mark.slow  # Three processes, each of which compiles: 10 s.
 def test_processes_that_submit_at_once_and_die_while_they_wait_leave_one_run(fake, environment):
     fake.execution = Simulate(hold=True)
     command = [sys.executable, "-m", "pipelines.cli", *SUBMIT, "--wait", "--poll-seconds", "0.1", "--json"]
