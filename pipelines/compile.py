@@ -11,7 +11,7 @@ from pathlib import Path
 
 from components import storage
 from components.container import IMAGE, LOCAL_IMAGE, SERVING_IMAGE, is_in_registry
-from components.deploy_model.params import VERTEX
+from components.deploy_model.params import PRIVATE, VERTEX
 from components.errors import InputError, did_you_mean
 from components.machine_spec import MachineSpec
 from components.model_loading.lookup import bundle_of, named_files
@@ -77,7 +77,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no settings: one that nobody has named yet is asked for when it is sent.
         require_step_image(IMAGE, target)
-    config = _with_registry(config, settings)
+    config = _with_registry(config, target, settings)
     _check_readable(config, target)
     check_target(config, target)
     made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
@@ -219,11 +219,22 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
     return on_machine(config, require_machine(config, target)), {place: bundle.content}
 
 
-def _with_registry(config: Config, settings: Settings) -> Config:
+def _with_registry(config: Config, target: str, settings: Settings) -> Config:
     """Return the configuration with its registry on Vertex AI, if it has one, where the settings say."""
     deploy = config.deploy
     if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
         return config
+    if (
+        deploy.endpoint_access == PRIVATE
+        and target == "vertex"
+        and not (settings.network or settings.network_attachment)
+    ):
+        raise InputError(
+            f"Cannot compile {config.name!r} for vertex: the steps run outside of {deploy.endpoint_network}, and could "
+            f"not ask the private endpoint {deploy.endpoint!r} there before it serves. Set "
+            "TPU_PIPELINES_NETWORK_ATTACHMENT to an attachment of that network, or TPU_PIPELINES_NETWORK where it is "
+            "peered."
+        )
     image = deploy.serving_image or SERVING_IMAGE
     _require_image(image, "vertex", "serving", "TPU_PIPELINES_SERVING_IMAGE")
     registry, artifacts_uri = deploy.registry, deploy.artifacts_uri

@@ -1,6 +1,6 @@
 """KFP wrapper of deploy_model."""
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from kfp import dsl
 
@@ -26,6 +26,9 @@ def deploy_model(
     endpoint_machine_type: str = "n1-standard-2",
     endpoint_max_replicas: int = 1,
     endpoint_service_account: str = "",
+    endpoint_access: str = "public",
+    endpoint_network: str = "",
+    endpoint_projects: List[str] = [],
     encryption_key: str = "",
     lineage: Dict[str, Any] = {},
     fingerprint: Dict[str, str] = {},

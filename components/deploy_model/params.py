@@ -7,12 +7,14 @@ from typing import Any
 
 from components import storage
 from components.artifacts import DEPLOYMENT_FILE
-from components.errors import InputError
+from components.errors import InputError, did_you_mean
 from components.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
 from components.schema import Amount, JsonFile
 
+PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
 VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
 _KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
+_NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
 _ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # What Vertex AI takes, with room for the endpoint that tries a version.
 
 
@@ -41,6 +43,11 @@ class DeployParams:
         endpoint_machine_type: Machine that serves.
         endpoint_max_replicas: Most machines at a time; the least is 1, which costs as long as the version is deployed.
         endpoint_service_account: Service account that a version serves as; empty is one without any rights.
+        endpoint_access: Way in which the endpoint is reached: `public`, at the service's address; `dedicated`, at a
+            public address of its own; `private`, inside a network by Private Service Connect. It stays as created.
+        endpoint_network: Network in which a private endpoint gets its address, as
+            `projects/PROJECT/global/networks/NETWORK` with the project's id. The steps must run there too, to ask it.
+        endpoint_projects: Projects that may connect to a private endpoint beside its own and its network's.
         encryption_key: Key of the user's own (CMEK) for versions and the endpoint of a registry on Vertex AI. In a
             configuration, empty is that of the settings.
         lineage: Facts to record with the version beside what the artifacts say, as the run and its configuration.
@@ -58,6 +65,9 @@ class DeployParams:
     endpoint_machine_type: str = "n1-standard-2"
     endpoint_max_replicas: int = 1
     endpoint_service_account: str = ""
+    endpoint_access: str = PUBLIC
+    endpoint_network: str = ""
+    endpoint_projects: tuple[str, ...] = ()
     encryption_key: str = ""
     lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -89,6 +99,7 @@ class DeployParams:
                 "endpoint_service_account must be like server@my-project.iam.gserviceaccount.com. Received: "
                 f"{self.endpoint_service_account!r}."
             )
+        self._check_access()
         if self.encryption_key and not re.fullmatch(_KEY, self.encryption_key):
             raise InputError(
                 "encryption_key must be projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY. Received: "
@@ -110,6 +121,29 @@ class DeployParams:
             raise InputError(f"endpoint_traffic must be from 1 to 100. Received: {self.endpoint_traffic}.")
         if self.endpoint_max_replicas < 1:
             raise InputError(f"endpoint_max_replicas must be at least 1. Received: {self.endpoint_max_replicas}.")
+
+    def _check_access(self) -> None:
+        """Check that it is said how an endpoint is reached, and nothing else beside it."""
+        access = self.endpoint_access
+        if access not in ENDPOINT_ACCESS:
+            raise InputError(
+                f"endpoint_access must be one of {', '.join(ENDPOINT_ACCESS)}. Received: {access!r}."
+                f"{did_you_mean(access, ENDPOINT_ACCESS)}"
+            )
+        if access != PUBLIC and not self.endpoint:
+            raise InputError(f"endpoint_access={access!r} is of an endpoint, and there is none. Set endpoint=NAME.")
+        if access == PRIVATE and not re.fullmatch(_NETWORK, self.endpoint_network):
+            raise InputError(
+                "A private endpoint is asked in a network before it serves: expected endpoint_network="
+                "projects/PROJECT/global/networks/NETWORK, with the project's id and not its number. Received: "
+                f"{self.endpoint_network!r}."
+            )
+        if access != PRIVATE and (self.endpoint_network or self.endpoint_projects):
+            raise InputError(
+                "endpoint_network and endpoint_projects are of a private endpoint. Received: endpoint_access="
+                f"{access!r} with {self.endpoint_network or ', '.join(self.endpoint_projects)!r}. Set endpoint_access="
+                "private."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

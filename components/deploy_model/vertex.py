@@ -20,9 +20,10 @@ import numpy as np
 
 from components import storage
 from components.container import SERVING_IMAGE
-from components.deploy_model.params import DeployParams
+from components.deploy_model.params import PRIVATE, DeployParams
+from components.deploy_model.reaching import address_of, check_access, endpoint_fields
 from components.errors import InputError
-from components.outages import Backoff, ExistsError, MissingError, OutageError
+from components.outages import Backoff, ExistsError, MissingError, OutageError, PlatformError
 from components.registry.folder import fill_version
 from components.registry.reference import EXPORT_DIR
 from components.registry.versions import RegisteredVersion, model_digest, version_digest
@@ -45,6 +46,7 @@ _PREDICTION_SECONDS = 120
 # it went before.
 _ROUTING_SECONDS = 600
 _NO_TRAFFIC = "traffic_split"
+_TRIAL_SHARE = 50  # Percentage of the requests to where versions are tried: as a rule there is one at a time.
 _SURE_REQUESTS = 500  # At a share of 1 %: after so many, one of 150 deployments has got none.
 Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 
@@ -192,7 +194,7 @@ class VertexTarget:
     def serving(self, version: RegisteredVersion, check: HealthCheck, champion: str | None) -> Iterator[str]:
         """Put the version on an endpoint for as long as the block goes well; gives its name, empty if none is wanted.
 
-        1. On an endpoint of its own, which is deleted after that, the version answers what `check` asks.
+        1. On an endpoint where nobody else asks, the version answers what `check` asks.
         2. On the endpoint it is deployed without traffic, and then gets its share.
         3. The endpoint answers what `check` asks; what this version answered is judged.
 
@@ -229,22 +231,24 @@ class VertexTarget:
         self._retire(endpoint)
 
     def _try_apart(self, version: RegisteredVersion, check: HealthCheck) -> None:
-        """Let a version answer where nobody else asks; a request to an endpoint cannot name who is to answer it."""
+        """Let a version answer where nobody else asks; a request to an endpoint cannot name who is to answer it.
+
+        That endpoint stays, for the next version: one without a deployment costs nothing, and the name of one that was
+        deleted cannot be had again for days.
+        """
+        endpoint = self._require_endpoint(f"{self._params.endpoint}-candidate")
         for is_last in (False, True):
-            endpoint = self._require_endpoint(f"{self._params.endpoint}-v{version.number}-candidate")
             try:
                 deployed = self._deploy(endpoint, version)
-                self._route(endpoint, lambda _: {deployed: 100})  # noqa: B023 (called before the next round)
-                check(lambda _: self._predict(endpoint, deployed, check))  # noqa: B023
+                self._route(endpoint, lambda split: give_share(split, deployed, _TRIAL_SHARE))  # noqa: B023 (called now)
+                check(lambda _: self._predict(endpoint, deployed, check, _TRIAL_SHARE))  # noqa: B023
                 return
             except MissingError:  # Another run of the same model was done with it, and has taken it down.
                 if is_last:
                     raise
             finally:
-                with contextlib.suppress(MissingError):
-                    for model in self._get(endpoint).deployed_models:
-                        self._undeploy(endpoint, model.id)
-                    self._settled(_ENDPOINTS, "delete_endpoint", {"name": endpoint})
+                if left := self._find_deployed(endpoint, version):
+                    self._undeploy(endpoint, left)
 
     def _withdraw(self, endpoint: str, deployed: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Take a version off an endpoint, and give its share back."""
@@ -270,7 +274,7 @@ class VertexTarget:
 
     def _require_endpoint(self, endpoint_id: str) -> str:
         """Return the resource name of an endpoint, which is created where there is none."""
-        registry = self._registry
+        registry, project = self._registry, self._registry.parent.split("/")[1]
         name = f"{registry.parent}/endpoints/{endpoint_id}"
         request = {
             "parent": registry.parent,
@@ -278,18 +282,21 @@ class VertexTarget:
             "endpoint": {
                 "display_name": endpoint_id,
                 "labels": {"tpu_pipelines_model": registry.model_name},
+                **endpoint_fields(self._params, project),
                 **self._encryption,
             },
         }
 
         def find_or_create() -> str:
             with contextlib.suppress(MissingError):
-                registry.service.call(_ENDPOINTS, "get_endpoint", {"name": name})
+                check_access(registry.service.call(_ENDPOINTS, "get_endpoint", {"name": name}), self._params, project)
                 return name
             try:
                 registry.operate(_ENDPOINTS, "create_endpoint", request)
             except ExistsError as error:
-                raise OutageError(f"{name} is being created.") from error
+                raise OutageError(
+                    f"{name} is being created, or was deleted: then its name can be had again after seven days at most."
+                ) from error
             return name
 
         return registry.backoff(find_or_create)
@@ -360,6 +367,8 @@ class VertexTarget:
             split = dict(current.traffic_split)
             if (wanted := dict(change(split))) == split:
                 return
+            if gone := set(wanted) - {deployed.id for deployed in current.deployed_models}:
+                raise MissingError(f"{endpoint} no longer has {', '.join(gone)}: another run has taken it down.")
             changed = {"name": endpoint, "traffic_split": wanted, "etag": current.etag}
             request = {"endpoint": changed, "update_mask": {"paths": ["traffic_split"]}}
             try:
@@ -383,12 +392,16 @@ class VertexTarget:
         examples = list(enumerate(check.instances))
 
         def ask_all() -> dict[int, np.ndarray]:
+            current = self._get(endpoint)
+            if deployed not in {model.id for model in current.deployed_models}:
+                raise MissingError(f"{endpoint} no longer has {deployed}: another run has taken it down.")
+            address = address_of(current, self._params.endpoint_network)
             answers: dict[int, np.ndarray] = {}
             for turn in range(max(len(examples), _SURE_REQUESTS // share)):
                 if answers and turn >= len(examples):
                     break
                 position, instance = examples[turn % len(examples)]
-                answer = self._ask(endpoint, instance, check)
+                answer = self._ask(endpoint, instance, check, address)
                 if answer and answer[0] == deployed:
                     answers[position] = answer[1]
             if not answers:
@@ -397,10 +410,11 @@ class VertexTarget:
 
         return self._patient(_ROUTING_SECONDS)(ask_all)
 
-    def _ask(self, endpoint: str, instance: Any, check: HealthCheck) -> tuple[str, np.ndarray] | None:
+    def _ask(self, endpoint: str, instance: Any, check: HealthCheck, address: str) -> tuple[str, np.ndarray] | None:
         """Return who answers an example, and what; None where the endpoint has nobody to send it to yet."""
         request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
-        call = partial(self._registry.service.call, "PredictionService", "predict", request)
+        is_private = self._params.endpoint_access == PRIVATE
+        call = partial(self._registry.service.predict, request, address, is_private)
         try:
             response = self._patient(_PREDICTION_SECONDS)(call)  # A server that only ever fails is no outage.
             (prediction,) = response.predictions
@@ -408,6 +422,12 @@ class VertexTarget:
             return response.deployed_model_id, np.array([numbers[name] for name in check.class_names], np.float64)
         except MissingError:
             raise
+        except PlatformError as error:
+            if not is_private:
+                raise
+            raise PlatformError(
+                f"{error} Only who is in {self._params.endpoint_network} reaches {endpoint}: does this step run there?"
+            ) from error
         except (InputError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError) and _NO_TRAFFIC in str(error):
                 return None

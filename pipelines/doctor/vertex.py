@@ -13,7 +13,8 @@ from typing import Any
 
 from components import storage
 from components.container import SERVING_IMAGE
-from components.deploy_model.params import VERTEX
+from components.deploy_model.params import PRIVATE, VERTEX, DeployParams
+from components.deploy_model.reaching import check_access
 from components.errors import InputError
 from components.machine_spec import MachineSpec
 from components.model_loading.lookup import bundle_of
@@ -31,7 +32,7 @@ from pipelines.platforms.custom_job import in_region
 from pipelines.settings import Settings
 
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
-_KEYS = "cloudkms.googleapis.com"
+_KEYS, _CONNECTIVITY = "cloudkms.googleapis.com", "networkconnectivity.googleapis.com"
 # Of whoever submits; https://cloud.google.com/iam/docs/roles-permissions/aiplatform has roles and permissions.
 _SUBMITTER = ("aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get", "aiplatform.pipelineJobs.list")
 # Of the account that runs pipelines: https://cloud.google.com/vertex-ai/docs/tabular-data/tabular-workflows/
@@ -73,7 +74,7 @@ class VertexChecks:
             Check("Vertex AI", self._region),
             Check("bucket", self._bucket, is_cheap=True),
             Check("image", self._step_image, is_cheap=True),
-            Check("image's reader", self._puller),
+            Check("image's reader", functools.partial(self._puller, "image's reader", self._image)),
             Check("service account", self._service_account, is_cheap=True),
             Check("acting as it", self._acting, is_cheap=True),
             Check("its roles", self._runner),
@@ -93,9 +94,16 @@ class VertexChecks:
             if setting:
                 checks.append(Check(what, ask))
         if self._deploys:
-            checks += [Check("serving image", self._serving_image), Check("registry", self._models)]
-            if self._config.deploy and self._config.deploy.endpoint:
+            reader = "serving image's reader"
+            checks += [
+                Check("serving image", self._serving_image_there),
+                Check(reader, functools.partial(self._puller, reader, self._serving_image)),
+                Check("registry", self._models),
+            ]
+            if self._deploy.endpoint:
                 checks.append(Check("endpoint", self._endpoint))
+            if self._deploy.endpoint_access == PRIVATE:
+                checks.append(Check("endpoint's network", self._connection_policy))
         return Check("sign-in", self._sign_in, is_cheap=True), checks
 
     # Who asks, and where
@@ -217,21 +225,27 @@ class VertexChecks:
     def _step_image(self) -> Iterator[Finding]:
         yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE")
 
-    def _serving_image(self) -> Iterator[Finding]:
-        image = (self._config.deploy and self._config.deploy.serving_image) or SERVING_IMAGE
-        yield from image_findings("serving image", image, self._apis, "TPU_PIPELINES_SERVING_IMAGE")
+    @property
+    def _serving_image(self) -> str:
+        return self._deploy.serving_image or SERVING_IMAGE
 
-    def _puller(self) -> Iterator[Finding]:
-        """Check the agent that pulls images: https://cloud.google.com/vertex-ai/docs/general/custom-service-account."""
-        repository, agent = repository_of(self._image), self._agent
+    def _serving_image_there(self) -> Iterator[Finding]:
+        yield from image_findings("serving image", self._serving_image, self._apis, "TPU_PIPELINES_SERVING_IMAGE")
+
+    def _puller(self, what: str, image: str) -> Iterator[Finding]:
+        """Check the agent that pulls images: https://cloud.google.com/vertex-ai/docs/general/custom-service-account.
+
+        A model's image it reads when the model is uploaded: model.proto, ModelContainerSpec.image_uri.
+        """
+        repository, agent = repository_of(image), self._agent
         if not repository or repository[0] == self._settings.project:
-            yield there("image's reader", "Vertex AI's service agent reads the project's own")
+            yield there(what, "Vertex AI's service agent reads the project's own")
             return
         project, location, name = repository
         path = f"v1/projects/{project}/locations/{location}/repositories/{name}:getIamPolicy"
         granted = Policies(self._apis, project).granted(agent, lambda: self._apis.get(_REGISTRY, path))
         yield from self._judge(
-            "image's reader",
+            what,
             granted,
             _PULLER,
             agent,
@@ -448,14 +462,17 @@ class VertexChecks:
     # Where the model goes
 
     @property
+    def _deploy(self) -> DeployParams:
+        return self._config.deploy or DeployParams("", self._config.name)
+
+    @property
     def _deploys(self) -> bool:
-        deploy = self._config.deploy
-        return deploy is not None and (deploy.registry == VERTEX or is_on_vertex(deploy.registry))
+        return self._deploy.registry == VERTEX or is_on_vertex(self._deploy.registry)
 
     @property
     def _registry_service(self) -> tuple[VertexService, str]:
         """The service where models are registered, and its parent there."""
-        registry = self._config.deploy.registry if self._config.deploy else ""
+        registry = self._deploy.registry
         project, region = self._settings.project, self._settings.region
         if is_on_vertex(registry):
             _, project, _, region, *_ = registry.split("/")
@@ -469,12 +486,41 @@ class VertexChecks:
 
     def _endpoint(self) -> Iterator[Finding]:
         service, parent = self._registry_service
-        name = f"{parent}/endpoints/{self._config.deploy.endpoint if self._config.deploy else ''}"
+        name = f"{parent}/endpoints/{self._deploy.endpoint}"
         try:
-            service.call("EndpointService", "get_endpoint", {"name": name})
-            yield there("endpoint", name)
+            endpoint = service.call("EndpointService", "get_endpoint", {"name": name})
         except MissingError:
             yield there("endpoint", f"{name} is created by the run")
+            return
+        try:
+            check_access(endpoint, self._deploy, parent.split("/")[1])
+        except InputError as error:
+            yield missing("endpoint", str(error), "name another deploy.endpoint")
+            return
+        yield there("endpoint", name)
+
+    def _connection_policy(self) -> Iterator[Finding]:
+        """Check that the service may put an endpoint's address into the network.
+
+        google/cloud/networkconnectivity/v1/cross_network_automation.proto: ServiceConnectionPolicy.
+        """
+        what, network = "endpoint's network", self._deploy.endpoint_network
+        _, project, *_, name = network.split("/")
+        region = self._registry_service[1].split("/")[3]
+        place = f"v1/projects/{project}/locations/{region}/serviceConnectionPolicies"
+        policies = self._apis.get(_CONNECTIVITY, place).get("serviceConnectionPolicies", ())
+        if any(
+            policy.get("serviceClass") == "gcp-vertexai" and policy.get("network", "").rpartition("/")[2] == name
+            for policy in policies
+        ):
+            yield there(what, f"Vertex AI may put addresses into {network}")
+        else:
+            yield missing(
+                what,
+                f"no policy lets Vertex AI put an endpoint's address into {network} in {region}",
+                f"gcloud network-connectivity service-connection-policies create vertex-ai --project={project} "
+                f"--network={network} --service-class=gcp-vertexai --region={region} --subnets=SUBNET",
+            )
 
     # The commands that grant a role
 

@@ -91,6 +91,9 @@ class GoogleCloud:
             NETWORK: {"peerings": [{"name": "servicenetworking-googleapis-com", "state": "ACTIVE"}]},
             ATTACHMENT: {},
         }
+        self.connection_policies = [
+            {"network": "projects/123456789012/global/networks/inside", "serviceClass": "gcp-vertexai"}
+        ]
         self.keys = {KEY: {"primary": {"state": "ENABLED"}}}
         self.key_policy = bind("roles/cloudkms.cryptoKeyEncrypterDecrypter", AGENT)
         self.repositories = {"images": bind("roles/artifactregistry.reader")}
@@ -169,6 +172,12 @@ class GoogleCloud:
                 )
             ],
             "compute": [(r"compute/v1/(.+)", lambda name, asked: self.networks.get(name))],
+            "networkconnectivity": [
+                (
+                    r"v1/projects/my-project/locations/us-central1/serviceConnectionPolicies",
+                    lambda asked: {"serviceConnectionPolicies": self.connection_policies},
+                )
+            ],
             "cloudkms": [
                 (r"v1/(.+):getIamPolicy", lambda name, asked: self.key_policy if name in self.keys else None),
                 (r"v1/(.+)", lambda name, asked: self.keys.get(name)),

@@ -369,3 +369,97 @@ def test_an_endpoint_that_has_changed_since_it_was_read_is_not_overwritten(fake)
     endpoints.update_endpoint(endpoint=change, update_mask={"paths": ["display_name"]})
     with pytest.raises(exceptions.Conflict, match=r"has changed: its etag is"):
         endpoints.update_endpoint(endpoint=change, update_mask={"paths": ["display_name"]})
+
+
+NETWORK = "projects/my-project/global/networks/inside"
+PRIVATE = {"enable_private_service_connect": True, "project_allowlist": ["my-project"]}
+ADDRESS = {"project_id": "my-project", "network": NETWORK}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dedicated_endpoint_enabled": True, "private_service_connect_config": PRIVATE}, "mutually exclusive"),
+        (
+            {
+                "private_service_connect_config": {
+                    **PRIVATE,
+                    "project_allowlist": [],
+                    "psc_automation_configs": [ADDRESS],
+                }
+            },
+            "'my-project' is not in the project_allowlist",
+        ),
+        (
+            {
+                "private_service_connect_config": {
+                    **PRIVATE,
+                    "psc_automation_configs": [{**ADDRESS, "network": "projects/12345/global/networks/inside"}],
+                }
+            },
+            "a network is named by its project's id",
+        ),
+    ],
+)
+def test_an_endpoint_that_cannot_be_reached_so_is_refused(fake, fields, words):
+    with pytest.raises(exceptions.BadRequest, match=words):
+        client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e", **fields})
+
+
+def deployed_to(fake, **fields):
+    """An endpoint with one model on it, which has all of the traffic."""
+    endpoints = client(fake, "Endpoint")
+    endpoint = endpoints.create_endpoint(parent=PARENT, endpoint={"display_name": "e", **fields}).result().name
+    deployed = {"model": upload(fake, "gs://b/1").model, "dedicated_resources": MACHINE}
+    endpoints.deploy_model(endpoint=endpoint, deployed_model=deployed, traffic_split={"0": 100}).result()
+    return endpoints.get_endpoint(name=endpoint)
+
+
+def ask(address, endpoint, instance=1):
+    asked = v1.PredictionServiceClient(
+        client_options={"api_endpoint": address}, transport="rest", credentials=AnonymousCredentials()
+    )
+    return list(asked.predict(endpoint=endpoint.name, instances=[instance]).predictions)
+
+
+def test_a_dedicated_endpoint_answers_at_its_own_address_alone(fake):
+    endpoint = deployed_to(fake, dedicated_endpoint_enabled=True)
+    assert ask(endpoint.dedicated_endpoint_dns, endpoint) == ["gs://b/1"]
+    with pytest.raises(exceptions.BadRequest, match="cannot be accessed through the shared Vertex AI domain"):
+        ask(fake.url, endpoint)
+
+
+def test_a_private_endpoint_has_an_address_while_something_is_deployed(fake):
+    endpoint = deployed_to(fake, private_service_connect_config={**PRIVATE, "psc_automation_configs": [ADDRESS]})
+    (config,) = endpoint.private_service_connect_config.psc_automation_configs
+    assert ask(config.ip_address, endpoint) == ["gs://b/1"]
+    with pytest.raises(exceptions.BadRequest, match="is not to be reached"):
+        ask(fake.url, endpoint)
+    (deployed,) = endpoint.deployed_models
+    endpoints = client(fake, "Endpoint")
+    endpoints.undeploy_model(endpoint=endpoint.name, deployed_model_id=deployed.id).result()
+    (config,) = endpoints.get_endpoint(name=endpoint.name).private_service_connect_config.psc_automation_configs
+    assert config.ip_address == ""
+    fake.without_policy.add(NETWORK)
+    failed = deployed_to(fake, private_service_connect_config={**PRIVATE, "psc_automation_configs": [ADDRESS]})
+    (config,) = failed.private_service_connect_config.psc_automation_configs
+    assert (config.ip_address, config.error_message) == ("", "CONNECTION_POLICY_MISSING")
+
+
+def test_a_request_is_no_larger_than_its_endpoint_takes(fake):
+    with pytest.raises(exceptions.BadRequest, match=r"exceeds 1500000 bytes"):
+        ask(fake.url, deployed_to(fake), "x" * 1_500_000)
+    dedicated = deployed_to(fake, dedicated_endpoint_enabled=True)
+    assert ask(dedicated.dedicated_endpoint_dns, dedicated, "x" * 1_500_000) == ["gs://b/1"]
+
+
+def test_the_name_of_a_deleted_endpoint_is_free_again_after_seven_days():
+    clock = Clock()
+    with FakeVertex(Simulate(), clock=clock.now) as fake:
+        endpoints, endpoint = client(fake, "Endpoint"), {"display_name": "e"}
+        name = endpoints.create_endpoint(parent=PARENT, endpoint=endpoint, endpoint_id="e").result().name
+        endpoints.delete_endpoint(name=name).result()
+        with pytest.raises(exceptions.Conflict, match="it was deleted lately"):
+            endpoints.create_endpoint(parent=PARENT, endpoint=endpoint, endpoint_id="e")
+        clock.sleep(7 * 86400)
+        assert endpoints.create_endpoint(parent=PARENT, endpoint=endpoint, endpoint_id="e").result().name == name

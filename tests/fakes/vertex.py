@@ -22,6 +22,7 @@ Faults, from `GoogleApiServer`: `fail_next`, `drop_next`, `go_down` and `come_ba
 What arrived is in `calls`. `environment` is for the command line.
 """
 
+import contextvars
 import datetime
 import itertools
 import json
@@ -65,6 +66,9 @@ _PIPELINE_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 _MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 _ENDPOINT_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?|[1-9][0-9]{0,8}")
 _DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
+# The address of an endpoint of its own at which a request has arrived; empty is the service's.
+_ARRIVED_AT: contextvars.ContextVar[str] = contextvars.ContextVar("arrived_at", default="")
+_OF_AN_ENDPOINT = re.compile(r"(/of/[^/]+)(/.*)")
 Predict = Callable[[list[Any], Any], list[Any]]
 
 
@@ -91,6 +95,8 @@ class FakeVertex(GoogleApiServer):
         unreadable: Places on gs:// and images that the service's own account may not read.
         local_images: Images that are taken for a registry's: the one of whatever is compiled without a setting.
         unusable_keys: Encryption keys that the service's own account may not use.
+        without_policy: Networks into which no policy lets the service put an endpoint's address.
+        elsewhere: Networks that whoever asks is not in.
         queued_seconds: How long a pipeline job waits before anything happens.
         cancelling_seconds: How long a job goes on being cancelled.
         operation_polls: How often a long-running operation says that it is not done yet.
@@ -125,6 +131,9 @@ class FakeVertex(GoogleApiServer):
         self.unreadable: set[str] = set()
         self.local_images = {LOCAL_IMAGE}
         self.unusable_keys: set[str] = set()
+        self.without_policy: set[str] = set()
+        self.elsewhere: set[str] = set()
+        self._deleted: dict[str, datetime.datetime] = {}
         self.queued_seconds = 0.0
         # On the system's time a test waits for it; on a clock's it must be slept away.
         self.cancelling_seconds = 30.0 if clock else 0.2
@@ -177,6 +186,9 @@ class FakeVertex(GoogleApiServer):
             return *asked, ""
         with self.lock:
             self._catch_up()
+        of_an_endpoint = _OF_AN_ENDPOINT.fullmatch(target)
+        address, target = of_an_endpoint.groups() if of_an_endpoint else ("", target)
+        _ARRIVED_AT.set(address and f"{self.url}{address}")
         target = re.sub(r"^/(v1|ui)/projects/[^/]+", f"/v1/projects/{PROJECT_NUMBER}", target)
         path = target.partition("?")[0].removeprefix("/v1/")
         if verb == "GET" and "/operations/" in path:
@@ -653,6 +665,13 @@ class FakeVertex(GoogleApiServer):
             raise ServiceError("ALREADY_EXISTS", f"Endpoint {endpoint.name} already exists.")
         if request.endpoint_id and not _ENDPOINT_ID.fullmatch(request.endpoint_id):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid endpoint id: {request.endpoint_id!r}.")
+        # Rule: the name of an endpoint that was deleted is not to be had again for up to 7 days; said of private ones,
+        # and taken to hold for all (…/predictions/private-service-connect: Limitations)
+        if endpoint.name in self._deleted and self.clock() < self._deleted[endpoint.name] + datetime.timedelta(days=7):
+            raise ServiceError("ALREADY_EXISTS", f"Endpoint {endpoint.name} already exists: it was deleted lately.")
+        # Rule: a dedicated endpoint has an address of its own (endpoint.proto: dedicated_endpoint_dns)
+        if endpoint.dedicated_endpoint_enabled:
+            endpoint.dedicated_endpoint_dns = f"{self.url}/of/{job_id_of(endpoint.name)}"
         self._reserve(endpoint.name)
 
         def create() -> v1.Endpoint:
@@ -666,9 +685,30 @@ class FakeVertex(GoogleApiServer):
     def _keep(self, endpoint: v1.Endpoint) -> None:
         """Have an endpoint as it is now; whoever has read it before has not."""
         endpoint.update_time, endpoint.etag = self.clock(), f"etag-{next(self._numbers)}"
+        for config in endpoint.private_service_connect_config.psc_automation_configs:
+            self._automate(endpoint, config)
         self.endpoints[endpoint.name] = endpoint
         effective = self.clock() + datetime.timedelta(seconds=self.traffic_seconds)
         self._routed.setdefault(endpoint.name, []).append((effective, dict(endpoint.traffic_split)))
+
+    def _automate(self, endpoint: v1.Endpoint, config: Any) -> None:
+        """Give a private endpoint its address in a network, or take it."""
+        # Rule: a private endpoint has its address in a network for as long as a model is deployed, and another one
+        # after that (…/predictions/private-service-connect: Limitations of PSC automation)
+        states = v1.PSCAutomationState
+        config.ip_address = config.error_message = ""
+        config.state = states.PSC_AUTOMATION_STATE_UNSPECIFIED
+        if not endpoint.deployed_models:
+            return
+        # Rule: without a service connection policy there is no address, and the deployment has succeeded all the same
+        # (…/predictions/private-service-connect: Create a service connection policy)
+        if config.network in self.without_policy:
+            config.state, config.error_message = states.PSC_AUTOMATION_STATE_FAILED, "CONNECTION_POLICY_MISSING"
+            return
+        first = min(deployed.create_time.timestamp() for deployed in endpoint.deployed_models)
+        config.state = states.PSC_AUTOMATION_STATE_SUCCESSFUL
+        there = "http://127.0.0.1:1" if config.network in self.elsewhere else self.url
+        config.ip_address = f"{there}/of/{job_id_of(endpoint.name)}-{first:.0f}"
 
     def get_endpoint(self, request: v1.GetEndpointRequest) -> v1.Endpoint:
         return _find(self.endpoints, request.name)
@@ -694,6 +734,7 @@ class FakeVertex(GoogleApiServer):
         if endpoint.deployed_models:
             raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} has deployed models.")
         del self.endpoints[endpoint.name], self._routed[endpoint.name]
+        self._deleted[endpoint.name] = self.clock()
         self.served.pop(endpoint.name, None)
         return self._operate(endpoint.name, empty_pb2.Empty)
 
@@ -778,6 +819,8 @@ class FakeVertex(GoogleApiServer):
 
     def predict(self, request: v1.PredictRequest) -> v1.PredictResponse:
         endpoint = _find(self.endpoints, request.endpoint)
+        rules.check_asked_where_it_is(endpoint, _ARRIVED_AT.get())
+        rules.check_size(endpoint, request)
         # Whoever is furthest behind its share is next: a split of 90 and 10 is kept over every ten requests.
         splits = [split for effective, split in self._routed[endpoint.name] if effective <= self.clock()]
         there = {deployed.id for deployed in endpoint.deployed_models}

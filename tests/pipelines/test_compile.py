@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -607,6 +608,18 @@ def test_a_registry_on_vertex_ai_needs_to_know_where(tmp_path):
         compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, f"deploy.registry={REGISTRY}")
     with pytest.raises(InputError, match=r"cannot fetch the serving image 'tpu-pipelines/serving:latest'"):
         compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex", settings=SETTINGS)
+
+
+def test_a_private_endpoint_wants_steps_that_run_in_its_network(tmp_path):
+    private = "deploy={registry: vertex, endpoint: digits, endpoint_access: private, endpoint_network: NETWORK}"
+    private = private.replace("NETWORK", "projects/my-project/global/networks/inside")
+    outside = dataclasses.replace(SETTINGS, network="")
+    with pytest.raises(
+        InputError, match=r"outside of projects/my-project/global/networks/inside, and could not ask the"
+    ):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=outside)
+    compile_digits("kubeflow", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=outside)
+    compile_digits("vertex", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=SETTINGS)
 
 
 def executors(path):

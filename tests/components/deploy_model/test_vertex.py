@@ -97,6 +97,9 @@ class World:
     def digest(self, sure):
         return model_digest(self.folders(sure)[0])
 
+    def endpoint(self, name):
+        return self.fake.endpoints[canonical(f"{ROOT.removesuffix('/models')}/endpoints/{name}")]
+
     @property
     def versions(self):
         """Where the aliases of each version are."""
@@ -108,12 +111,13 @@ class World:
 
     @property
     def endpoints(self):
-        """By the endpoint's id, the versions that are deployed, and their shares of the traffic."""
+        """By the endpoint's id, the versions that are deployed, and their shares of the traffic; none that is empty."""
         return {
             name.rpartition("/")[2]: {
                 one.model_version_id: endpoint.traffic_split.get(one.id, 0) for one in endpoint.deployed_models
             }
             for name, endpoint in self.fake.endpoints.items()
+            if endpoint.deployed_models
         }
 
 
@@ -149,7 +153,7 @@ def test_a_version_is_encrypted_and_serves_as_its_params_say(world):
     account = "server@my-project.iam.gserviceaccount.com"
     params = dataclasses.replace(PARAMS, encryption_key=KEY, endpoint_service_account=account)
     world.release(0.9, NOBODY, params)
-    (endpoint,), (versions,) = world.fake.endpoints.values(), world.fake.models.values()
+    endpoint, (versions,) = world.endpoint("digits"), world.fake.models.values()
     assert [one.encryption_spec.kms_key_name for one in (endpoint, *versions)] == [KEY, KEY]
     assert endpoint.deployed_models[0].service_account == account
 
@@ -167,7 +171,7 @@ def test_a_step_that_may_not_act_as_the_serving_account_leaves_the_champion(worl
 
 def test_a_deployment_waits_for_another_change_of_its_endpoint(world):
     world.release(0.8, NOBODY)
-    (endpoint,) = world.fake.endpoints
+    endpoint = world.endpoint("digits").name
     world.fake.operation_seconds = 120
     deployed = {"model": f"{ROOT}/digits@1", "dedicated_resources": MACHINE}
     client = VertexService("my-project", "us-west1", world.fake.url, AnonymousCredentials())
@@ -204,7 +208,7 @@ def test_the_first_version_is_registered_served_and_made_the_champion(world):
         "export/model.tflite",
         "export/saved_model/saved_model.pb",
     }
-    (deployed,) = next(iter(world.fake.endpoints.values())).deployed_models
+    (deployed,) = world.endpoint("digits").deployed_models
     assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-2"
 
 
@@ -271,7 +275,7 @@ def test_traffic_that_comes_late_is_waited_for(world, traffic):
     world.release(0.8, NOBODY, params)
     world.release(0.9, world.digest(0.8), params)
     assert world.versions["2"] == ["champion", "default"]
-    (shared,) = world.fake.served.values()
+    shared = world.fake.served[world.endpoint("digits").name]
     assert len(shared) == 2, "the new version was judged where users ask"
 
 
@@ -299,7 +303,78 @@ def test_without_an_endpoint_a_version_is_registered_alone(world):
     assert world.endpoints == {}
 
 
+NETWORK = "projects/my-project/global/networks/inside"
+PRIVATE = {"endpoint_access": "private", "endpoint_network": NETWORK, "endpoint_projects": ("their-project",)}
+
+
+@pytest.mark.parametrize("access", [{"endpoint_access": "dedicated"}, PRIVATE])
+def test_an_endpoint_with_an_address_of_its_own_is_asked_there(world, access):
+    params = dataclasses.replace(PARAMS, **access)
+    world.release(0.8, NOBODY, params)
+    world.release(0.9, world.digest(0.8), params)
+    assert world.versions == {"1": [], "2": ["champion", "default"]}
+    assert world.endpoints == {"digits": {"2": 100}}
+    endpoint = world.endpoint("digits")
+    assert endpoint.dedicated_endpoint_enabled == (access is not PRIVATE)
+    allowed = ["my-project", "their-project"] if access is PRIVATE else []
+    assert list(endpoint.private_service_connect_config.project_allowlist) == allowed
+
+
+def test_two_versions_that_are_tried_at_once_leave_each_other_alone(world):
+    world.release(0.8, NOBODY)
+    registry = world.registry()
+    first, second = (
+        VertexTarget(PARAMS, registry).register(*world.folders(sure), metrics={}, reasons=[], lineage={})
+        for sure in (0.9, 0.95)
+    )
+    target = VertexTarget(PARAMS, registry)
+
+    class Overtaken(Sure):
+        def __call__(self, answer):
+            target._try_apart(second, Sure(0.95))
+            return super().__call__(answer)
+
+    target._try_apart(first, Overtaken(0.9))
+    assert world.endpoints == {"digits": {"1": 100}}
+
+
 # What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({}, PRIVATE, "it is there already and public, expected private"),
+        (PRIVATE, {}, "it is there already and private, expected public"),
+        (
+            {**PRIVATE, "endpoint_projects": ()},
+            PRIVATE,
+            "private without their-project, expected private with them, and an endpoint stays as it was created",
+        ),
+    ],
+)
+def test_an_endpoint_is_not_deployed_to_where_it_is_reached_in_another_way(world, before, after, words):
+    world.release(0.8, NOBODY, dataclasses.replace(PARAMS, **before))
+    with pytest.raises(InputError, match=words):
+        world.release(0.9, world.digest(0.8), dataclasses.replace(PARAMS, **after))
+    assert world.versions == {"1": ["champion", "default"], "2": []}
+    assert world.endpoints == {"digits": {"1": 100}}
+
+
+def test_a_private_endpoint_without_an_address_or_out_of_reach_says_what_to_do(world):
+    params = dataclasses.replace(PARAMS, **PRIVATE)
+    world.fake.without_policy = {NETWORK}
+    with pytest.raises(
+        InputError, match=rf"no address in {NETWORK}: CONNECTION_POLICY_MISSING.*service-class=gcp-vert"
+    ):
+        world.release(0.9, NOBODY, params)
+    world.fake.without_policy, world.fake.elsewhere = set(), {NETWORK}
+    with pytest.raises(PlatformError, match=rf"Gave up after .* Only who is in {NETWORK} reaches .*does this step run"):
+        world.release(0.9, NOBODY, params)
+    assert world.versions == {"1": ["default"]}
+    assert world.endpoints == {}
+    world.fake.elsewhere = set()
+    assert world.release(0.9, NOBODY, params) == "1"
 
 
 @pytest.mark.parametrize(
@@ -396,10 +471,10 @@ def stories(tmp_path, storage_server):
         world.fake.__exit__()
 
 
-_CHANGES = ("upload_model", "create_endpoint", "deploy_model", "update_endpoint", "undeploy_model", "delete_endpoint")
+_CHANGES = ("upload_model", "deploy_model", "update_endpoint", "undeploy_model", "merge_version_aliases")
 
 
-@pytest.mark.parametrize("method", [*_CHANGES, "merge_version_aliases"])
+@pytest.mark.parametrize("method", _CHANGES)
 def test_a_change_whose_answer_is_lost_is_found_and_not_made_twice(stories, method):
     """Each lasts five minutes, and shows nothing before."""
     world = stories(seconds=300)
@@ -407,6 +482,15 @@ def test_a_change_whose_answer_is_lost_is_found_and_not_made_twice(stories, meth
     second_release(world)
     assert_released(world, method)
     assert any(call.method == method and call.status == 0 for call in world.fake.calls)
+
+
+def test_an_endpoint_whose_creation_is_not_heard_of_is_found_and_not_made_twice(world):
+    world.fake.operation_seconds = 300
+    world.fake.drop_next(2, "after", "create_endpoint")
+    assert world.release(0.8, NOBODY) == "1"
+    created = [call.request.endpoint_id for call in world.fake.called("create_endpoint")]
+    assert sorted(set(created)) == ["digits", "digits-candidate"]
+    assert world.endpoints == {"digits": {"1": 100}}
 
 
 @pytest.mark.slow  # Some 50 releases each: half a minute.
@@ -500,6 +584,11 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
         ({"endpoint_traffic": 0}, "endpoint_traffic must be from 1 to 100. Received: 0"),
         ({"endpoint_max_replicas": 0}, "Received: 0"),
         ({"endpoint_service_account": "server"}, "endpoint_service_account must be like .* Received: 'server'"),
+        ({"endpoint_access": "privat"}, "must be one of public, dedicated, private. Received: 'privat'. Did you mean"),
+        ({"endpoint_access": "dedicated", "endpoint": ""}, "endpoint_access='dedicated' is of an endpoint"),
+        ({**PRIVATE, "endpoint_network": ""}, "asked in a network before it serves.* Received: ''"),
+        ({**PRIVATE, "endpoint_network": "projects/12345/global/networks/inside"}, "id and not its number"),
+        ({"endpoint_projects": ("theirs",)}, "of a private endpoint. Received: endpoint_access='public' with 'theirs'"),
         ({"encryption_key": "key"}, "encryption_key must be projects/.* Received: 'key'"),
         ({"encryption_key": KEY.replace("west1", "east1")}, "must be of the registry's region, 'us-west1'"),
         (

@@ -199,6 +199,35 @@ def test_an_image_of_another_project_is_read_by_the_service_agent(fake):
     assert {one.verdict for one in examine(fake, image=image)} == {Verdict.THERE}
 
 
+def test_a_serving_image_of_another_project_is_read_by_the_service_agent(fake):
+    image = f"europe-docker.pkg.dev/other-project/images/serving@sha256:{'0' * 64}"
+    fake.cloud.images["other-project/images/serving"] = ["linux/amd64"]
+    config = dataclasses.replace(CONFIG, deploy=dataclasses.replace(CONFIG.deploy, serving_image=image))
+    ((what, said, remedy),) = told(examine(fake, config), Verdict.UNKNOWN)
+    assert (what, "lacks roles/artifactregistry.reader" in said) == ("serving image's reader", True)
+    assert "gcloud artifacts repositories add-iam-policy-binding images --project=other-project" in remedy
+    fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", AGENT)
+    assert {one.verdict for one in examine(fake, config)} == {Verdict.THERE}
+
+
+def test_a_private_endpoint_needs_its_network_s_policy_and_is_not_one_that_is_public(fake):
+    network = "projects/my-project/global/networks/inside"
+    deploy = dataclasses.replace(CONFIG.deploy, endpoint_access="private", endpoint_network=network)
+    config = dataclasses.replace(CONFIG, deploy=deploy)
+    findings = examine(fake, config)
+    assert {one.verdict for one in findings} == {Verdict.THERE}, as_table(findings)
+    fake.cloud.connection_policies[0]["serviceClass"] = "gcp-memorystore"
+    ((what, said, remedy),) = told(examine(fake, config), Verdict.MISSING)
+    assert (what, f"into {network} in us-central1" in said) == ("endpoint's network", True)
+    assert f"--network={network} --service-class=gcp-vertexai --region=us-central1" in remedy
+    fake.cloud.__init__()
+    name = canonical("projects/my-project/locations/us-central1/endpoints/digits")
+    fake.endpoints = {name: v1.Endpoint(name=name, display_name="digits")}
+    ((what, said, _),) = told(examine(fake, config), Verdict.MISSING)
+    fake.endpoints.clear()
+    assert (what, "it is there already and public, expected private" in said) == ("endpoint", True)
+
+
 TENSORBOARD = "projects/my-project/locations/us-central1/tensorboards/7"
 OTHERS = dataclasses.replace(
     SETTINGS, network="", network_attachment=ATTACHMENT, encryption_key=KEY, tensorboard=TENSORBOARD
