@@ -3,18 +3,25 @@
 A page is one HTML file that needs nothing else: no network, no script, no second file.
 """
 
+import datetime
 import io
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 import markupsafe
+import numpy as np
+
+from components.step_record import RUN_VARIABLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+_HOVERED_POINTS = 400  # Of a line; more lie over each other.
 # Stand-ins that matplotlib can draw in; the page replaces them, so that one drawing suits light and dark.
 INK, LINE, BLUE, ORANGE, GREEN, VIOLET, RED, TEAL = (f"#0000a{i}" for i in range(1, 9))
 SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL)
@@ -63,6 +70,16 @@ def environment(templates: Path, **filters: Callable[..., Any]) -> jinja2.Enviro
     return jinja
 
 
+def run_name() -> str:
+    """Return the name of the run that this step is part of; empty where none is told."""
+    return os.environ.get(RUN_VARIABLE, "")
+
+
+def now() -> str:
+    """Return the time as a page's title has it, as `2026-11-22 09:30 UTC`."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) -> markupsafe.Markup:
     """Return a drawing as SVG to put into a page.
 
@@ -81,6 +98,7 @@ def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) 
         plot(axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        hovered = "".join(_hovered(figure, axes))
     text = buffer.getvalue()
     view_box = re.search(r'viewBox="[^"]*"', text)
     # The first definitions are a style sheet that would apply to the whole page.
@@ -89,4 +107,28 @@ def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) 
     body = re.sub(r'(?<=<g) id="[^"]*"| font-family:[^;]*;', "", body).replace("xlink:href", "href")
     body = re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], body)
     label = f"{name}: {y_label} by {x_label}"
-    return markupsafe.Markup(f'<svg {view_box[0] if view_box else ""} role="img" aria-label="{label}">{body}</svg>')
+    return markupsafe.Markup(
+        f'<svg {view_box[0] if view_box else ""} role="img" aria-label="{label}">{body}{hovered}</svg>'
+    )
+
+
+def _hovered(figure: "Figure", axes: "Axes") -> Iterator[str]:
+    """Yield for every point of a drawing's named lines and dots a circle that tells its values under the pointer."""
+    from matplotlib.ticker import PercentFormatter
+
+    def say(axis: Any, value: float) -> str:
+        return f"{value:.2%}" if isinstance(axis.get_major_formatter(), PercentFormatter) else f"{value:.4g}"
+
+    points = [(line.get_label(), np.asarray(line.get_xydata())) for line in axes.lines if line.get_linestyle() != "--"]
+    points += [(dots.get_label(), np.asarray(dots.get_offsets())) for dots in axes.collections]
+    scale, height = 72 / figure.dpi, 72 * figure.get_figheight()  # SVG counts in points, from the top.
+    for label, values in points:
+        if str(label).startswith("_"):
+            continue
+        for x, y in values[:: -(-len(values) // _HOVERED_POINTS) or 1]:
+            across, up = axes.transData.transform((x, y)) * scale
+            text = f"{label}: {axes.get_xlabel()} {say(axes.xaxis, x)}, {axes.get_ylabel()} {say(axes.yaxis, y)}"
+            yield (
+                f'<circle class="point" cx="{across:.1f}" cy="{height - up:.1f}" r="4.5">'
+                f"<title>{markupsafe.escape(text)}</title></circle>"
+            )

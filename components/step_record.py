@@ -18,6 +18,7 @@ from components.errors import InputError
 from components.schema import Amount, JsonFile
 
 STEP_RECORD_FILE = "step.json"
+RUN_VARIABLE = "TPU_PIPELINES_RUN"  # The name of the run that a step is part of, for the pages that it writes.
 # The process that runs the pipeline here; a step whose runner has died must not go on beside the next run's.
 RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
 _LOOK_EVERY_SECONDS = 0.5

@@ -46,6 +46,7 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     cache_dir = sandbox.default_cache_dir()
     facts = describe_data(config, plan_dataset(config.data), cache_dir)
     report = examine(params, facts, candidates, cache_dir)
+    report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
     return report

@@ -30,7 +30,7 @@ from components.registry.opening import open_registry, parse_reference
 from components.registry.reference import is_on_vertex, reference
 from components.registry.versions import model_digest
 from components.safe_path import safe_children
-from components.step_record import RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
+from components.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
 from components.table import printable
 from pipelines import STEP_TABLE, STEPS, history
 from pipelines.caching import data_version, fingerprints, lineage, step_keys
@@ -285,7 +285,11 @@ class _LocalRun:
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:
         """Set what the steps' processes are to see beside our own environment."""
-        added = {"AIP_CHECKPOINT_DIR": str(self._checkpoint_dir), RUNNER_VARIABLE: str(os.getpid())}
+        added = {
+            "AIP_CHECKPOINT_DIR": str(self._checkpoint_dir),
+            RUNNER_VARIABLE: str(os.getpid()),
+            RUN_VARIABLE: self._config.name,
+        }
         if sys.stderr.isatty():
             added[TERMINAL_VARIABLE] = "1"
         saved = dict(os.environ)

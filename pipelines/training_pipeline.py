@@ -13,6 +13,7 @@ from components.evaluate_model.component import evaluate_model
 from components.export_model.component import export_model
 from components.preflight_training.component import preflight_training
 from components.registry.opening import parse_reference
+from components.step_record import RUN_VARIABLE
 from components.train_model.component import train_model
 from pipelines.config import Config, without_tuples
 from pipelines.resources import apply, resources_of
@@ -55,6 +56,8 @@ def training_pipeline(
 
     def add(step: str, component: Callable[..., dsl.PipelineTask], **inputs: Any) -> dsl.PipelineTask:
         task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
+        if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Whose pages have it in their titles.
+            task.set_env_variable(RUN_VARIABLE, config.name)
         if step != "train_model":  # Whose machine is the target's affair.
             task = place(step, apply(task, resources_of(config, step)))
         if cache_keys:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from components import device as devices
-from components import progress, records, storage
+from components import page, progress, records, storage
 from components.artifacts import (
     EVALUATION_FILE,
     KEY_FEATURE,
@@ -217,7 +217,8 @@ def _judge_passages(
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         return render_language_report(
             LanguageReportContent(
-                title=f"{info.name} on {manifest.source}",
+                title=_title(manifest, info),
+                subtitle=_subtitle(info),
                 facts=_facts(params, manifest, info),
                 metrics=metrics[0],
                 champion=metrics[1] if len(metrics) > 1 else None,
@@ -299,7 +300,8 @@ def _report_content(
     pick = records.pick_texts if isinstance(manifest.input, TextInput) else records.pick_inputs
     picked: Mapping[int, Any] = pick(records_dir, manifest, params.split, [*shown, *right])
     return ReportContent(
-        title=f"{info.name} on {manifest.source}",
+        title=_title(manifest, info),
+        subtitle=_subtitle(info),
         facts=_facts(params, manifest, info),
         metrics=metrics[0],
         champion=metrics[1] if len(metrics) > 1 else None,
@@ -379,6 +381,30 @@ _CHOOSE: Mapping[str, Callable[[Manifest, _Scores, np.ndarray], _Chosen]] = {
 }
 
 
+def _title(manifest: Manifest, info: ModelInfo) -> str:
+    what = f"{info.name} on {manifest.source}"
+    return f"{page.run_name()}: {what}" if page.run_name() else what
+
+
+def _subtitle(info: ModelInfo) -> str:
+    """Return what tells this run from others of its name."""
+    training = info.training
+    stages = training.get("stages", ())
+    rates = dict.fromkeys(stage["learning_rate"] or training["learning_rate"] for stage in stages)
+    batch = f"{training['batch_size_per_replica']:,}"
+    if training["num_replicas"] > 1:
+        batch += f" × {training['num_replicas']:,}"
+    return ", ".join(
+        (
+            page.now(),
+            f"learning rate {' then '.join(f'{rate:g}' for rate in rates or [training['learning_rate']])}",
+            f"batch {batch}",
+            f"trained on {training['num_replicas']:,} × {training['accelerator']}"
+            + (f" of {training['host']}" if training.get("host") else ""),
+        )
+    )
+
+
 def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mapping[str, str]:
     training = info.training
     return {
@@ -390,13 +416,19 @@ def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mappi
         "Set aside": f"{len(manifest.quarantined):,} unreadable inputs",
         "Trained on": f"{training['num_replicas']} × {training['accelerator']}, {training['backend']}, "
         f"{training['precision']}",
-        "Training": f"{training['epochs']} epochs, {training['seconds']:,.0f} s, "
+        "Training": f"{training['epochs']} epochs{_in_stages(training)}, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
         "Best epoch": _describe_best_epoch(training),
         **_replica_facts(training),
         **_text_facts(params.split, manifest),
         **_copy_facts(params.split, manifest),
     }
+
+
+def _in_stages(training: Mapping[str, Any]) -> str:
+    stages = training.get("stages", ())
+    said = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
+    return f" ({', then '.join(said)})" if stages else ""
 
 
 def _describe_best_epoch(training: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ class LanguageReportContent:
         samples: Texts that the model wrote.
         passages: Passages that it found hardest.
         baseline: Bits that the characters' frequencies alone reach.
+        subtitle: See `ReportContent`.
     """
 
     title: str
@@ -38,6 +39,7 @@ class LanguageReportContent:
     samples: Sequence[Sample]
     passages: Sequence[Passage]
     baseline: Baseline
+    subtitle: str = ""
 
 
 def render_language_report(content: LanguageReportContent) -> str:

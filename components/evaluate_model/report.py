@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import functools
 import io
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,7 @@ class ReportContent:
         right: Right predictions to show.
         answers: True and predicted numbers of a regression, float[examples, targets] each.
         baseline: Figure of the best constant answer.
+        subtitle: Facts that tell this run from others of the name: when, at which rate, where.
     """
 
     title: str
@@ -121,6 +123,7 @@ class ReportContent:
     right: Sequence[Prediction] | Sequence[LabelPrediction]
     answers: tuple[np.ndarray, np.ndarray] | None = None
     baseline: Baseline | None = None
+    subtitle: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,6 +358,9 @@ def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[marku
                 if points:
                     marker = "o" if len(points) <= 30 else ""
                     axes.plot(*zip(*points, strict=True), label=label, color=color, marker=marker, markersize=3)
+            for before, row in itertools.pairwise(history):
+                if before.get("stage") != row.get("stage"):
+                    axes.axvline((row["epoch"] or 0) - 0.5, color=page.INK, linewidth=1, linestyle=":")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if metric.endswith("accuracy"):
                 axes.yaxis.set_major_formatter(PercentFormatter(1))

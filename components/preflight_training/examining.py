@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from components import progress, storage
+from components import page, progress, storage
 from components.artifacts import PREFLIGHT_FILE
 from components.device import choose_precision
 from components.machine_spec import PaidMachine, Slice
@@ -103,6 +103,9 @@ def examine(
         data=data,
         machines=tuple(reports),
         advice=compare(reports),
+        run=page.run_name(),
+        created=page.now(),
+        learning_rate=training.learning_rate,
     )
 
 

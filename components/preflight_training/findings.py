@@ -243,6 +243,9 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         data: Data that is to be trained on.
         machines: One report each, in the order asked for.
         advice: Sentences on which of several machines to take.
+        run: Name of the run that it was made for; empty if unknown.
+        created: When it was made.
+        learning_rate: Peak learning rate of the training, for one replica.
     """
 
     model: str
@@ -253,6 +256,9 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
     data: DataFacts
     machines: tuple[MachineReport, ...]
     advice: tuple[str, ...]
+    run: str = ""
+    created: str = ""
+    learning_rate: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the file holds: each machine with what follows from its figures."""

@@ -94,7 +94,19 @@ def _render(report: PreflightReport) -> str:
         advice=_advice(report.machines),
         origins=_origins(report),
         largest_stage=_LARGEST_STAGE,
+        subtitle=_subtitle(report),
     )
+
+
+def _subtitle(report: PreflightReport) -> str:
+    """Return what tells this report from others of the model."""
+    batches = dict.fromkeys(f"{machine.batch_size_per_replica:,}" for machine in report.machines)
+    facts = (
+        report.created,
+        f"learning rate {report.learning_rate:g}" if report.learning_rate else "",
+        f"batch {' and '.join(batches)} per replica",
+    )
+    return ", ".join(filter(None, facts))
 
 
 def _milliseconds(ms: float | None) -> str:

@@ -417,7 +417,11 @@ class _Session:
                 input=self.manifest.input,
                 task=self.manifest.task,
                 dataset_fingerprint=self.manifest.fingerprint,
-                training={**dataclasses.asdict(self.params), **dataclasses.asdict(result)},
+                training={
+                    **dataclasses.asdict(self.params),
+                    **dataclasses.asdict(result),
+                    "host": devices.describe_host(),
+                },
             ).save(staged)
         return result
 

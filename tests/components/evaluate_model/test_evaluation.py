@@ -2,6 +2,7 @@ import dataclasses
 import json
 import re
 import shutil
+import types
 
 import h5py
 import numpy as np
@@ -11,7 +12,7 @@ from components import records
 from components.artifacts import Manifest, ModelInfo
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
-from components.evaluate_model import EvaluateParams, evaluate_model
+from components.evaluate_model import EvaluateParams, evaluate_model, evaluation
 from components.evaluate_model.metrics import compute_metrics
 from components.identities import load_identities
 from components.metric_table import scalars
@@ -35,6 +36,23 @@ def broken_model(trained_digits, tmp_path):
             if item.dtype.kind == "f":
                 item[...] = np.nan
     return directory
+
+
+def test_the_report_is_named_after_its_run_and_says_how_it_was_trained(monkeypatch):
+    manifest = types.SimpleNamespace(source="images:x")
+    training = {"learning_rate": 0.1, "batch_size_per_replica": 32, "num_replicas": 8, "accelerator": "tpu"}
+    info = types.SimpleNamespace(name="cnn", training=training)
+    assert evaluation._title(manifest, info) == "cnn on images:x"
+    monkeypatch.setenv("TPU_PIPELINES_RUN", "flowers")
+    assert evaluation._title(manifest, info) == "flowers: cnn on images:x"
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d UTC, learning rate 0.1, batch 32 × 8, trained on 8 × tpu",
+        evaluation._subtitle(info),
+    )
+    stages = [{"epochs": 3, "frozen": ["backbone"], "learning_rate": 0.001}, {"epochs": 5, "learning_rate": 0.0}]
+    info.training = {**training, "stages": stages, "host": "2 × AMD EPYC"}
+    assert "learning rate 0.001 then 0.1, batch" in evaluation._subtitle(info)
+    assert evaluation._subtitle(info).endswith("8 × tpu of 2 × AMD EPYC")
 
 
 def test_every_example_of_the_split_is_scored_once(digits_records, trained_digits, tmp_path):

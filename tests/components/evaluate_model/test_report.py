@@ -88,6 +88,32 @@ def test_report_shows_hostile_names_as_text_and_never_as_markup(num_classes):
     assert _HOSTILE in page.words
 
 
+def test_the_title_tells_a_run_from_others_of_its_name():
+    text = render_report(_content(title="flowers: cnn on images:x", subtitle="2026-11-22 09:30 UTC, batch 32"))
+    assert "<title>flowers: cnn on images:x: 2026-11-22 09:30 UTC, batch 32</title>" in text
+    assert "2026-11-22 09:30 UTC, batch 32" in Page(text).words
+
+
+def test_every_point_of_a_curve_tells_its_values_under_the_pointer():
+    told = re.findall(
+        r'<circle class="point" cx="([\d.]+)" cy="([\d.]+)" r="4.5"><title>([^<]*)', render_report(_content())
+    )
+    points = {text: (float(x), float(y)) for x, y, text in told}
+    assert {"train: epoch 1, loss 1", "validation: epoch 3, loss 0.3667", "train: epoch 2, accuracy 75.00%"} <= {
+        *points
+    }
+    first, last = points["train: epoch 1, loss 1"], points["train: epoch 3, loss 0.3333"]
+    assert 0 < first[0] < last[0] < 331, "later is further right"
+    assert 0 < first[1] < last[1] < 223, "less is lower"
+
+
+def test_a_stage_begins_at_a_dotted_line():
+    epochs = [{**epoch, "stage": stage} for epoch, stage in zip(_content().history, (1, 1, 2), strict=True)]
+    assert "A dotted line stands where a stage" in _text(_content(history=epochs))
+    assert render_report(_content(history=epochs)).count("stroke-dasharray: 1,1.65") == 2, "of two figures"
+    assert "dotted" not in _text(_content())
+
+
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_report_loads_nothing(num_classes):
     text = render_report(_content(metrics=_metrics(num_classes)))

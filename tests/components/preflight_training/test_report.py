@@ -137,6 +137,22 @@ def _line(text, name):
     return _squeeze(re.search(rf"^{name}  +(.*)$", text, re.MULTILINE)[1])
 
 
+def test_the_title_tells_a_report_from_others_of_the_model(write):
+    text = write(_report(run="flowers", created="2026-11-22 09:30 UTC", learning_rate=0.002))[1]
+    facts = "2026-11-22 09:30 UTC, learning rate 0.002, batch 128 per replica"
+    assert f"<title>flowers: Preflight: cifar10_cnn on v5e-8: {facts}</title>" in text
+    assert facts in Page(text).words
+    assert "batch 128 per replica" in Page(write(_report())[1]).words, "of an older version"
+
+
+def test_the_stage_that_was_compiled_is_said(words):
+    machine = dataclasses.replace(_MACHINE, stage="2 of 2")
+    said = "2 of 2, in which the most of the model learns; the others are counted as if they took as long"
+    assert said in _squeeze(as_text(_report(machine)))
+    assert said in words(_report(machine))
+    assert "in which the most" not in words(_report())
+
+
 @pytest.mark.parametrize("report", [_report(), _report(_failed()), _SEVERAL])
 def test_json_holds_every_field_and_what_became_of_each_machine(write, report):
     raw, _ = write(report)
