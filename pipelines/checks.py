@@ -61,7 +61,8 @@ def check_data(config: Config) -> DatasetPlan:
     """
     plan = plan_dataset(config.data)
     config.training.check_batch_fits(plan.split_examples["train"])
-    for section, split in (("gate", config.gate.split), ("export", config.export.split)):
+    splits = {"gate": config.gate.split, **({"export": config.export.split} if config.export else {})}
+    for section, split in splits.items():
         if split not in plan.order:
             raise InputError(
                 f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "

@@ -51,7 +51,7 @@ class Config:
         data: Parameters of create_tfrecords.
         training: Parameters of train_model, the model and its own included.
         gate: Parameters of evaluate_model.
-        export: Parameters of export_model.
+        export: Parameters of export_model; None ends the run after the gate.
         machine: The TPU slice to train on in the cloud, if one is named.
         preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out,
             as does a configuration that says neither machine nor preflight.
@@ -67,7 +67,7 @@ class Config:
     data: WriteParams
     training: TrainParams
     gate: EvaluateParams
-    export: ExportParams
+    export: ExportParams | None
     machine: MachineSpec | None = None
     preflight: PreflightParams | None = None
     deploy: DeployParams | None = None
@@ -78,6 +78,11 @@ class Config:
     def steps(self) -> list[str]:
         """The steps of the run, without those that it leaves out."""
         return [name for name, step in STEP_TABLE.items() if getattr(self, step.section) is not None]
+
+    @property
+    def required_formats(self) -> tuple[str, ...]:
+        """Formats that the export must hold."""
+        return self.export.required if self.export else ()
 
     @property
     def champion(self) -> str:
@@ -97,8 +102,9 @@ class Config:
         model = {"name": training.pop("model"), "parameters": training.pop("model_parameters")}
         if self.model_files:
             model["files"] = self.model_files
-        sections = {name: dataclasses.asdict(getattr(self, name)) for name in ("data", "gate", "export")}
+        sections = {name: dataclasses.asdict(getattr(self, name)) for name in ("data", "gate")}
         plain: dict[str, Any] = {"name": self.name, "model": model, "training": training, **sections}
+        plain["export"] = dataclasses.asdict(self.export) if self.export else False
         if self.machine:
             plain["machine"] = self.machine.as_dict()
         for section, keys in (("preflight", PREFLIGHT_KEYS), ("deploy", DEPLOY_KEYS)):
@@ -137,13 +143,13 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     return parse_config(raw, name_or_path)
 
 
-def read_export(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> ExportParams:
+def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ()) -> ExportParams:
     """Read section `export` alone, with `export.key=value` over it.
 
     Raises:
         InputError: If a key or value is wrong, or an override is of another section.
     """
-    raw: dict[str, Any] = {"export": dict(values)}
+    raw: dict[str, Any] = {"export": {**values} if isinstance(values, Mapping) else {}}
     for text in overrides:
         override(raw, text)
     _check_keys(raw, ("export",), "--set")
@@ -252,6 +258,9 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     sections: dict[str, Any] = {}
     for section, params in _SECTIONS.items():
         values = {} if raw.get(section) is None else raw[section]
+        if section == "export" and (values := _optional_section(values, section)) is None:
+            sections[section] = None
+            continue
         if not isinstance(values, dict):
             raise InputError(f"Cannot use {section}: expected a mapping, received {values!r}.")
         fixed = {"model": str(model["name"]), "model_parameters": parameters} if section == "training" else {}
@@ -270,7 +279,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     # Compiling for a TPU takes time: only where one is configured, or preflight itself.
     asked = raw.get("preflight") if "preflight" in raw or machine is not None else False
     preflight = _build_preflight(asked, sections["training"], machine.paid if machine else PaidMachine())
-    deploy = _build_deploy(raw.get("deploy"), name)
+    deploy = _build_deploy(raw.get("deploy"), name, sections["export"] is not None)
     sections["resources"] = step_resources.parse_resources(raw.get("resources"))
     return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, model_files=files, **sections)
 
@@ -322,9 +331,14 @@ def _preflight_on(paid: PaidMachine, values: Mapping[str, Any], training: TrainP
     return _build(PreflightParams, values, {"training": training, "epochs": 0, "paid": paid}, "preflight")
 
 
-def _build_deploy(values: Any, name: str) -> DeployParams | None:
-    values = _optional_section(values, "deploy")
-    if values is None:
+def _build_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
+    asked, values = values, _optional_section(values, "deploy")
+    if asked is not None and values is not None and not is_exported:
+        raise InputError(
+            "Cannot deploy what is not exported: export is false, which ends the run after the gate. Received: "
+            f"deploy={asked!r}. Remove deploy, or export: false."
+        )
+    if values is None or not is_exported:
         return None
     return _build(DeployParams, {"registry": "", "model_name": name, **values}, {"lineage": {}}, "deploy")
 

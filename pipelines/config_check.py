@@ -115,7 +115,7 @@ def _check_model(config: Config, interface: Interface) -> Finding:
         check_model(config, interface)
     except InputError as error:
         return Finding("model", ERROR, str(error))
-    formats = f", and can be exported as {', '.join(config.export.required)}" if config.export.required else ""
+    formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
     return Finding("model", OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
 
 

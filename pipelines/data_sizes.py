@@ -106,7 +106,8 @@ def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, f
 
     yield "create_tfrecords", BASE_GIB + 2 * size.held / 2**30
     yield "evaluate_model", BASE_GIB + 2 * split_gib(config.gate.split)
-    yield "export_model", BASE_GIB + 2 * split_gib(config.export.split)
+    if config.export:
+        yield "export_model", BASE_GIB + 2 * split_gib(config.export.split)
     if target == "kubeflow":
         held = min(split_gib(TRAIN), config.training.in_memory_mib / 2**10)
         yield "train_model", BASE_GIB + 2 * (held + split_gib(VALIDATION))

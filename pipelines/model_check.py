@@ -28,7 +28,7 @@ def needs_check(config: Config) -> bool:
     a LiteRT file; else the training itself finds it within seconds.
     """
     is_own = config.training.model not in REGISTRY
-    return bool(set(_LITE) & set(config.export.required)) or (is_own and config.preflight is not None)
+    return bool(set(_LITE) & set(config.required_formats)) or (is_own and config.preflight is not None)
 
 
 def check_model_works(config: Config, plan: DatasetPlan) -> None:
@@ -50,7 +50,7 @@ def check_model(config: Config, interface: Interface) -> None:
         "model": config.training.model,
         "parameters": config.training.model_parameters,
         "interface": dataclasses.asdict(interface),
-        "required": config.export.required,
+        "required": config.required_formats,
         "frozen": [stage.frozen for stage in config.training.stages],
     }
     done = subprocess.run(

@@ -9,7 +9,7 @@ from kfp import dsl
 
 from components.create_tfrecords.component import create_tfrecords, list_source
 from components.deploy_model.component import deploy_model
-from components.evaluate_model.component import evaluate_model
+from components.evaluate_model.component import evaluate_model, mark_promoted
 from components.export_model.component import export_model
 from components.preflight_training.component import preflight_training
 from components.registry.opening import parse_reference
@@ -110,7 +110,12 @@ def training_pipeline(
             champion=champion,
             **_constants(config.gate, "champion"),
         )
+        if not config.export and cache_keys:  # Nothing is left to do, and a local run reads the gate's decision itself.
+            return
         with dsl.If(evaluated.outputs["Output"] == True, name="promoted"):  # noqa: E712 (KFP overloads ==)
+            if not config.export:
+                place("evaluate_model", apply(mark_promoted(model=trained), resources_of(config, "evaluate_model")))
+                return
             exported = add(
                 "export_model", export_model, records=records, model=trained, **_constants(config.export)
             ).outputs["exported"]

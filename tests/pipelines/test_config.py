@@ -23,6 +23,14 @@ def test_as_dict_is_a_config_again():
     assert parse_config(config.as_dict()) == config
 
 
+def test_without_an_export_the_run_ends_after_the_gate():
+    config = load_config("digits", ["export=false"])
+    assert config.steps[-1] == "evaluate_model"
+    assert (config.export, config.deploy, config.required_formats) == (None, None, ())
+    assert parse_config(config.as_dict()) == config
+    assert read_export(config.as_dict()["export"]) == parse_config(MINIMAL).export, "by command all the same"
+
+
 def test_the_epochs_are_those_of_all_stages():
     stages = [{"epochs": 3, "frozen": "backbone", "learning_rate": "1e-3"}, {"epochs": 5}]
     config = parse_config({**MINIMAL, "training": {"stages": stages}})
@@ -68,6 +76,8 @@ def test_the_epochs_are_those_of_all_stages():
         ({"preflight": {"machine": "v5e-1"}}, r"Unknown key 'machine' in section preflight"),
         ({"preflight": {"max_host_wait": 2.0}}, r"max_host_wait is a share of the time, below 1. Received: .*=2.0"),
         ({"preflight": "on"}, r"Cannot use preflight: expected a mapping, or false to leave it out, received 'on'"),
+        ({"export": "no"}, r"Cannot use export: expected a mapping, or false to leave it out, received 'no'"),
+        ({"export": False, "deploy": {"alias": "a"}}, r"Cannot deploy what is not exported.*deploy=\{'alias': 'a'\}"),
         ({"deploy": {"registri": "r"}}, r"Unknown key 'registri' in section deploy.* Did you mean 'registry'\?"),
         ({"deploy": {"lineage": {}}}, r"Unknown key 'lineage' in section deploy"),
         ({"deploy": {"alias": "Best"}}, r"Section deploy: Cannot use the alias 'Best'"),

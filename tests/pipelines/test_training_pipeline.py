@@ -7,6 +7,7 @@ from kfp import compiler
 from kfp import components as kfp_components
 
 from components.train_model.component import train_model
+from pipelines import STEPS
 from pipelines.config import load_config
 from pipelines.training_pipeline import training_pipeline
 
@@ -63,6 +64,20 @@ def test_without_a_registry_there_is_no_deployment(tmp_path, overrides):
     assert "comp-deploy-model" not in spec["components"]
     champion = spec["root"]["inputDefinitions"]["parameters"]["champion"]["defaultValue"]
     assert champion == ("gs://bucket/model" if overrides else "")
+
+
+def test_without_an_export_the_gate_alone_is_marked(tmp_path):
+    def tasks(**options):
+        path = tmp_path / "pipeline.yaml"
+        compiler.Compiler().compile(training_pipeline(load_config("digits", ["export=false"]), **options), str(path))
+        spec = yaml.safe_load(path.read_text())
+        inside = spec["components"].get("comp-condition-1", {}).get("dag", {}).get("tasks", {})
+        return spec["root"]["dag"]["tasks"].keys(), inside.keys()
+
+    everything = {"list-source", "create-tfrecords", "preflight-training", "train-model", "evaluate-model"}
+    assert tasks() == ({*everything, "condition-1"}, {"mark-promoted"})
+    keys = dict.fromkeys(STEPS, "key")
+    assert tasks(cache_keys=keys) == (everything - {"list-source"}, set())
 
 
 def test_training_waits_for_preflight(compiled, tmp_path):
