@@ -135,20 +135,23 @@ def _some_names(place: str) -> list[str]:
     return [name for name, _ in zip(names, range(_SEARCHED_FILES), strict=False)]
 
 
-def guess_task(params: WriteParams) -> WriteParams:
+def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
     """Return the parameters with the task that the labels of a CSV file suggest: `cat|dog` or numbers with a fraction.
+
+    With them comes the listing by these parameters, where one was made.
 
     Raises:
         InputError: If the source cannot be listed.
     """
     if params.task != CLASSIFICATION or not params.source.startswith("csv:"):
-        return params
-    names = list_examples(params).class_names
+        return params, None
+    listing = list_examples(params)
+    names = listing.class_names
     if any("|" in name for name in names):
-        return dataclasses.replace(params, task=MULTI_LABEL)
+        return dataclasses.replace(params, task=MULTI_LABEL), None
     if _are_numbers(names) and (len(names) > _MOST_LEVELS or any("." in name for name in names)):
-        return dataclasses.replace(params, task=REGRESSION)
-    return params
+        return dataclasses.replace(params, task=REGRESSION), None
+    return params, listing
 
 
 def _are_numbers(names: tuple[str, ...]) -> bool:
@@ -158,17 +161,18 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
         return False
 
 
-def look_at(params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview:
+def look_at(params: WriteParams, listing: Listing | None = None, seconds: float = _LOOK_SECONDS) -> DataOverview:
     """List the data, divide them, and read some of them.
 
     Args:
         params: Parameters by which to read them.
+        listing: Listing that was made by these; None to list them.
         seconds: When to stop reading.
 
     Raises:
         InputError: If the source cannot be used.
     """
-    return overview_of(plan_dataset(params), params, seconds)
+    return overview_of(plan_dataset(params, listing), params, seconds)
 
 
 def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview:

@@ -151,7 +151,7 @@ def look(data: Place, kind: str = "", **settings: Any) -> "DataOverview":
     from pipelines.data_overview import guess_task, look_at, source_of
 
     overrides = [f"data.{key}={json.dumps(value)}" for key, value in settings.items()]
-    return look_at(guess_task(read_data(source_of(str(data), kind), overrides)))
+    return look_at(*guess_task(read_data(source_of(str(data), kind), overrides)))
 
 
 def train(

@@ -53,14 +53,18 @@ def _where(listing: Listing, params: WriteParams) -> str:
     return ""
 
 
-def plan_dataset(params: WriteParams) -> DatasetPlan:
+def plan_dataset(params: WriteParams, listing: Listing | None = None) -> DatasetPlan:
     """List the source and divide it, reading no image and no text file.
+
+    Args:
+        params: Parameters by which to read it.
+        listing: Listing that was made of it by these; None to list it.
 
     Raises:
         InputError: If the source cannot be used, a split that was asked for has no examples, or a target of a
             regression is the same for all that train.
     """
-    listing = list_examples(params)
+    listing = listing or list_examples(params)
     if listing.corpus is not None and listing.splits is not None:
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
         return DatasetPlan(listing, places, listing.corpus.split_rule)

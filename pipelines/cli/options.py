@@ -105,12 +105,12 @@ def add_workspace(command: Any) -> None:
     )
 
 
-def add_target(command: Any, required: bool = False, also: tuple[str, ...] = ()) -> None:
-    """Add `--target`."""
+def add_target(command: Any, required: bool = False, also: tuple[str, ...] = (), first: str = "vertex") -> None:
+    """Add `--target`; where it is not required, `first` is its default, empty for none."""
     from pipelines.settings import TARGET_SETTINGS
 
-    targets, default = (*TARGET_SETTINGS, *also), None if required else "vertex"
-    note = "" if required else f"(default: {default})"
+    targets, default = (*TARGET_SETTINGS, *also), None if required else first
+    note = f"(default: {default})" if default else ""
     command.add_argument("--target", choices=targets, required=required, default=default, help=note)
     command.add_argument(
         "--settings", type=user_path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first"

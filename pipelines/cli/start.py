@@ -3,12 +3,22 @@
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli.options import BAD_INPUT, DONE, add_config, add_workspace, show_text, tell_hint, user_path
+from pipelines.cli.options import (
+    BAD_INPUT,
+    DONE,
+    add_config,
+    add_target,
+    add_workspace,
+    show_text,
+    tell_hint,
+    user_path,
+)
 
 _KINDS = ("images", "csv", "texts", "arrays", "corpus")  # As in pipelines.data_overview, which --help does without.
 _MODEL = "model"
@@ -58,7 +68,7 @@ def _init(arguments: argparse.Namespace) -> int:
         )
     source = source_of(place, kind)
     show_text(f"looking at {source}", sys.stderr)
-    overview = look_at(guess_task(read_data(source, asked.overrides)))
+    overview = look_at(*guess_task(read_data(source, asked.overrides)))
     name = asked.name or name_of(source)
     start = plan_start(overview, name, model, asked.output, asked.overrides, asked.workflow)
     start.write(asked.force)
@@ -91,10 +101,12 @@ def _add_check(commands: Any) -> None:
         epilog="Example: tpu-pipelines check flowers.yaml",
         help="find out in seconds what would stop a run, or spoil it",
         description="Check a configuration as far as seconds allow: the settings, the data and some examples of them, "
-        "the model, which is imported and built, the machine, and settings that contradict each other. Trains nothing.",
+        "the model, which is imported and built, the machine, and settings that contradict each other; with --target "
+        "also what a platform needs. Trains nothing, and asks no platform.",
     )
     add_config(check)
     add_workspace(check)
+    add_target(check, first="")
     check.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     check.set_defaults(command=_check)
 
@@ -105,6 +117,11 @@ def _check(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config, arguments.overrides)
     findings = check_config(config, arguments.workspace)
+    if arguments.target:
+        from pipelines.platform_check import check_platform
+        from pipelines.settings import load_settings
+
+        findings += check_platform(config, arguments.target, load_settings(os.environ, arguments.settings))
     if arguments.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
     else:
@@ -113,7 +130,8 @@ def _check(arguments: argparse.Namespace) -> int:
             show_text(f"{finding.state:<6}", end="", colours=colours)
             show_text(f"{finding.about:<10}{finding.said}")
         if is_sound(findings):
-            show_text(f"\nnext: tpu-pipelines run {arguments.config}{_again(arguments.overrides)}")
+            command = f"submit --target {arguments.target}" if arguments.target else "run"
+            show_text(f"\nnext: tpu-pipelines {command} {arguments.config}{_again(arguments.overrides)}")
     return DONE if is_sound(findings) else BAD_INPUT
 
 

@@ -92,7 +92,9 @@ def test_names_out_of_data_stay_in_their_comment(tmp_path, monkeypatch):
 def test_the_task_is_guessed_from_the_labels(tmp_path, labels, task):
     rows = [f"words number {i},{label}" for i, label in enumerate(labels)]
     (tmp_path / "t.csv").write_text("\n".join(["text,label", *(row for row in rows if not row.endswith(","))]))
-    assert guess_task(WriteParams(f"csv:{tmp_path}/t.csv")).task == task
+    params, listing = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
+    assert params.task == task
+    assert (listing is not None) == (task == "classification"), "it is listed again for another task alone"
 
 
 def test_texts_get_a_length_that_nine_in_ten_do_not_exceed(tmp_path, monkeypatch):
