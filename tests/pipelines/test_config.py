@@ -83,7 +83,7 @@ def test_the_epochs_are_those_of_all_stages():
         ({"deploy": {"alias": "Best"}}, r"Section deploy: Cannot use the alias 'Best'"),
         ({"deploy": "on"}, r"Cannot use deploy: expected a mapping, or false to leave it out, received 'on'"),
         ({"gate": False}, r"Cannot use gate: expected a mapping, received False"),
-        ({"export": []}, r"Cannot use export: expected a mapping, received \[\]"),
+        ({"export": []}, r"Cannot use export: expected a mapping, or false to leave it out, received \[\]"),
         (
             {"model": {"name": "digits_cnn", "parameters": {"filters": datetime.date(2024, 1, 1)}}},
             r"model.parameters.filters: expected .* received datetime.date\(2024, 1, 1\)",

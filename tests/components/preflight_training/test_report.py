@@ -371,7 +371,7 @@ def test_page_shows_what_is_unknown_as_such(words):
 
 def test_page_of_one_machine_opens_with_verdict_and_figures(words):
     text = words(_report())
-    assert "Preflight: cifar10_cnn on v5e-8 ✓ Fits" in text
+    assert "Preflight: cifar10_cnn on v5e-8 batch 128 per replica ✓ Fits" in text
     assert "Step 1.00 ms (0.750–1.30) 800 µs compute + 200 µs communication" in text
     assert "Epoch 279 ms (279–300) 49 steps, 49.0 ms on the device" in text
     assert "Price of a run $0.0074 (0.0074–0.0081) 10 epochs, $9.60 an hour" in text
