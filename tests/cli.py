@@ -5,8 +5,14 @@ import io
 import re
 import subprocess
 import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
+from components.step_record import RUNNER_VARIABLE
 from pipelines.cli.main import main
 
 REPOSITORY = Path(__file__).parent.parent
@@ -33,6 +39,41 @@ def tpu_pipelines_here(*arguments: str, cwd: Path | None = None) -> subprocess.C
         finally:
             sys.path[:] = path
     return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
+
+
+@contextlib.contextmanager
+def steps_here() -> Iterator[None]:
+    """Run the steps of local runs in this process, which has TensorFlow, where no test asks about theirs.
+
+    They are run by KFP's executor with the same arguments, and what they print is read as ever, if only at their end.
+    """
+    import keras
+    from kfp.dsl.executor_main import executor_main
+
+    def run_here(full_command: Sequence[str], env_vars: Mapping[str, str] | None = None) -> int:
+        source, *arguments = full_command[3:]  # After a script for the shell that puts the source into a file.
+        printed, code = io.StringIO(), 0
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            component = Path(folder) / "ephemeral_component.py"
+            component.write_text(source)
+            patch.delenv(RUNNER_VARIABLE)  # With which a step ends: this process.
+            for name, value in (env_vars or {}).items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", [executor_main.__name__, "--component_module_path", str(component), *arguments])
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                try:
+                    executor_main()
+                except Exception:
+                    traceback.print_exc()
+                    code = 1
+        print(printed.getvalue())
+        return code
+
+    policy = keras.config.dtype_policy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kfp.local.subprocess_task_handler.run_local_subprocess", run_here)
+        yield
+    keras.config.set_dtype_policy(policy)
 
 
 def assert_user_error(done: subprocess.CompletedProcess[str], *words: str) -> None:

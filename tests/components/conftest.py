@@ -122,13 +122,14 @@ def exported_digits(digits_records: Path, trained_digits: Path, tmp_path_factory
 
     def make(folder: Path) -> None:
         exported = dsl.Model(name="exported", uri=str(folder / "export"))
-        export_model.python_func(
-            records=dsl.Dataset(name="records", uri=str(digits_records)),
-            model=dsl.Model(name="trained", uri=str(trained_digits)),
-            exported=exported,
-            max_int8_accuracy_drop=0.05,  # A model this small suffers more than a real one.
-            calibration_examples=100,
-        )
+        with judged_here():
+            export_model.python_func(
+                records=dsl.Dataset(name="records", uri=str(digits_records)),
+                model=dsl.Model(name="trained", uri=str(trained_digits)),
+                exported=exported,
+                max_int8_accuracy_drop=0.05,  # A model this small suffers more than a real one.
+                calibration_examples=100,
+            )
         (folder / "metadata.json").write_text(json.dumps(exported.metadata))
 
     folder = made_once(tmp_path_factory, "exported-digits", make)

@@ -9,7 +9,8 @@ import kfp_server_api
 import pytest
 import yaml
 
-from tests.cli import QUICK, tpu_pipelines
+from tests.cli import QUICK, steps_here, tpu_pipelines_here
+from tests.components.conftest import judged_here
 from tests.fakes.clock import Clock
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
 from tests.sharing import made_once
@@ -67,7 +68,8 @@ def finished_run(tmp_path_factory):
     """A workspace with one finished digits run in it, and what the command printed. Not to be written to."""
 
     def make(folder):
-        done = tpu_pipelines("run", "digits", "--workspace", str(folder / "workspace"), "--json", *QUICK)
+        with steps_here(), judged_here():
+            done = tpu_pipelines_here("run", "digits", "--workspace", str(folder / "workspace"), "--json", *QUICK)
         assert done.returncode == 0, done.stderr
         (folder / "printed.json").write_text(json.dumps([done.args, done.returncode, done.stdout, done.stderr]))
 

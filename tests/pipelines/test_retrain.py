@@ -12,7 +12,7 @@ from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.retrain import decide_here
 from pipelines.run_local import fingerprints_here
-from tests.cli import QUICK, tpu_pipelines_here
+from tests.cli import QUICK, steps_here, tpu_pipelines_here
 from tests.fakes import execution
 from tests.fakes.execution import Simulate
 
@@ -242,7 +242,8 @@ def test_a_local_run_is_made_once(finished_run, tmp_path):
     workspace = shutil.copytree(finished_run[0], tmp_path / "workspace", symlinks=True)
     command = ("retrain", "digits", "--target", "local", "--workspace", str(workspace), "--json", *QUICK)
     command += ("--set", "preflight=false", "--set", "deploy=false", "--set", "gate.minimum.accuracy=0.9999")
-    first, second = (tpu_pipelines_here(*command) for _ in range(2))
+    with steps_here():
+        first, second = (tpu_pipelines_here(*command) for _ in range(2))
     assert first.returncode == second.returncode == 3, first.stderr
     ran, told = json.loads(first.stdout), json.loads(second.stdout)
     assert (ran["status"], ran.pop("retrain")["needed"], told.pop("retrain")["needed"]) == ("rejected", True, False)

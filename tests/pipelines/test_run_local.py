@@ -1,4 +1,4 @@
-"""The whole pipeline through kfp.local. Every run starts processes that import TensorFlow: a few, each asked much."""
+"""The whole pipeline through kfp.local: few runs, each asked much, and of those few in processes of their own."""
 
 import fcntl
 import json
@@ -14,12 +14,19 @@ from components.preflight_training import compiler
 from pipelines import STEPS, run_local
 from pipelines.config import load_config
 from tests.browser import assert_opens, needs_browser
-from tests.cli import QUICK, assert_user_error, tpu_pipelines_here
+from tests.cli import QUICK, assert_user_error, steps_here, tpu_pipelines_here
+from tests.components.conftest import judged_here
+
+
+def run_in_processes(workspace, *arguments):
+    """Run as a user's command does: every step in a process of its own."""
+    done = tpu_pipelines_here("run", "digits", "--workspace", str(workspace), "--json", *QUICK, *arguments)
+    return done, json.loads(done.stdout) if done.stdout else None
 
 
 def run(workspace, *arguments):
-    done = tpu_pipelines_here("run", "digits", "--workspace", str(workspace), "--json", *QUICK, *arguments)
-    return done, json.loads(done.stdout) if done.stdout else None
+    with steps_here():
+        return run_in_processes(workspace, *arguments)
 
 
 @pytest.fixture
@@ -98,7 +105,8 @@ def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_not
     assert any(reason.startswith("failed: accuracy") for reason in summary["gate"]["reasons"])
     assert any(reason.startswith("passed: macro_f1") for reason in summary["gate"]["reasons"])
     assert f"to try the model all the same: tpu-pipelines export {os.path.relpath(workspace / 'digits')}" in done.stderr
-    exported = tpu_pipelines_here("export", str(workspace / "digits"), "--set", "export.required=[float]", "--json")
+    with judged_here():
+        exported = tpu_pipelines_here("export", str(workspace / "digits"), "--set", "export.required=[float]", "--json")
     assert exported.returncode == 0, exported.stderr
     assert json.loads(exported.stdout)["formats"].keys() >= {"saved_model", "float"}
     assert (workspace / "digits" / "export" / "model.tflite").is_file()
@@ -222,7 +230,7 @@ def test_a_copied_workspace_works_and_touches_nothing_outside_itself(finished_ru
 
 
 def test_a_broken_budget_stops_the_run_before_training_and_leaves_the_report(tmp_path):
-    done, summary = run(tmp_path, "--set", "preflight.max_step_ms=0.0001")
+    done, summary = run_in_processes(tmp_path, "--set", "preflight.max_step_ms=0.0001")
     assert done.returncode == 2
     assert "Stopped before training: a step takes" in done.stderr
     assert "max_step_ms=0.0001" in done.stderr.strip().splitlines()[-1]

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import google_crc32c
@@ -491,8 +490,6 @@ def test_a_refusal_in_one_worker_stops_the_others_and_leaves_nothing(many_files,
     (tmp_path / "data" / "odd.png").write_bytes(encode(size=(9, 9)))
     (tmp_path / "data" / "labels.csv").write_text("path,label\n" + rows + "odd.png,1\n")
     params = WriteParams(f"csv:{tmp_path}/data/labels.csv", num_workers=workers)
-    start = time.monotonic()
     with pytest.raises(InputError, match=r"Images differ in size: expected 2×2 .*received 9×9 for 'odd.png'"):
         write_records(params, tmp_path / "out" / "d")
-    assert time.monotonic() - start < 60
     assert list((tmp_path / "out").iterdir()) == []

