@@ -23,7 +23,7 @@ run: install  ## The whole pipeline on this machine; CONFIG=cifar10_cnn for anot
 	$(VENV)/bin/tpu-pipelines run $(CONFIG)
 
 test: install  ## The fast tests, on all cores, without a network; the README says how long they take.
-	$(VENV)/bin/python -m pytest -m "not slow" --numprocesses auto --dist loadscope
+	$(VENV)/bin/python -m pytest -m "not slow" --numprocesses auto --dist worksteal
 
 test-all: install  ## All tests, one after another: an hour for the ready examples' own data sets, where these are, beside the rest.
 	$(VENV)/bin/python -m pytest

@@ -14,6 +14,7 @@ from components.preflight_training.compiler import Compilation, Outcome, Task
 from components.preflight_training.estimate import bytes_per_cycle
 from components.train_model import TrainParams
 from tests.components.preflight_training.warm import WarmCompiler
+from tests.sharing import made_once
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
 SMALL: Mapping[str, Any] = {"filters": 4, "units": 8}  # Of digits_cnn; compiles in half a second.
@@ -51,7 +52,7 @@ def compile_one(task: Task, cache_dir: Path, limits: sandbox.Limits = LIMITS, **
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shared by tests that do not ask where an outcome comes from."""
-    return tmp_path_factory.mktemp("compilations")
+    return made_once(tmp_path_factory, "compilations", lambda folder: None)
 
 
 @pytest.fixture
