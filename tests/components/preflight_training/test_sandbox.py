@@ -18,7 +18,7 @@ import pytest
 
 from components.errors import InputError
 from components.preflight_training import sandbox
-from components.preflight_training.compiler import DOES_NOT_COMPILE, FITS
+from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from tests.components.preflight_training.conftest import (
     LIMITS,
     SMALL,
@@ -151,10 +151,16 @@ def test_comment_in_the_model_compiles_nothing_again_and_a_changed_layer_does(mo
 
 
 def test_two_at_once_do_not_lock_each_other_out(tmp_path):
-    """Without ALLOW_MULTIPLE_LIBTPU_LOAD the second ends with `ABORTED: … multi-process lockfile`."""
+    """Without ALLOW_MULTIPLE_LIBTPU_LOAD the second ends with `ABORTED: … multi-process lockfile`.
+
+    What the compiler says is soonest told of a batch that does not fit.
+    """
+
+    def compile_in(name):
+        return compile_one(make_task("digits_cnn", {}), tmp_path / name, batch_size=4_000_000)
+
     with ThreadPoolExecutor(2) as both:
-        outcomes = both.map(lambda name: compile_one(make_task(), tmp_path / name), ("one", "two"))
-        assert [outcome.verdict for outcome in outcomes] == [FITS, FITS]
+        assert [outcome.verdict for outcome in both.map(compile_in, ("one", "two"))] == [DOES_NOT_FIT, DOES_NOT_FIT]
 
 
 def test_missing_compiler_says_what_to_install(tmp_path):
