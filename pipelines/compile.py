@@ -8,6 +8,7 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from components import storage
 from components.container import IMAGE, LOCAL_IMAGE, SERVING_IMAGE, is_in_registry
@@ -20,6 +21,7 @@ from components.registry.reference import is_on_vertex
 from components.train_model.params import TrainParams
 from pipelines.caching import lineage, platform_fingerprints
 from pipelines.config import Config, on_machine
+from pipelines.platforms import s3
 from pipelines.platforms.custom_job import as_custom_job, in_region
 from pipelines.platforms.steps import Step
 from pipelines.platforms.tpu_pod import as_tpu_pod
@@ -94,12 +96,18 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     asked = resources_of(config, "train_model", target)
     step = _WRAPPERS[target](train_model, machine, settings, config.name, asked, made_with["train_model"])
     config = dataclasses.replace(config, training=training)
+    on_s3 = s3.steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
+
+    def place(name: str, task: Any) -> Any:
+        placed = place_on(target, task, resources_of(config, name)) if name != "train_model" else task
+        return s3.sign_in(placed, settings.s3_secret) if name in on_s3 else placed
+
     pipeline = training_pipeline(
         config,
-        train_step=step,
+        train_step=lambda **inputs: place("train_model", step(**inputs)),
         lineage=lineage(config),
         fingerprints=made_with,
-        place=lambda name, task: place_on(target, task, resources_of(config, name)),
+        place=place,
         estimated_timeout=timeout.is_estimated,
     )
     with tempfile.TemporaryDirectory() as folder:

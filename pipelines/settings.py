@@ -14,7 +14,7 @@ TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_
 # What only one platform has, and would leave out unsaid on the other.
 _OF_TARGET = {
     "vertex": ("network_attachment", "encryption_key", "tensorboard", "experiment"),
-    "kubeflow": ("kueue_queue", "provisioning"),
+    "kubeflow": ("kueue_queue", "provisioning", "s3_secret"),
 }
 _OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
 _LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # What both Google Cloud and Kubernetes take.
@@ -53,6 +53,9 @@ class Settings:
         kfp_host: URL of a Kubeflow Pipelines server.
         kfp_namespace: Kubernetes namespace of the runs, on a server that has several users.
         secrets: Kubernetes secrets that the training step mounts, and their paths there.
+        s3_secret: Kubernetes secret with which the pods of all steps that use s3:// sign in. It has the keys
+            AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and as they are needed AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3
+            and AWS_DEFAULT_REGION.
         kueue_queue: Kueue's local queue that admits the training's pod, on Kubeflow.
         provisioning: Way in which the training gets its node on GKE, `flex-start`; empty is as the cluster has it.
         volumes: Persistent volume claims that the training step mounts, and their paths there. Checkpoints go onto the
@@ -89,6 +92,7 @@ class Settings:
     environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_]\w*=.*")
     kfp_host: str = _text("https://kubeflow.example.com/pipeline", r"https?://[^/\s]\S*")
     kfp_namespace: str = _text("team-vision", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+    s3_secret: str = _text("s3-credentials", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
     kueue_queue: str = _text("tpu-queue", r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
     provisioning: str = _text("flex-start", "flex-start")
     secrets: Mapping[str, str] = _pairs("storage-key=/secrets/storage", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")

@@ -16,6 +16,7 @@ from pipelines.doctor.findings import CannotAskError, Check, Finding, missing, t
 from pipelines.doctor.google_apis import GoogleApis
 from pipelines.doctor.images import image_findings
 from pipelines.platforms.kubeflow import Kubeflow
+from pipelines.platforms.s3 import KEYS, steps_on_s3
 from pipelines.platforms.tpu_pod import node_selectors
 from pipelines.settings import Settings, hide_credentials
 
@@ -40,6 +41,7 @@ class KubeflowChecks:
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
         self._settings, self._apis, self._context, self._image = settings, apis, context, image
         self._machines = require_machine(config, "kubeflow").candidates
+        self._on_s3 = steps_on_s3(config, settings.bucket)
         self._server = Kubeflow(settings)
         self._is_shared = False
 
@@ -49,6 +51,8 @@ class KubeflowChecks:
             Check("object store", self._store, is_cheap=True, is_apart=True),
             Check("image", self._step_image, is_cheap=True, is_apart=True),
         ]
+        if self._on_s3:
+            checks.append(Check("S3", self._s3, is_apart=True))
         if not self._context:
             return Check("server", self._answers), [
                 *checks,
@@ -117,6 +121,19 @@ class KubeflowChecks:
                 yield missing("object store", f"there is no gs://{name}", f"gcloud storage buckets create gs://{name}")
                 return
             yield there("object store", f"gs://{name}; whether pods may write there, their node's account decides")
+
+    def _s3(self) -> Iterator[Finding]:
+        """Check the secret of the pods that use s3://; its content is nobody's to read here."""
+        name, steps = self._settings.s3_secret, ", ".join(sorted(self._on_s3))
+        literals = " ".join(f"--from-literal={key}=…" for key in KEYS)
+        create = f"kubectl create secret generic {name or 's3-credentials'} {literals} --namespace={self._namespace}"
+        if not name:
+            said = f"no secret is set: the pods of {steps} sign in by their service account's role, or not at all"
+            yield unknown("S3", said, f"{create}, and set TPU_PIPELINES_S3_SECRET")
+        elif not self._context:
+            yield unknown("S3", f"whether {name} is there, the cluster knows: name a context by --kube-context")
+        else:
+            yield from self._find("S3", name, "read_namespaced_secret", create)
 
     def _step_image(self) -> Iterator[Finding]:
         yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE", is_clusters_own=True)

@@ -1,8 +1,10 @@
 """Claims about buckets that speak S3, against a server in this process; test_storage.py has those of Cloud Storage."""
 
+import dataclasses
 import json
 
 import pytest
+import yaml
 
 from components import object_stores, storage
 from components.create_tfrecords import WriteParams, plan_dataset
@@ -130,3 +132,53 @@ def test_a_kubeflow_run_reads_and_writes_there_and_its_model_travels_there(folde
     assert f"{folder}/photos" in json.dumps(plan.jobs[0].specification)
     with pytest.raises(InputError, match=r"data\.source must be on Cloud Storage, where the steps can read it"):
         compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml")
+
+
+PASSWORD = Settings(kfp_host="http://kfp", s3_secret="s3-credentials")
+
+
+def signed_in(path):
+    """The steps whose pods have the secret, and what they have of it."""
+    spec, platform = yaml.safe_load_all(path.read_text())
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    labels = {one["executorLabel"] for one in spec["components"].values() if "executorLabel" in one}
+    assert executors.keys() <= labels
+    return {name.removeprefix("exec-"): one["secretAsEnv"] for name, one in executors.items() if "secretAsEnv" in one}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bucket", "steps"),
+    [
+        ([], "gs://bucket", set()),
+        (["data.source=npz:s3://bucket/digits.npz"], "gs://bucket", {"list-source", "create-tfrecords"}),
+        (["gate.champion=s3://bucket/champion"], "", {"evaluate-model"}),
+        (
+            ["model={name: digits_cnn, files: [s3://bucket/stopwords.txt]}", "preflight={max_price_usd: 5}"],
+            "gs://bucket",
+            {"preflight-training", "train-model", "evaluate-model", "export-model"},
+        ),
+        (
+            [],
+            "s3://bucket",
+            {"list-source", "create-tfrecords", "preflight-training", "train-model", "evaluate-model", "export-model"},
+        ),
+    ],
+)
+def test_the_pods_that_use_s3_have_its_secret_and_no_others(s3_server, tmp_path, overrides, bucket, steps):
+    put("stopwords.txt", b"and")
+    config = load_config("digits", [*overrides, "machine=v5e-4"])
+    path = tmp_path / "pipeline.yaml"
+    compile_pipeline(config, "kubeflow", path, dataclasses.replace(PASSWORD, bucket=bucket))
+    found = signed_in(path)
+    assert set(found) == steps
+    for needed, optional in found.values():
+        assert {needed["secretName"], optional["secretName"]} == {"s3-credentials"}
+        assert [one["envVar"] for one in needed["keyToEnv"]] == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
+        assert (needed.get("optional", False), optional["optional"]) == (False, True)
+
+
+def test_where_no_secret_is_set_the_cluster_signs_its_pods_in(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    settings = dataclasses.replace(PASSWORD, bucket="s3://bucket", s3_secret="")
+    compile_pipeline(load_config("digits", ["machine=v5e-4"]), "kubeflow", path, settings)
+    assert signed_in(path) == {}

@@ -1,9 +1,10 @@
-"""What Kubeflow's launcher does around a step, with a folder as the object store: `python -m … COMMAND…`.
+"""What Kubeflow's launcher does around a step, with a folder as the object store: `python -m … ENVIRONMENT COMMAND…`.
 
 Every step has a pod of its own, and what it is to read is copied there first; what it has written is copied away.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -34,8 +35,11 @@ def copy_objects(source: Path, target: Path) -> None:
             copy_objects(path, target / path.name)
 
 
-def launch(command: list[str]) -> int:
-    """Run a step's command in a pod of its own; its exit code."""
+def launch(environment: dict[str, str], command: list[str]) -> int:
+    """Run a step's command in a pod of its own, which has these variables of secrets; its exit code."""
+    # Rule: a pod has the secrets that its step names, and nothing of what whoever submits has to sign in with
+    # (kubeflow/pipelines backend/src/v2/driver/k8s.go: extendPodSpecPatch)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | environment
     place = command.index("--executor_input") + 1
     task = json.loads(command[place])
     with tempfile.TemporaryDirectory(prefix="pod-") as pod:
@@ -52,7 +56,8 @@ def launch(command: list[str]) -> int:
         for part in task.values():
             for artifact in _artifacts(part) if isinstance(part, dict) else ():
                 artifact["uri"] = stores[artifact["uri"]]
-        code = subprocess.run([*command[:place], json.dumps(task), *command[place + 1 :]], check=False).returncode
+        command = [*command[:place], json.dumps(task), *command[place + 1 :]]
+        code = subprocess.run(command, env=variables, check=False).returncode
         # Rule: of a step that fails, nothing is kept (kubeflow/pipelines backend/src/v2/component/launcher_v2.go:
         # uploadOutputArtifacts)
         if code == 0:
@@ -65,4 +70,4 @@ def launch(command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(launch(sys.argv[1:]))
+    sys.exit(launch(json.loads(sys.argv[1]), sys.argv[2:]))

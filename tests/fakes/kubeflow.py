@@ -99,6 +99,7 @@ class FakeKubeflow(GoogleApiServer):
         multi_user: Whether everything must name its namespace.
 
     Attributes:
+        secrets: Secrets of Kubernetes by their names, and their keys and values.
         scarce: TPUs, as `tpu-v5-lite-podslice`, for which pods wait for ever.
         canceling_seconds: How long a run goes on being terminated.
         terminated_state: How runs end that were terminated; `CANCELED` is in the API, `FAILED` is what is seen.
@@ -120,6 +121,7 @@ class FakeKubeflow(GoogleApiServer):
         self.versions: dict[str, sdk.V2beta1PipelineVersion] = {}
         self.runs: dict[str, sdk.V2beta1Run] = {}
         self.recurring_runs: dict[str, sdk.V2beta1RecurringRun] = {}
+        self.secrets: dict[str, dict[str, str]] = {}
         self.scarce: set[str] = set()
         self.terminated_state = "FAILED"
         # On the system's time a test waits for it; on a clock's it must be slept away.
@@ -370,9 +372,26 @@ class FakeKubeflow(GoogleApiServer):
             pod = attempts[-1] if attempts else self.node(run, "executor(0)", "PENDING", pod_of=name)
         else:
             pod = self.node(run, "executor", "PENDING", pod_of=name)
-        if pod.state == "PENDING" and not self.scarce & set(node_selectors(run.pipeline_spec, name).values()):
+        # Rule: a pod does not start while a secret, or a key of it, is not there that it names and must have
+        # (https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist; kubeflow/pipelines
+        # backend/src/v2/driver/k8s.go: SecretKeyRef)
+        _, lacking = self.pod_environment(run.pipeline_spec, name)
+        scarce = self.scarce & set(node_selectors(run.pipeline_spec, name).values())
+        if pod.state == "PENDING" and not scarce and not lacking:
             self._move(pod, "RUNNING")
         return step, pod
+
+    def pod_environment(self, pipeline_spec: dict[str, Any], task: str) -> tuple[dict[str, str], list[str]]:
+        """The variables that the pod of a task has of secrets, and what it must have of them and is not there."""
+        values, lacking = dict[str, str](), []
+        for named in executor_config(pipeline_spec, task).get("secretAsEnv", ()):
+            secret = self.secrets.get(named["secretName"], {})
+            for pair in named["keyToEnv"]:
+                if pair["secretKey"] in secret:
+                    values[pair["envVar"]] = secret[pair["secretKey"]]
+                elif not named.get("optional"):
+                    lacking.append(f"{named['secretName']}/{pair['secretKey']}")
+        return values, lacking
 
     def _attempts(self, run: Any, name: str) -> list[Any]:
         nodes = run.run_details.task_details
@@ -495,14 +514,24 @@ def retry_policy(pipeline_spec: dict[str, Any], task: str) -> dict[str, Any]:
     return dict(spec["root"]["dag"]["tasks"].get(task, {}).get("retryPolicy", {}))
 
 
-def node_selectors(pipeline_spec: dict[str, Any], task: str) -> dict[str, str]:
-    """The labels of the nodes that a task of the root asks for."""
+def tasks_of(pipeline_spec: dict[str, Any]) -> dict[str, Any]:
+    """All tasks of a pipeline, in whatever part, by their names."""
+    spec, _ = split_spec(pipeline_spec)
+    parts = (spec["root"], *spec["components"].values())
+    return {name: task for part in parts for name, task in part.get("dag", {}).get("tasks", {}).items()}
+
+
+def executor_config(pipeline_spec: dict[str, Any], task: str) -> dict[str, Any]:
+    """What a task asks of Kubernetes."""
     spec, kubernetes = split_spec(pipeline_spec)
-    if task not in spec["root"]["dag"]["tasks"]:
-        return {}
-    component = spec["components"][spec["root"]["dag"]["tasks"][task]["componentRef"]["name"]]
-    executors = kubernetes.get("deploymentSpec", {}).get("executors", {})
-    return executors.get(component.get("executorLabel"), {}).get("nodeSelector", {}).get("labels", {})
+    tasks = tasks_of(pipeline_spec)
+    component = spec["components"][tasks[task]["componentRef"]["name"]] if task in tasks else {}
+    return kubernetes.get("deploymentSpec", {}).get("executors", {}).get(component.get("executorLabel"), {})
+
+
+def node_selectors(pipeline_spec: dict[str, Any], task: str) -> dict[str, str]:
+    """The labels of the nodes that a task asks for."""
+    return executor_config(pipeline_spec, task).get("nodeSelector", {}).get("labels", {})
 
 
 class Simulate:
@@ -592,7 +621,13 @@ class RunOnCpu(execution.RunOnCpu):
                 task["inputs"]["parameters"]["accelerator"] = {"runtimeValue": {"constant": "cpu"}}
         parameters = (run.runtime_config and run.runtime_config.parameters) or {}
         path = folder / "request.json"
-        request = {"spec": spec, "parameters": parameters, "root": str(folder), "has_object_store": True}
+        pods = {
+            spec["components"][task["componentRef"]["name"]].get("executorLabel", ""): kubeflow.pod_environment(
+                run.pipeline_spec, name
+            )[0]
+            for name, task in tasks_of(run.pipeline_spec).items()
+        }
+        request = {"spec": spec, "parameters": parameters, "root": str(folder), "pods": pods}
         path.write_text(json.dumps(request))
         self._start(
             run_id,

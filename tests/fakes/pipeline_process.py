@@ -38,10 +38,10 @@ def run(path: Path) -> int:
                 del inputs[field]
     if request.get("mount"):  # Not for this process, which is the service's.
         os.environ.update(gcsfuse.environment(Path(request["mount"])))
-    if request.get("has_object_store"):
-        for executor in spec["deploymentSpec"]["executors"].values():
-            container = executor["container"]
-            container["command"] = ["python3", "-m", "tests.fakes.kfp_launcher", *container["command"]]
+    if "pods" in request:
+        for label, executor in spec["deploymentSpec"]["executors"].items():
+            container, pod = executor["container"], json.dumps(request["pods"].get(label, {}))
+            container["command"] = ["python3", "-m", "tests.fakes.kfp_launcher", pod, *container["command"]]
     declared = spec["root"].get("inputDefinitions", {}).get("parameters", {})
     values = {
         name: int(value) if declared[name]["parameterType"] == "NUMBER_INTEGER" else value

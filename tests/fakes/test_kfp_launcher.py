@@ -26,7 +26,7 @@ def run(folder, code):
     parts = {"inputs": folder / "in", "outputs": folder / "out"}
     task = {part: {"artifacts": {"a": {"artifacts": [{"uri": str(path)}]}}} for part, path in parts.items()}
     task["outputs"]["outputFile"] = str(folder / "told.json")
-    return launch([sys.executable, "-c", STEP, "--executor_input", json.dumps(task), str(code)])
+    return launch({}, [sys.executable, "-c", STEP, "--executor_input", json.dumps(task), str(code)])
 
 
 def test_a_step_reads_a_copy_and_leaves_its_files(tmp_path):
@@ -46,3 +46,13 @@ def test_a_link_to_a_folder_fails(tmp_path):
     (tmp_path / "given" / "link").symlink_to(tmp_path / "given" / "folder")
     with pytest.raises(IsADirectoryError, match=r"is a link to a folder"):
         copy_objects(tmp_path / "given", tmp_path / "copy")
+
+
+def test_a_pod_signs_in_with_what_its_secrets_say_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "mine too")
+    code = (
+        "import os, sys; sys.exit((os.environ['AWS_ACCESS_KEY_ID'], os.getenv('AWS_SESSION_TOKEN')) != ('pod', None))"
+    )
+    task = json.dumps({"outputs": {"outputFile": str(tmp_path / "told.json")}})
+    assert launch({"AWS_ACCESS_KEY_ID": "pod"}, [sys.executable, "-c", code, "--executor_input", task]) == 0

@@ -174,6 +174,22 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
     assert all("does not say: 403 Forbidden" in one[1] for one in told(findings, Verdict.UNKNOWN))
 
 
+def test_pods_that_use_s3_need_its_secret(world):
+    _set(world, bucket="s3://my-bucket/pipelines", s3_secret="s3-credentials")
+    ((what, said, remedy),) = told(world.examine(), Verdict.MISSING)
+    assert (what, said) == ("S3", "there is no s3-credentials in kubeflow")
+    assert remedy == (
+        "kubectl create secret generic s3-credentials --from-literal=AWS_ACCESS_KEY_ID=… "
+        "--from-literal=AWS_SECRET_ACCESS_KEY=… --namespace=kubeflow"
+    )
+    world.cluster.objects.add("kubeflow/secrets/s3-credentials")
+    assert told(world.examine(), Verdict.MISSING) == []
+    _set(world, s3_secret="")
+    unknown = told(world.examine(), Verdict.UNKNOWN)
+    assert [one[0] for one in unknown] == ["object store", "S3"]
+    assert "sign in by their service account's role, or not at all" in unknown[1][1]
+
+
 def test_a_cluster_that_is_not_named_is_not_asked(world):
     world.context = ""
     findings = world.examine()

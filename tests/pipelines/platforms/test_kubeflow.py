@@ -16,8 +16,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import kfp_server_api as sdk
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
+from components import storage
 from components.errors import InputError
 from components.outages import Backoff, OutageError, PlatformError
 from pipelines.cli.main import main
@@ -758,12 +761,39 @@ def test_the_fake_refuses_what_is_no_run(fake):
 # For real
 
 
+@pytest.fixture
+def digits_on_s3(s3_server, tmp_path):
+    """The digits in a bucket that speaks S3."""
+    digits = load_digits()
+    np.savez(tmp_path / "digits.npz", x=digits.images.astype(np.uint8) * 15, y=digits.target)
+    storage.upload(tmp_path / "digits.npz", "s3://bucket/digits.npz")
+    return "npz:s3://bucket/digits.npz"
+
+
+def test_a_pod_whose_secret_is_not_there_does_not_start(digits_on_s3, fake, kubeflow):
+    settings = dataclasses.replace(SETTINGS, s3_secret="s3-credentials")
+    overrides = [f"data.source={digits_on_s3}", "machine=v5e-4", "preflight=false"]
+    plan = plan_submission(load_config("digits", overrides), "kubeflow", settings)
+    kubeflow.create(plan.jobs[0])
+    ((run_id, run),) = fake.runs.items()
+    waiting = [node for node in run.run_details.task_details if node.state == "PENDING"]
+    assert [(node.display_name, node.parent_task_id) for node in waiting] == [("executor", "list-source")]
+    fake.secrets["s3-credentials"] = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret"}
+    fake.execution.start_run(fake, run_id)
+    assert runs(fake) == [(plan.jobs[0].job_id, "SUCCEEDED")]
+
+
 @pytest.mark.slow  # Runs the digits pipeline for real: half a minute.
-def test_a_submitted_pipeline_trains_and_promotes(tmp_path):
+def test_a_submitted_pipeline_trains_and_promotes(digits_on_s3, tmp_path):
+    """Its data are on S3, to which only pods sign in that have the secret."""
     overrides = ("machine=v5e-4", "training.epochs=2", "gate.minimum={}", "export.calibration_examples=50")
-    plan = make_plan(*overrides)
+    settings = dataclasses.replace(SETTINGS, s3_secret="s3-credentials")
+    config = load_config("digits", [*overrides, "preflight=false", f"data.source={digits_on_s3}"])
+    plan = plan_submission(config, "kubeflow", settings)
     with FakeKubeflow(RunOnCpu(tmp_path)) as fake:
-        kubeflow = Retrying(Kubeflow(dataclasses.replace(SETTINGS, kfp_host=fake.url)))
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
+        fake.secrets["s3-credentials"] = {name: os.environ[name] for name in names}
+        kubeflow = Retrying(Kubeflow(dataclasses.replace(settings, kfp_host=fake.url)))
         end = wait(plan, submit(plan, kubeflow), kubeflow, poll_seconds=0.5)
         (run_id,) = fake.runs
         assert (end.state, end.promoted) == (State.SUCCEEDED, True), (tmp_path / f"{run_id}.log").read_text()[-3000:]

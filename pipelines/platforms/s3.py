@@ -1,0 +1,40 @@
+"""The Kubernetes secret with which the pods of steps sign in to S3, or to what speaks it."""
+
+from typing import Any
+
+from components import storage
+from pipelines import STEPS
+from pipelines.config import Config
+
+# As boto3 reads them: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/configuration.html. No pod starts
+# while the secret lacks one of the first: https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+OPTIONAL_KEYS = ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
+_RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "export_model")
+
+
+def steps_on_s3(config: Config, bucket: str) -> frozenset[str]:
+    """Return the steps whose pods read or write on s3://; all of them where a run's results go there.
+
+    Args:
+        config: Configuration of the run, its model where it travels to.
+        bucket: Bucket of the settings: KFP's launcher copies a step's artifacts in the step's own pod.
+    """
+    if _is_on_s3(bucket):
+        return frozenset(STEPS)
+    model = [config.training.model, *config.model_files]
+    places = {"create_tfrecords": [config.data_location], **{step: [*model] for step in _RUN_THE_MODELS_CODE}}
+    places["evaluate_model"].append(config.gate.champion)
+    return frozenset(step for step, uris in places.items() if any(map(_is_on_s3, uris)))
+
+
+def _is_on_s3(uri: str) -> bool:
+    return storage.is_remote(uri) and not storage.is_on_google(uri)
+
+
+def sign_in(task: Any, secret: str) -> Any:
+    """Give a step's pod the variables that sign it in, out of a secret; returns the step."""
+    from kfp import kubernetes
+
+    kubernetes.use_secret_as_env(task, secret, {key: key for key in KEYS})
+    return kubernetes.use_secret_as_env(task, secret, {key: key for key in OPTIONAL_KEYS}, optional=True)
