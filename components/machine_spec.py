@@ -49,6 +49,7 @@ class Generation:
         clock_hz: Turns the TPU compiler's cycles into seconds; fitted to the peak, not published.
         mxu_size: Rows and columns of a matrix unit.
         supports_tensorflow: Whether Vertex runs TensorFlow on it.
+        boot_disk_types: Types of boot disk that its hosts have.
         regions: That train on one host.
         pod_regions: That train on several hosts.
         serving_only_regions: That have it, but not for training.
@@ -65,6 +66,7 @@ class Generation:
     clock_hz: float
     mxu_size: int
     supports_tensorflow: bool
+    boot_disk_types: tuple[str, ...]
     regions: tuple[str, ...]
     pod_regions: tuple[str, ...]
     serving_only_regions: tuple[str, ...] = ()
@@ -302,7 +304,8 @@ class MachineSpec:
         accelerator_count: Cores, with `cloud-tpu`; else 0.
         tpu_topology: Chips along each axis, with all but `cloud-tpu`.
         region: Region to train in; empty leaves it to the settings.
-        boot_disk_type: `pd-ssd`, `pd-standard` or `hyperdisk-balanced`; empty is Vertex's own choice for the machine.
+        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e, `hyperdisk-balanced` from v6e on; empty is Vertex's own
+            choice for the machine.
         boot_disk_size_gb: From 100, which is Vertex's own, to 64,000.
         spot: Cheaper, and taken away at any time; only on one host.
         reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty is none.
@@ -347,6 +350,12 @@ class MachineSpec:
             raise InputError(
                 f"boot_disk_type must be one of {', '.join(BOOT_DISK_TYPES)}. Received: {self.boot_disk_type!r}."
                 + did_you_mean(self.boot_disk_type, BOOT_DISK_TYPES)
+            )
+        able = machine.generation.boot_disk_types
+        if self.boot_disk_type and self.boot_disk_type not in able:
+            raise InputError(
+                f"TPU {machine.generation.name} has no disk of the type {self.boot_disk_type}: expected boot_disk_type "
+                f"to be {' or '.join(able)}, or left out. Received: {self.boot_disk_type!r} with {machine.name}."
             )
         if not MIN_BOOT_DISK_GB <= self.boot_disk_size_gb <= MAX_BOOT_DISK_GB:
             raise InputError(

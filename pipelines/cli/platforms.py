@@ -133,15 +133,19 @@ def _add_submit(commands: Any) -> None:
     add_target(submit)
     add_wait(submit)
     submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
-    submit.add_argument(
-        "--no-doctor", action="store_true", help="do not ask first for sign-in, bucket, image and service account"
-    )
+    _add_no_doctor(submit)
     submit.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
     submit.add_argument("--output", type=Path, metavar="FILE", help="of a dry run: write there, as JSON, what is sent")
     submit.add_argument(
         "--json", action="store_true", help="print the run, or of a dry run what is sent, as JSON alone on stdout"
     )
     submit.set_defaults(command=_submit)
+
+
+def _add_no_doctor(parser: Any) -> None:
+    parser.add_argument(
+        "--no-doctor", action="store_true", help="do not ask first for sign-in, bucket, image and service account"
+    )
 
 
 def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -175,13 +179,14 @@ def _submit(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _tell_dry_run(arguments, plan, [platform.describe(job) for job in plan.jobs])
         return DONE
-    if not arguments.no_doctor:
-        _ask_first(arguments, plan.image)
+    _ask_first(arguments, plan.image)
     return _follow(arguments, plan, submit(plan, submitter, arguments.again), submitter)
 
 
 def _ask_first(arguments: argparse.Namespace, image: str) -> None:
-    """Refuse a run that cannot work; hint at what only may stand in its way."""
+    """Refuse a run that cannot work, unless nobody is to be asked; hint at what only may stand in its way."""
+    if arguments.no_doctor:
+        return
     from pipelines.config import load_config
     from pipelines.doctor.examining import require_ready
     from pipelines.settings import load_settings
@@ -238,6 +243,7 @@ def _add_retrain(commands: Any) -> None:
     add_workspace(retrain)
     add_wait(retrain)
     retrain.add_argument("--dry-run", action="store_true", help="say whether a run is needed, and why; start none")
+    _add_no_doctor(retrain)
     retrain.add_argument("--force", action="store_true", help="run every step, though nothing has changed")
     retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     retrain.set_defaults(command=_retrain)
@@ -266,6 +272,8 @@ def _retrain(arguments: argparse.Namespace) -> int:
         return DONE
     if not decision.needed and not plan.has(decision.since):  # A schedule has started it.
         return _tell(submitter.get(decision.since), arguments.json, facts)
+    if decision.needed:
+        _ask_first(arguments, plan.image)
     return _follow(arguments, plan, submit(plan, submitter, again=decision.needed), submitter, facts)
 
 
@@ -390,6 +398,7 @@ def _add_schedule(commands: Any) -> None:
     for action, text in (("pause", "start no more runs"), ("resume", "start runs again"), ("delete", "forget it")):
         actions.add_argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
     add_target(schedule)
+    _add_no_doctor(schedule)
     schedule.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
     schedule.set_defaults(command=_schedule)
 
@@ -416,6 +425,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
     _hint_at_tag(plan.image)
     _tell_carried(plan.carried, config.training.model)
     if not arguments.dry_run:
+        _ask_first(arguments, plan.image)
         put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
     if change.difference:

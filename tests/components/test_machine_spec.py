@@ -219,6 +219,14 @@ def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, mes
             r"must be in the region 'us-east1'\. Received: one in 'us-west1'",
         ),
         ({"name": "v5e-8", "boot_disk_type": "pd-sdd"}, r"Received: 'pd-sdd'\. Did you mean 'pd-ssd'\?"),
+        (
+            {"name": "v5e-8", "boot_disk_type": "hyperdisk-balanced"},
+            r"v5e has no disk .* pd-ssd or pd-standard, or left",
+        ),
+        (
+            {"name": "v6e-8", "boot_disk_type": "pd-ssd"},
+            r"v6e has no disk of the type pd-ssd: .* hyperdisk-balanced, or",
+        ),
         ({"name": "v5e-8", "boot_disk_size_gb": 50}, r"boot_disk_size_gb must be from 100 to 64000\. Received: 50"),
         (
             {"name": "v5e-8", "timeout_seconds": -1},

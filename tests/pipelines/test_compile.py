@@ -225,13 +225,18 @@ def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
 
 
 @pytest.mark.parametrize(
-    "asked", [{"boot_disk_type": "hyperdisk-balanced"}, {"boot_disk_size_gb": 200}, {"boot_disk_type": "pd-ssd"}]
+    ("name", "asked"),
+    [
+        ("v6e-8", {"boot_disk_type": "hyperdisk-balanced"}),
+        ("v5e-8", {"boot_disk_size_gb": 200}),
+        ("v5e-8", {"boot_disk_type": "pd-ssd"}),
+    ],
 )
-def test_of_a_disk_only_what_is_asked_for_is_sent(asked):
+def test_of_a_disk_only_what_is_asked_for_is_sent(name, asked):
     from google.cloud import aiplatform_v1
 
-    machine = parse_machine({"name": "v5e-8", **asked})
-    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
+    machine = parse_machine({"name": name, **asked})
+    _, job = submitted_job(as_custom_job(train_model, machine, Settings(), "digits"))
     assert job.job_spec.worker_pool_specs[0].disk_spec == aiplatform_v1.DiskSpec(asked)
 
 

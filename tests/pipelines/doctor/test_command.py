@@ -1,4 +1,4 @@
-"""The command `doctor`, and what `submit` asks by itself."""
+"""The command `doctor`, and what `submit`, `schedule` and `retrain` ask by themselves."""
 
 import json
 import os
@@ -58,6 +58,17 @@ def test_submit_refuses_what_cannot_work_before_it_is_sent(fake, cloud, capfd):
     assert fake.calls == []
     assert main([*SUBMIT, "--no-doctor"]) == 0
     assert len(fake.pipeline_jobs) == 1
+
+
+@pytest.mark.parametrize("command", [("retrain",), ("schedule", "--cron", "0 3 * * *")])
+def test_what_sends_a_run_later_or_again_asks_the_same_first(fake, cloud, capfd, command):
+    cloud.images.clear()
+    assert main([*command, *SUBMIT[1:]]) == 2
+    assert "error: Refused to send a run that cannot work. Missing: image: " in capfd.readouterr().err
+    assert (fake.pipeline_jobs, fake.schedules) == ({}, {})
+    assert main([*command, *SUBMIT[1:], "--dry-run"]) == 0
+    assert main([*command, *SUBMIT[1:], "--no-doctor"]) == 0
+    assert len(fake.pipeline_jobs) + len(fake.schedules) == 1
 
 
 def test_submit_hints_at_what_may_do_all_the_same(fake, cloud, capfd):
