@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components import step_inputs
+from components import step_inputs, storage
 from components.errors import InputError
 from components.outages import PlatformError
 from components.safe_path import leave_current_folder
@@ -115,7 +115,8 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     leave_current_folder()
     arguments = parser.parse_args()
     try:
-        result, code = work(arguments)
+        with storage.naming_stale_files():
+            result, code = work(arguments)
     except InputError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
         return BAD_INPUT

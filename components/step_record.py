@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+from components import storage
 from components.errors import InputError
+from components.outages import PlatformError
 from components.schema import Amount, JsonFile
 
 STEP_RECORD_FILE = "step.json"
@@ -64,11 +66,12 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     start = time.time()
     state, message, mistake = "succeeded", "", False
     try:
-        yield
+        with storage.naming_stale_files():
+            yield
     except BaseException as error:
         state = "failed"
         mistake = isinstance(error, InputError)
-        message = str(error) if mistake else traceback.format_exc()
+        message = str(error) if isinstance(error, InputError | PlatformError) else traceback.format_exc()
         raise
     finally:
         StepRecord(step, state, time.time() - start, message, mistake).save(Path(artifact_path).parent)

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from components.errors import InputError
 from components.object_stores import split, store_of
+from components.outages import PlatformError
 
 _GOOGLE = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
@@ -162,7 +163,7 @@ def read_bytes(uri: str) -> bytes:
     except OSError as error:
         if error.errno in _MISSING:
             raise InputError(f"Cannot read {uri!r}: there is no such file. Check the path.") from error
-        raise
+        raise OSError(error.errno, error.strerror, uri) from error  # Of a read it does not say what was read.
 
 
 def exists(uri: str) -> bool:
@@ -251,6 +252,24 @@ def naming_full_disk(path: Path) -> Iterator[None]:
         raise InputError(
             f"Could not write {path}: the disk is full ({free / 2**20:,.0f} MiB free{where}). What stood under that "
             "name before, if anything, is unchanged. Free some space or choose another folder, then run again."
+        ) from error
+
+
+@contextlib.contextmanager
+def naming_stale_files() -> Iterator[None]:
+    """Say of a file on a mounted bucket that was changed while it was open which one it is, in a PlatformError.
+
+    Whoever reads such a file gets an error in the place of the rest of its content, and of several who write it the
+    first one wins: https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        raise PlatformError(
+            f"{error.filename or 'A file'} was changed in the bucket while it was open here: another run of this step, "
+            "or somebody else, writes to the same place. Run again once nothing else writes there."
         ) from error
 
 

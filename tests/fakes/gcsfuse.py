@@ -1,7 +1,8 @@
 """The rules of a folder that Cloud Storage FUSE has mounted, kept in this process for Python's own file functions.
 
 A process that is started with `environment(folder)` keeps them from its first line on, and takes the folder for `/gcs`.
-Not seen: what libraries such as TensorFlow write by themselves, and that others see a file only once it is closed.
+Not seen: what libraries such as TensorFlow read and write by themselves. Stricter than the service: whoever writes a
+file sees it, too, only once it is closed.
 """
 
 import builtins
@@ -9,7 +10,9 @@ import errno
 import fcntl
 import functools
 import io
+import itertools
 import os
+import shutil
 import stat as modes
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +21,8 @@ from typing import Any
 _MOUNT, _OWNER = "FAKE_GCSFUSE_MOUNT", "FAKE_GCSFUSE_OWNER"
 _REPOSITORY = Path(__file__).parents[2]
 _HUGE = 1 << 33  # Blocks.
+_NUMBERS = itertools.count()
+_STAT, _REPLACE, _UNLINK = os.stat, os.replace, os.unlink  # As they are before anything is mounted.
 
 
 def environment(folder: Path, owner: int | None = None) -> dict[str, str]:
@@ -55,6 +60,9 @@ def mount(folder: Path, owner: int) -> None:
     _replace(fcntl, ("flock", "lockf"), functools.partial(_ignoring, inside))
     _replace(os, ("stat", "lstat", "fstat"), functools.partial(_telling, inside))
     _replace(os, ("statvfs", "fstatvfs"), functools.partial(_boundless, inside))
+    _replace(builtins, ("open",), functools.partial(_opening, inside, Path(folder).parent))
+    io.open = builtins.open
+    _watch_descriptors(inside)
     if os.getuid() != owner:
         _deny(inside)
 
@@ -119,6 +127,133 @@ def _telling(inside: Callable[..., bool], stat: Callable[..., os.stat_result]) -
         return os.stat_result(fields, times)
 
     return keep
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """What tells one content of a file from another; empty where there is no file."""
+    try:
+        found = _STAT(path)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class _Watched(io.FileIO):
+    """A file that is read, and was there when it was opened."""
+
+    def __init__(self, path: str, mode: str) -> None:
+        super().__init__(path, mode)
+        self._path, self._seen = path, _version(path)
+
+    def readinto(self, buffer: Any) -> int:
+        _require_same(self._path, self._seen)
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        _require_same(self._path, self._seen)
+        return super().readall()
+
+    def read(self, size: int | None = -1) -> bytes:
+        _require_same(self._path, self._seen)
+        return super().read(size)
+
+
+def _require_same(path: str, seen: tuple[int, ...]) -> None:
+    # Rule: who has a file open that is changed, replaced or deleted meanwhile reads no more of it, but ESTALE (gcsfuse
+    # docs/semantics.md: Stale File Handle Errors)
+    if _version(path) != seen:
+        raise _error(errno.ESTALE, path)
+
+
+class _Unfinished(io.FileIO):
+    """A file that is written: beside the bucket until it is closed."""
+
+    def __init__(self, path: str, mode: str, beside: Path) -> None:
+        self._path, self._seen = path, _version(path)
+        if "x" in mode and self._seen:
+            raise _error(errno.EEXIST, path)
+        if not os.path.isdir(os.path.dirname(path)):
+            raise _error(errno.ENOENT, path)
+        self._made = str(beside / f".unfinished-{os.getpid()}-{next(_NUMBERS)}")
+        if self._seen and "w" not in mode:
+            shutil.copyfile(path, self._made)
+        super().__init__(self._made, mode.replace("x", "w"))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        # Rule: a file is there for others once it is closed (gcsfuse docs/semantics.md: Write/Read consistency; Writes)
+        # Rule: of those who write a file at once the first to close it wins, and the others get ESTALE (gcsfuse
+        # docs/semantics.md: Concurrency)
+        if _version(self._path) != self._seen:
+            _UNLINK(self._made)
+            raise _error(errno.ESTALE, self._path)
+        _REPLACE(self._made, self._path)
+
+
+def _opening(inside: Callable[..., bool], beside: Path, original: Callable[..., Any]) -> Callable[..., Any]:
+    def keep(
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Any = None,
+    ) -> Any:
+        if isinstance(file, int) or opener or not inside(file) or os.path.isdir(file):
+            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        path, kind = os.path.abspath(os.fsdecode(os.fspath(file))), mode.replace("b", "").replace("t", "")
+        raw: Any = _Watched(path, kind) if kind == "r" else _Unfinished(path, kind, beside)
+        if buffering == 0:
+            return raw
+        wrap = io.BufferedReader if kind == "r" else io.BufferedRandom if "+" in kind else io.BufferedWriter
+        buffered = wrap(raw)
+        if "b" in mode:
+            return buffered
+        return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
+
+    return keep
+
+
+def _watch_descriptors(inside: Callable[..., bool]) -> None:
+    """Keep the same of what is opened and read without a file object."""
+    opened: dict[int, tuple[str, tuple[int, ...]]] = {}
+
+    def opening(call: Callable[..., int]) -> Callable[..., int]:
+        def keep(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+            descriptor = call(path, flags, *arguments, **options)
+            if (
+                flags & os.O_ACCMODE == os.O_RDONLY
+                and not isinstance(path, int)
+                and inside(path, options.get("dir_fd"))
+            ):
+                place = os.readlink(f"/proc/self/fd/{descriptor}")
+                opened[descriptor] = place, _version(place)
+            return descriptor
+
+        return keep
+
+    def reading(call: Callable[..., bytes]) -> Callable[..., bytes]:
+        def keep(descriptor: int, *arguments: Any) -> bytes:
+            if descriptor in opened and not os.path.isdir(opened[descriptor][0]):
+                _require_same(*opened[descriptor])
+            return call(descriptor, *arguments)
+
+        return keep
+
+    def closing(call: Callable[[int], None]) -> Callable[[int], None]:
+        def keep(descriptor: int) -> None:
+            opened.pop(descriptor, None)
+            call(descriptor)
+
+        return keep
+
+    _replace(os, ("open",), opening)
+    _replace(os, ("read",), reading)
+    _replace(os, ("close",), closing)
 
 
 def _boundless(inside: Callable[..., bool], statvfs: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -123,3 +123,68 @@ def test_the_rules_are_kept_only_below_the_mount(files, tmp_path):
     (tmp_path / "folder" / "file").write_text("")
     assert run_there(f"{CODE_OF}\nprint(code_of(os.rename, mount / '../folder', mount / '../other'))", files) == "done"
     assert Path(tmp_path / "other" / "file").exists()
+
+
+OTHERS = """
+import subprocess
+def for_others(path):
+    return subprocess.run(["cat", path], capture_output=True, text=True).stdout or "nothing"
+def others_write(path, content):
+    subprocess.run(["sh", "-c", f"printf {content} > {path}"], check=True)
+"""
+
+
+def test_a_file_is_there_for_others_once_it_is_closed(files):
+    code = """
+told = []
+path = mount / "bucket/new"
+with open(path, "w") as file:
+    print("whole", file=file, flush=True)
+    told.append(for_others(path))
+told.append(for_others(path).strip())
+with open(path, "a") as file:
+    file.write("more")
+    told.append(for_others(path).strip())
+told.append(for_others(path).replace("\\n", "+"))
+print(*told)
+"""
+    assert run_there(OTHERS + code, files) == "nothing whole whole whole+more"
+
+
+@pytest.mark.parametrize(
+    ("opened", "used"),
+    [
+        ("file = open(path, 'rb', buffering=0)", "file.read()"),
+        ("file = open(path)", "file.read()"),
+        ("file = os.open(path, os.O_RDONLY)", "os.read(file, 10)"),
+        ("file = open(path, 'w')", "file.close()"),
+        ("file = open(path, 'a'); file.write('more')", "file.close()"),
+    ],
+)
+@pytest.mark.parametrize("change", ["others_write(path, 'other')", "os.unlink(path)"])
+def test_a_file_that_is_changed_while_it_is_open_is_stale(files, opened, used, change):
+    code = f"path = mount / 'bucket/full/file'\n{opened}\n{change}\nprint(code_of(lambda: {used}))"
+    assert run_there(OTHERS + CODE_OF + code, files) == "ESTALE"
+
+
+def test_a_step_that_meets_a_stale_file_says_so_in_a_sentence(files):
+    code = """
+from components.errors import InputError
+from components.outages import PlatformError
+from components.step_record import StepRecord, step_record
+def read(path):
+    with open(path, "rb", buffering=0) as file:
+        others_write(path, "other")
+        file.read()
+try:
+    with step_record("export_model", str(mount / "bucket/run/exported")):
+        read(mount / "bucket/full/file")
+except PlatformError as error:
+    print(error)
+print(StepRecord.load(mount / "bucket/run").error)
+"""
+    (files / "bucket" / "run").mkdir()
+    said, recorded = run_there(OTHERS + code, files).splitlines()
+    assert said == recorded
+    assert said.startswith(f"{files}/bucket/full/file was changed in the bucket while it was open here")
+    assert said.endswith("Run again once nothing else writes there.")
