@@ -36,6 +36,7 @@ def train_model(
     in_memory_mib: int = 4096,
     shuffle_buffer: int = 20000,
     checkpoint_seconds: float = 60.0,
+    profile_steps: int = 0,
     fingerprint: Dict[str, str] = {},
 ) -> None:
     """Train a Keras model; a restarted task continues from its checkpoint."""

@@ -35,6 +35,7 @@ from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.params import TrainParams, TrainResult
+from components.train_model.profiling import PROFILES, StepProfile, profiler
 from components.train_model.surroundings import leave_report
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
 from components.training_step.stages import Freezer, PlannedStage, plan_stages, stage_of
@@ -45,7 +46,7 @@ _TENSORBOARD_DIR = "tensorboard"
 _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.proto, base_output_directory.
 _CHUNK_BYTES = 256 << 20  # Answers of the validation split held in memory at a time.
 # What may change between two sessions of one training without changing its result.
-_FREE_TO_CHANGE = ("checkpoint_seconds",)
+_FREE_TO_CHANGE = ("checkpoint_seconds", "profile_steps")
 
 
 def default_checkpoint_dir(output: Path) -> Path:
@@ -210,12 +211,17 @@ class _Session:
         writer = tf.summary.create_file_writer(str(self._tensorboard_dir()))
         watch = StepWatch(self)
         plural = self.manifest.input.plural
+        trace = profiler(self.device.backend)
+        profile = StepProfile(self.params.profile_steps, self.batch_size, self._tensorboard_dir(), *trace)
         while self.progress.epoch < self.params.epochs and not self._should_stop():
             epoch = self.progress.epoch
             self._enter_stage_of(epoch)
             self._say_stage()
             left = self._num_examples - self.examples_before(self.progress.step)
-            with progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, plural) as bar:
+            with (
+                progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, plural) as shown,
+                profile.watching(shown, left) as bar,
+            ):
                 watch.begin_epoch(bar, restored)
                 logs = self.model.fit(
                     self._reader.batches(epoch, self.progress.step),
@@ -241,7 +247,7 @@ class _Session:
         uri = os.environ.get(_LOG_DIR, "")
         if storage.is_on_google(uri):
             published = storage.mounted(uri)
-            for path in self._tensorboard_dir().rglob("events.*"):
+            for path in (*self._tensorboard_dir().rglob("events.*"), *self._tensorboard_dir().glob(f"{PROFILES}/*/*")):
                 target = published / path.relative_to(self._tensorboard_dir())
                 storage.write_bytes(target, path.read_bytes())
 

@@ -31,6 +31,7 @@ _OUTSIDE_THE_PROGRAM = (
     "in_memory_mib",
     "shuffle_buffer",
     "checkpoint_seconds",
+    "profile_steps",
 )
 
 
@@ -92,6 +93,7 @@ class TrainParams:
         in_memory_mib: A split up to this size, decoded, is held in RAM; a larger one is streamed.
         shuffle_buffer: Examples among which a streamed split is shuffled.
         checkpoint_seconds: Time between checkpoints within an epoch; there is one after every epoch too.
+        profile_steps: Steps to profile for TensorBoard once the first is compiled; 0 is none.
     """
 
     model: str
@@ -119,6 +121,7 @@ class TrainParams:
     in_memory_mib: int = 4096
     shuffle_buffer: int = 20_000
     checkpoint_seconds: float = 60.0
+    profile_steps: int = 0
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
@@ -141,6 +144,7 @@ class TrainParams:
             "num_replicas",
             "in_memory_mib",
             "checkpoint_seconds",
+            "profile_steps",
         ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must not be negative, and finite. Received: {name}={getattr(self, name)}.")

@@ -58,6 +58,7 @@ def without_validation(tmp_path_factory):
         ({"num_replicas": -1}, "num_replicas=-1"),
         ({"in_memory_mib": -1}, "in_memory_mib=-1"),
         ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds=-1\.0"),
+        ({"profile_steps": -1}, "profile_steps=-1"),
         ({"optimizer": "adagrad"}, "adam, adamw, sgd.*optimizer='adagrad'"),
         ({"learning_rate_schedule": "step"}, "learning_rate_schedule='step'"),
         ({"learning_rate_scaling": "cubic"}, "learning_rate_scaling='cubic'"),
@@ -270,8 +271,10 @@ def test_checkpoint_of_another_training_is_ignored(quick, digits_records, other_
     result = train_model(replace(quick, epochs=1), digits_records, tmp_path / "model", checkpoints)
     assert "of another training; starting fresh" in capfd.readouterr().err
     assert result.epochs == 1
-    fresh = train_model(replace(quick, epochs=1), digits_records, tmp_path / "fresh")
+    fresh = train_model(replace(quick, epochs=1, profile_steps=2), digits_records, tmp_path / "fresh")
     assert result.metrics == fresh.metrics
+    (profile,) = (tmp_path / "fresh" / "tensorboard").glob("plugins/profile/*/*.xplane.pb")
+    assert profile.stat().st_size > 1000
     assert len(list((tmp_path / "model" / "tensorboard").iterdir())) == 1
 
 
