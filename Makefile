@@ -7,8 +7,9 @@ KILLS ?= 1000
 SLICE ?= 1/1
 IMAGE ?= tpu-pipelines/python:latest
 SERVING_IMAGE ?= tpu-pipelines/serving:latest
+ENGINE ?= $(shell docker info >/dev/null 2>&1 || ! command -v podman >/dev/null && echo docker || echo podman)
 
-.PHONY: install run test test-all check bench soak kills audit licences lock image
+.PHONY: install run test test-all check bench soak kills audit licences lock image images-test
 
 install: $(VENV)/.installed
 
@@ -43,7 +44,8 @@ kills: install  ## Every step killed at any moment and run again, one night; SLI
 	$(VENV)/bin/python -m tests.kills --kills $(KILLS) --slice $(SLICE)
 
 audit:  ## Known vulnerabilities of everything locked; asks PyPI, so it needs uv and the network. No answer is a failure.
-	uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes -r requirements.lock -r docker/serving.lock
+	uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes -r requirements.lock -r docker/serving.lock \
+	  -r docker/train.lock
 
 licences: install  ## The licence of everything locked.
 	$(VENV)/bin/python -m tests.licences
@@ -51,9 +53,14 @@ licences: install  ## The licence of everything locked.
 lock:  ## Needs uv; the lock holds hashes and names no index.
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --all-extras pyproject.toml --output-file requirements.lock
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --group pyproject.toml:serving-image --constraint requirements.lock --output-file docker/serving.lock
+	for image in serving steps train; do \
+	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	    --group pyproject.toml:$$image-image --constraint requirements.lock --output-file docker/$$image.lock || exit; \
+	done
 
-image:  ## One image for every step, and a small one that serves what they export.
-	docker build --file docker/Dockerfile --tag $(IMAGE) .
-	docker build --file docker/serving.Dockerfile --tag $(SERVING_IMAGE) .
+image:  ## One image for every step, and a small one that serves what they export; by docker, or else podman.
+	$(ENGINE) build --file docker/Dockerfile --target train --tag $(IMAGE) .
+	$(ENGINE) build --file docker/serving.Dockerfile --tag $(SERVING_IMAGE) .
+
+images-test: install  ## Builds every image, runs digits in containers and compares, serves, kills; BASE=IMAGE to build on another.
+	$(VENV)/bin/python -m tests.images --base "$(BASE)"

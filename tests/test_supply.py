@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -37,12 +38,44 @@ def test_licences_are_listed_one_for_each_package():
 
 def test_the_images_are_built_on_one_of_a_known_digest():
     texts = [(REPOSITORY / "docker" / name).read_text() for name in ("Dockerfile", "serving.Dockerfile")]
-    bases = [re.findall(r"^ARG BASE=(\S+)\nFROM \$\{BASE\}$", text, re.MULTILINE) for text in texts]
-    assert bases[0] == bases[1]
-    assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", *bases[0])
-    assert all(len(re.findall(r"^FROM ", text, re.MULTILINE)) == 1 for text in texts)
+    bases = {base for text in texts for base in re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", *bases)
+    for text in texts:
+        stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)
+        assert {source for source, _ in stages} <= {"${BASE}", *(name for _, name in stages)}
+
+
+def test_what_an_image_holds_is_a_part_of_what_is_locked():
+    pins = {}
+    for name in ("requirements.lock", "docker/serving.lock", "docker/steps.lock", "docker/train.lock"):
+        text = (REPOSITORY / name).read_text()
+        assert "://" not in text
+        pins[name] = dict(re.findall(r"^([a-z0-9][^ =]*)==(\S+)", text, re.MULTILINE))
+    everything, serving, steps, train = pins.values()
+    assert serving.items() <= everything.items()
+    for pinned in (steps, train):  # The same TensorFlow, built without what a GPU needs.
+        assert pinned.pop("tensorflow-cpu") == everything["tensorflow"]
+        assert pinned.items() <= everything.items()
+    assert train.keys() - steps.keys() == {"jax", "jaxlib", "libtpu"}
+    assert not {"tensorflow", "tensorflow-cpu", "keras", "kfp", "jax", "jaxlib", "scikit-learn"} & serving.keys()
+    assert not {"tensorflow", "pytest", "ruff", "mypy"} & train.keys()
+
+
+def test_an_image_holds_what_its_part_of_the_project_asks_for():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+
+    def names(lines):
+        return {re.match(r"[\w-]+", line)[0] for line in lines if isinstance(line, str)}
+
+    assert names(extras["serving"]) <= names(groups["serving-image"])
+    # Not the command line's own: Docker's client, and what makes a shell complete it.
+    asked = names(project["project"]["dependencies"]) - {"docker", "shtab", "tensorflow"}
+    assert asked | {"tensorflow-cpu"} | names(extras["s3"]) <= names(groups["steps-image"])
 
 
 def test_vulnerabilities_are_asked_of_everything_that_is_locked():
     makefile = (REPOSITORY / "Makefile").read_text()
-    assert re.search(r"pip-audit@\d\S+ --strict .*-r requirements.lock .*-r docker/serving.lock", makefile)
+    asked = re.search(r"pip-audit@\d\S+ --strict (.*\\\n.*)", makefile)[1]
+    assert re.findall(r"-r (\S+)", asked) == ["requirements.lock", "docker/serving.lock", "docker/train.lock"]

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -189,20 +188,6 @@ def test_server_modules_are_those_of_its_image():
         "serving",
         "registry",
     }
-
-
-def test_lock_of_the_image_is_a_part_of_the_lock():
-    pins = {}
-    for name in ("requirements.lock", "docker/serving.lock"):
-        text = (REPOSITORY / name).read_text()
-        assert "://" not in text
-        pins[name] = dict(re.findall(r"^([a-z0-9][^ =]*)==(\S+)", text, re.MULTILINE))
-    part = pins["docker/serving.lock"]
-    assert part.items() <= pins["requirements.lock"].items()
-    assert not {"tensorflow", "keras", "kfp", "jax", "jaxlib", "scikit-learn"} & part.keys()
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    wanted = {re.match(r"[\w-]+", line)[0] for line in project["project"]["optional-dependencies"]["serving"]}
-    assert wanted <= set(project["dependency-groups"]["serving-image"]) <= part.keys()
 
 
 def test_int8_model_is_served_when_asked_for(start_server, export_dir, digits):
