@@ -16,7 +16,7 @@ def endpoint_fields(params: DeployParams, project: str) -> dict[str, Any]:
     """Return what an endpoint is created with, so that it is reached as the parameters say.
 
     Args:
-        params: How it is to be reached.
+        params: Parameters that say how it is reached.
         project: Project of the endpoint, which may always ask it.
     """
     if params.endpoint_access == DEDICATED:
@@ -47,18 +47,18 @@ def check_access(endpoint: Any, params: DeployParams, project: str) -> None:
     Raises:
         InputError: If it is not.
     """
-    found, wanted = access_of(endpoint), params.endpoint_access
-    if found == PRIVATE == wanted:
+    received, wanted = access_of(endpoint), params.endpoint_access
+    if received == PRIVATE == wanted:
         config, fields = endpoint.private_service_connect_config, endpoint_fields(params, project)
         asked = fields["private_service_connect_config"]
         networks = {automated.network for automated in config.psc_automation_configs}
         if lacking := sorted(
             {*asked["project_allowlist"], params.endpoint_network} - {*config.project_allowlist, *networks}
         ):
-            found, wanted = f"private without {', '.join(lacking)}", "private with them"
-    if found != wanted:
+            received, wanted = f"private without {', '.join(lacking)}", "private with them"
+    if received != wanted:
         raise InputError(
-            f"Cannot deploy to {endpoint.name}: it is there already and {found}, expected {wanted}, and an endpoint "
+            f"Cannot deploy to {endpoint.name}: it is there already and {received}, expected {wanted}, and an endpoint "
             "stays as it was created. Name another deploy.endpoint, or set deploy.endpoint_access to what it is."
         )
 
