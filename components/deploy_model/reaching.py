@@ -67,7 +67,7 @@ def address_of(endpoint: Any, network: str) -> str:
     """Return the address at which an endpoint is asked; empty is the service's.
 
     Args:
-        endpoint: Endpoint as the service has it now; a private one has an address only while something is deployed to it.
+        endpoint: Endpoint as the service has it; a private one has an address only while something is deployed to it.
         network: Network from which a private one is asked.
 
     Raises:
