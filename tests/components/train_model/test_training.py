@@ -348,9 +348,12 @@ def test_platform_says_where_checkpoints_and_logs_go(quick, digits_records, tmp_
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", "gs://bucket/job/logs")
     with monkeypatch.context() as patch:
         patch.setattr("components.storage.BUCKETS_MOUNT", tmp_path / "gcs")
-        train_model(replace(quick, epochs=1), digits_records, tmp_path / "model")
+        train_model(replace(quick, epochs=1, profile_steps=2), digits_records, tmp_path / "model")
     assert (tmp_path / "kept" / "checkpoint.npz").is_file()
-    (curves,) = (tmp_path / "gcs" / "bucket" / "job" / "logs").glob("events.out.tfevents.*")
+    published = tmp_path / "gcs" / "bucket" / "job" / "logs"
+    (curves,) = published.glob("events.out.tfevents.*")
+    (profile,) = published.glob("plugins/profile/*/*.xplane.pb")
+    assert profile.stat().st_size > 1000
     (kept,) = (tmp_path / "model" / "tensorboard").glob("events.out.tfevents.*")
     assert curves.read_bytes() == kept.read_bytes(), "the whole curve is where the platform's TensorBoard looks"
     from components.train_model.training import default_checkpoint_dir
