@@ -352,3 +352,18 @@ def encode_png(pixels: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def are_shares(array: np.ndarray) -> bool:
+    """Return whether an array holds floats in [0, 1], as which many libraries keep pixels."""
+    return array.dtype.kind == "f" and bool(array.size) and bool(array.min() >= 0 and array.max() <= 1)
+
+
+def pixels_of_shares(array: np.ndarray) -> np.ndarray:
+    """Return floats in [0, 1] as pixels, uint8 in [0, 255].
+
+    Example:
+        >>> pixels_of_shares(np.array([0.0, 0.5, 1.0])).tolist()
+        [0, 128, 255]
+    """
+    return np.round(array * 255).astype(np.uint8)

@@ -1,5 +1,6 @@
 """What can be seen of data within seconds: how many there are, of which classes and sizes, and what is damaged."""
 
+import contextlib
 import dataclasses
 import os
 import statistics
@@ -145,13 +146,25 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
     """
     if params.task != CLASSIFICATION or not params.source.startswith("csv:"):
         return params, None
-    listing = list_examples(params)
+    try:
+        listing = list_examples(params)
+    except InputError:
+        if _has_several_labels(several := dataclasses.replace(params, task=MULTI_LABEL)):
+            return several, None
+        raise
     names = listing.class_names
     if any("|" in name for name in names):
         return dataclasses.replace(params, task=MULTI_LABEL), None
     if _are_numbers(names) and (len(names) > _MOST_LEVELS or any("." in name for name in names)):
         return dataclasses.replace(params, task=REGRESSION), None
     return params, listing
+
+
+def _has_several_labels(params: WriteParams) -> bool:
+    """Return whether some example has more than one label; then one without any is none of the mistakes of a file."""
+    with contextlib.suppress(InputError):
+        return bool((list_examples(params).labels.sum(axis=1) > 1).any())
+    return False
 
 
 def _are_numbers(names: tuple[str, ...]) -> bool:

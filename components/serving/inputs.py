@@ -22,7 +22,7 @@ from components.csv_files import find_column, find_delimiter
 from components.errors import InputError
 from components.export_info import ExportInfo
 from components.generation import Alphabet, generate
-from components.images import ImageRule, UnreadableImageError, decode_pixels
+from components.images import ImageRule, UnreadableImageError, are_shares, decode_pixels, pixels_of_shares
 from components.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
@@ -346,6 +346,11 @@ def _are_labels(name: str, names: Sequence[str]) -> bool:
 
 def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     received = f"{array.dtype}{list(array.shape)}"
+    # As create_tfrecords reads the arrays that such a model is trained on.
+    if array.shape[-3:] == (shape[2], *shape[:2]) != shape:
+        array = np.moveaxis(array, -3, -1)
+    if are_shares(array):
+        array = pixels_of_shares(array)
     if shape[2] == 1 and array.shape[-2:] == shape[:2]:
         array = array[..., None]
     if array.ndim == 3:

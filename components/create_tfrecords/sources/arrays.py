@@ -9,6 +9,7 @@ from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.targets import check_finite, check_hot, index_labels
 from components.errors import InputError
 from components.identities import identify
+from components.images import are_shares, pixels_of_shares
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -54,8 +55,8 @@ def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
     if all(array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[3] not in (1, 3) for array in images):
         images = [np.ascontiguousarray(np.moveaxis(array, 1, 3)) for array in images]
         notes.append("the arrays' channels come first: they were put last")
-    if all(array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1 for array in images):
-        images = [np.round(array * 255).astype(np.uint8) for array in images]
+    if all(map(are_shares, images)):
+        images = list(map(pixels_of_shares, images))
         notes.append("the arrays hold floats in [0, 1]: they were made pixels in [0, 255], as which a model takes them")
     if params.task == CLASSIFICATION and all(map(_is_one_hot, labels)):
         labels = [array.argmax(1) for array in labels]
@@ -72,8 +73,7 @@ def _is_one_hot(labels: np.ndarray) -> bool:
 def _check_images(split: str, images: np.ndarray, source: str) -> None:
     fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
     if not fits or images.dtype != np.uint8 or 0 in images.shape[1:]:
-        are_shares = images.dtype.kind == "f" and images.size and images.min() >= 0 and images.max() <= 1
-        how = ": (images * 255).round().astype('uint8')" if are_shares else ""
+        how = ": (images * 255).round().astype('uint8')" if are_shares(images) else ""
         raise InputError(
             f"Cannot use {_images_of(split)} in {source}: expected uint8[N, height, width] or uint8[N, height, width, "
             f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert them before saving{how}."

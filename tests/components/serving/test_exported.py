@@ -95,6 +95,17 @@ def test_an_encrypted_archive_of_arrays_is_refused_in_words(export_dir, tmp_path
         list(predict_inputs(export_dir, [str(tmp_path / "secret.npz")]))
 
 
+def test_arrays_are_read_in_every_form_in_which_a_model_is_trained_on_them(export_dir, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
+    forms = {"pixels": pixels, "first": np.moveaxis(pixels, 3, 1), "shares": (pixels / 255).astype(np.float32)[..., 0]}
+    answers = {}
+    for name, array in forms.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        answers[name] = [answer.classes for answer in predict_inputs(export_dir, [str(tmp_path / f"{name}.npy")])]
+    assert len(answers["pixels"]) == 3
+    assert answers["first"] == answers["shares"] == answers["pixels"]
+
+
 def test_an_array_of_another_shape_is_named_as_it_is(export_dir, tmp_path):
     np.save(tmp_path / "three.NPY.npy", np.zeros((3, 9, 8), np.uint8))
     with pytest.raises(InputError, match=r"expected uint8\[N, 8, 8, 1\] in \[0, 255\], received uint8\[3, 9, 8\]"):
