@@ -147,10 +147,18 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
             InputError: If the manifest is missing or malformed, or a shard does not match it.
         """
         manifest = super().load(directory)
-        for split in manifest.splits.values():
+        manifest.check_shards(directory, verify)
+        return manifest
+
+    def check_shards(self, directory: Path, verify: bool = True) -> None:
+        """Check that every shard is there and whole, and with `verify` unchanged.
+
+        Raises:
+            InputError: If one does not match the manifest.
+        """
+        for split in self.splits.values():
             for shard in split.shards:
                 _check_shard(directory / shard.name, shard, verify)
-        return manifest
 
     def split(self, name: str) -> Split:
         """Return a split by name.

@@ -12,12 +12,14 @@ import platform
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from components.errors import InputError
 
 BACKENDS = ("auto", "tensorflow", "jax")
 ACCELERATORS = ("auto", "cpu", "gpu", "tpu")
+_KEPT_FROM_SECONDS = 0.3  # Of compilation; less is as fast as a bucket.
 PRECISIONS = ("auto", "float32", "mixed_bfloat16")
 
 
@@ -121,6 +123,21 @@ def prepare(backend: str = "auto", accelerator: str = "auto", num_replicas: int 
     return Device(backend, accelerator, num_replicas, precision, backend == "jax", distribution)
 
 
+def keep_programs(directory: Path) -> None:
+    """Let JAX keep what it compiles in a folder, and find it there the next time; its own setting goes before.
+
+    To be called before anything is compiled, and trusted as code is.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _KEPT_FROM_SECONDS)
+    compilation_cache.reset_cache()  # Of a folder that this process had before.
+
+
 def _claim_backend(backend: str) -> None:
     loaded = sys.modules.get("keras")
     current = loaded.backend.backend() if loaded is not None else backend
@@ -206,6 +223,8 @@ def _prepare_jax(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
     has_gpu_plugin = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
     if accelerator == "cpu" or (accelerator == "auto" and (num_replicas > 1 or not has_gpu_plugin)):
         jax.config.update("jax_platforms", "cpu")
+        # One device's program runs at once: handing a small step over to another thread takes as long as the step.
+        jax.config.update("jax_cpu_enable_async_dispatch", num_replicas > 1)
     if num_replicas > 1 and accelerator in ("auto", "cpu"):
         with contextlib.suppress(RuntimeError):  # JAX has started; its devices are counted below.
             jax.config.update("jax_num_cpu_devices", num_replicas)

@@ -13,8 +13,11 @@ import numpy as np
 
 from components import records
 from components.artifacts import LABEL_FEATURE, TRAIN, Manifest
+from components.errors import InputError
 from components.records import static_options, tensorflow
 
+AUTO, HOST, DEVICE = "auto", "host", "device"
+RESIDENCIES = (AUTO, HOST, DEVICE)  # Where a split may lie while it is trained on.
 _READ_AT_ONCE = 4  # Shards read side by side while streaming.
 
 
@@ -26,6 +29,13 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
         3
     """
     return -(-num_examples // batch_size)
+
+
+def draw_order(num_examples: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
+    """Return which examples an epoch's batches hold, int32[steps, batch]: every one once, then the first ones again."""
+    order = np.random.default_rng((seed, epoch)).permutation(num_examples)
+    steps = steps_per_epoch(num_examples, batch_size)
+    return np.resize(order, (steps, batch_size)).astype(np.int32)
 
 
 class EpochReader(Protocol):
@@ -48,14 +58,9 @@ class InMemoryReader:
     def batches(self, epoch: int, start_step: int) -> Any:
         """See `EpochReader`."""
         tf = tensorflow()
-        order = np.random.default_rng((self._seed, epoch)).permutation(self._num_examples)
-        steps = steps_per_epoch(self._num_examples, self._batch_size)
-        padded = np.resize(order, steps * self._batch_size)
-        weights = (np.arange(len(padded)) < self._num_examples).astype(np.float32)
-        shape = (steps, self._batch_size)
-        dataset = tf.data.Dataset.from_tensor_slices(
-            (padded.reshape(shape)[start_step:], weights.reshape(shape)[start_step:])
-        )
+        order = draw_order(self._num_examples, self._batch_size, self._seed, epoch)
+        weights = (np.arange(order.size) < self._num_examples).astype(np.float32).reshape(order.shape)
+        dataset = tf.data.Dataset.from_tensor_slices((order[start_step:], weights[start_step:]))
         return (
             dataset.map(
                 lambda indices, weight: (tf.gather(self._inputs, indices), tf.gather(self._labels, indices), weight),
@@ -104,6 +109,24 @@ class StreamingReader:
 def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
     """Return whether a split of this size is read once, and not again every epoch."""
     return decoded_bytes <= in_memory_mib << 20
+
+
+def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib: int) -> bool:
+    """Return whether a split is to lie in the device's memory, if that is large enough.
+
+    Raises:
+        InputError: If it must and cannot: only JAX's program takes indices for batches, and the host has to hold a
+            split to hand it over.
+    """
+    is_held = is_held_in_memory(decoded_bytes, in_memory_mib)
+    if residency == DEVICE and backend != "jax":
+        raise InputError(f"residency=device needs backend=jax. Received: backend={backend}. Set residency to auto.")
+    if residency == DEVICE and not is_held:
+        raise InputError(
+            f"residency=device needs the decoded training split in RAM first: expected in_memory_mib of at least "
+            f"{-(-decoded_bytes // 2**20)}, received in_memory_mib={in_memory_mib}. Raise it, or set residency to auto."
+        )
+    return residency != HOST and backend == "jax" and is_held
 
 
 def open_training_split(

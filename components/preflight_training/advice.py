@@ -17,6 +17,7 @@ _FEW_PRODUCTS = 0.1  # Of a step's time.
 _MUCH_COMMUNICATION = 0.3
 _ADVISED_LAYERS = 3
 _AS_FAST = 1.1
+_LET_IT_BE_RESIDENT = "backend=jax, residency=auto and in_memory_mib of at least that let it lie there"
 
 
 def advise(report: MachineReport, data: DataFacts) -> tuple[tuple[str, ...], bool]:
@@ -107,10 +108,10 @@ def _about_waiting(report: MachineReport, data: DataFacts) -> Sequence[str]:
         f"The device waits for data {epoch.host_wait:.0%} of the time: it takes {epoch.needed_per_second:,.0f} "
         f"examples/s, and is fed {report.fed_by(data.host)}."
     )
-    if data.decoded_bytes < report.capacity_bytes * report.devices // 4:
+    if not report.is_resident and data.decoded_bytes < report.capacity_bytes // 2:
         words += (
             f" The decoded training split ({data.decoded_bytes / 2**20:,.0f} MiB) fits in the devices' memory, where "
-            "no host would be in the way."
+            f"no host would be in the way: {_LET_IT_BE_RESIDENT}."
         )
     if not _is_least(report) and epoch.host_wait > _MUCH_WAITING:
         words += " A slice of half the size would be as fast."

@@ -32,6 +32,7 @@ from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 from components.step_record import end_with
 from components.training_step.compiling import compile_model
 from components.training_step.hyperparameters import TrainParams
+from components.training_step.program import BATCH_AXIS, plan_program
 from components.training_step.stages import freeze_least
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
@@ -64,6 +65,7 @@ class Compilation:
         devices: Replicas, as many as the topology has or fewer.
         bytes_per_cycle: Bytes that a device's memory moves in a cycle.
         batch_size_per_replica: Examples per replica and step.
+        is_resident: Whether the training split lies in the devices' memory.
     """
 
     machine: str
@@ -72,6 +74,7 @@ class Compilation:
     devices: int
     bytes_per_cycle: float
     batch_size_per_replica: int
+    is_resident: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +200,7 @@ def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Prog
     model, stage = _without_values(lambda: _build(task, compilation))
     layers += _layer_names(model)
     devices = _topology(compilation).devices[: compilation.devices]
-    traced = trace_step(model, _shapes(task, compilation), devices)
-    lowered = traced.lower(lowering_platforms=("tpu",))
+    lowered = trace_program(model, task, compilation, devices, "tpu").lower(lowering_platforms=("tpu",))
 
     def compile_program() -> tuple[str, Any]:
         compiled = lowered.compile()
@@ -207,33 +209,23 @@ def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Prog
     return _Program(lowered.as_text(), _num_parameters(model), stage, compile_program)
 
 
-def trace_step(model: Any, shapes: Sequence[tuple[tuple[int, ...], str]], devices: Sequence[Any]) -> Any:
-    """Trace the `train_step` that `fit` runs on the JAX backend, data-parallel over `devices`: a `jax.stages.Traced`.
+def trace_program(model: Any, task: Task, compilation: Compilation, devices: Sequence[Any], accelerator: str) -> Any:
+    """Trace the program that training runs on the JAX backend, data-parallel over `devices`: a `jax.stages.Traced`.
 
     Args:
         model: Model after `compile_model`; its variables may be abstract.
-        shapes: Shape and type of a global batch's inputs, targets and weights.
+        task: Training.
+        compilation: Batch, and where the data lie.
         devices: Devices of one kind; they need not be there.
+        accelerator: Their kind.
     """
-    import jax
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import Mesh
 
-    mesh = Mesh(np.array(devices), ("batch",))
-    whole, shared = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
-    state = tuple(
-        [jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=whole) for variable in kind]
-        for kind in (
-            model.trainable_variables,
-            model.non_trainable_variables,
-            model.optimizer.variables,
-            model.metrics_variables,
-        )
+    program = plan_program(
+        model, _shapes(task, compilation), task.num_examples, task.training, compilation.is_resident, accelerator
     )
-    data = tuple(jax.ShapeDtypeStruct(shape, kind, sharding=shared) for shape, kind in shapes)
-    # As Keras's `make_train_function` does: with several devices it says where the new state is to be.
-    out_shardings = (None, jax.tree.map(lambda _: whole, state)) if len(devices) > 1 else None
-    return jax.jit(model.train_step, donate_argnums=0, out_shardings=out_shardings).trace(state, data)
+    return program.trace(Mesh(np.array(devices), (BATCH_AXIS,)))
 
 
 def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -> _Program:

@@ -1,6 +1,8 @@
 """Compile the training step for one machine or several, and say what it would take to train there."""
 
 import dataclasses
+import functools
+import time as clock
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 from components import page, progress, storage
 from components.artifacts import PREFLIGHT_FILE
 from components.device import choose_precision
+from components.feeding import DEVICE, draw_order, is_resident
 from components.machine_spec import PaidMachine, Slice
 from components.preflight_training import sandbox
 from components.preflight_training.accuracy import accuracy_of
@@ -88,11 +91,11 @@ def examine(
     session = _Examination(params, data, cache_dir)
     training, names = params.training, ", ".join(paid.machine for paid in machines)
     progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
-    outcomes = session.compile([(paid.slice, training.batch_size_per_replica) for paid in machines])
+    found = session.compile_where_data_fit([paid.slice for paid in machines])
     count = Counter(paid.machine for paid in machines)
     reports = [
-        session.report(paid, count[paid.machine] > 1, outcome, cached)
-        for paid, (outcome, cached) in zip(machines, outcomes, strict=True)
+        session.report(paid, count[paid.machine] > 1, *of_machine)
+        for paid, of_machine in zip(machines, found, strict=True)
     ]
     return PreflightReport(
         model=training.model,
@@ -109,6 +112,14 @@ def examine(
     )
 
 
+@functools.cache
+def order_rate(num_examples: int, global_batch: int) -> float:
+    """Measure the examples per second whose order one CPU of this machine draws: all that a resident split needs."""
+    start = clock.perf_counter()
+    draw_order(num_examples, global_batch, seed=0, epoch=0)
+    return num_examples / (clock.perf_counter() - start)
+
+
 class _Examination:
     """The compilations of one training for some machines, and what they say."""
 
@@ -119,8 +130,27 @@ class _Examination:
         precision = choose_precision("tpu", backend, ()) if training.precision == "auto" else training.precision
         training = dataclasses.replace(training, epochs=params.run_epochs, backend=backend, precision=precision)
         self.task = Task(training, data.interface, data.num_examples)
+        self._may_be_resident = is_resident(
+            training.residency, backend, data.decoded_bytes, params.training.in_memory_mib
+        )
 
-    def compile(self, programs: Sequence[tuple[Slice, int]]) -> list[tuple[Outcome, bool]]:
+    def compile_where_data_fit(self, machines: Sequence[Slice]) -> list[tuple[Outcome, bool, bool]]:
+        """Compile with the data in the devices' memory, and where they must not or do not fit there, without.
+
+        Returns:
+            For each machine the outcome, whether it was known, and whether the data are in the devices' memory.
+        """
+        size, residency = self._params.training.batch_size_per_replica, self._params.training.residency
+        first = self.compile([(machine, size) for machine in machines], self._may_be_resident)
+        found = [(*outcome, self._may_be_resident) for outcome in first]
+        if self._may_be_resident and residency != DEVICE:
+            too_large = [i for i, (outcome, _) in enumerate(first) if outcome.verdict == DOES_NOT_FIT]
+            again = self.compile([(machines[i], size) for i in too_large], False)
+            for i, outcome in zip(too_large, again, strict=True):
+                found[i] = (*outcome, False)
+        return found
+
+    def compile(self, programs: Sequence[tuple[Slice, int]], resident: bool) -> list[tuple[Outcome, bool]]:
         """Compile batches per replica on a machine; returns what came of each."""
         compilations = [
             Compilation(
@@ -130,20 +160,26 @@ class _Examination:
                 devices=machine.devices,
                 bytes_per_cycle=bytes_per_cycle(machine.generation),
                 batch_size_per_replica=batch_size,
+                is_resident=resident,
             )
             for machine, batch_size in programs
         ]
         limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
         return sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
 
-    def report(self, paid: PaidMachine, has_namesakes: bool, outcome: Outcome, cached: bool) -> MachineReport:
+    def report(
+        self, paid: PaidMachine, has_namesakes: bool, outcome: Outcome, cached: bool, resident: bool
+    ) -> MachineReport:
         """Return everything about one machine."""
         params, data, machine = self._params, self._data, paid.slice
         label = label_of(paid.machine, paid.region, paid.spot, has_namesakes)
         batch_size = params.training.batch_size_per_replica * machine.devices
         step = epoch = cost = None
         timeout = 0
-        feed = host_feed(data.host.feed_per_second, data.host.cpus, machine.host)
+        measured = data.host.feed_per_second
+        feed = host_feed(measured, data.host.cpus, machine.host)
+        if resident:
+            measured = feed = order_rate(data.num_examples, batch_size)
         layers: tuple[LayerTime, ...] = ()
         if outcome.cost is not None:
             summed = gradient_bytes(outcome.parameters) if self.task.training.backend == "tensorflow" else 0
@@ -152,7 +188,7 @@ class _Examination:
             layers = time_layers(outcome.cost, machine)
             cost = self._cost(paid, epoch)
             # What is assumed of a host must not cut a training short.
-            slowest = time_epoch(step, data.num_examples, batch_size, min(feed, data.host.feed_per_second))
+            slowest = time_epoch(step, data.num_examples, batch_size, min(feed, measured))
             timeout = timeout_seconds(params.run_epochs * slowest.seconds)
         report = MachineReport(
             machine=machine.name,
@@ -173,7 +209,7 @@ class _Examination:
             parameters=outcome.parameters,
             peak_bytes=outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes,
             capacity_bytes=machine.generation.hbm_usable_bytes,
-            largest_batch=self._largest_batch(machine, outcome),
+            largest_batch=self._largest_batch(machine, outcome, resident),
             step=step,
             epoch=epoch,
             epochs=params.run_epochs,
@@ -188,6 +224,7 @@ class _Examination:
             host_cpus=machine.host.vcpus if machine.host else 0,
             feed_per_second=feed,
             stage=f"{outcome.stage} of {len(params.training.stages)}" if outcome.stage else "",
+            is_resident=resident,
         )
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)
@@ -252,10 +289,10 @@ class _Examination:
             )
         return tuple(broken)
 
-    def _largest_batch(self, machine: Slice, outcome: Outcome) -> LargestBatch | None:
+    def _largest_batch(self, machine: Slice, outcome: Outcome, resident: bool) -> LargestBatch | None:
         asked = self._params.training.batch_size_per_replica
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
-            return self._search_largest_batch(machine, asked)
+            return self._search_largest_batch(machine, asked, resident)
         if outcome.memory is None:
             return None
         # What a step adds grows with the batch; what stays does not, but for the batch itself, which is small.
@@ -263,10 +300,10 @@ class _Examination:
         used = outcome.memory.peak_bytes - outcome.memory.argument_bytes
         return LargestBatch(max(asked, int(asked * room / used)), is_exact=False) if used > 0 else None
 
-    def _search_largest_batch(self, machine: Slice, first: int) -> LargestBatch | None:
+    def _search_largest_batch(self, machine: Slice, first: int, resident: bool) -> LargestBatch | None:
         def attempt(batch_size: int) -> Trial:
             progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
-            outcome, _ = self.compile([(machine, batch_size)])[0]
+            outcome, _ = self.compile([(machine, batch_size)], resident)[0]
             if outcome.verdict not in (FITS, DOES_NOT_FIT):
                 return Trial(None)
             used = outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes

@@ -82,6 +82,7 @@ class MachineReport:
         host_cpus: Number of CPUs of the host that feeds the devices; 0 where that is not published.
         feed_per_second: Examples per second that it is taken to feed.
         stage: Stage of the training whose step was compiled, as `2 of 2`; empty for a training without stages.
+        is_resident: Whether the training split lies in the devices' memory, and the host gives an epoch's order alone.
         accuracy: Distance of its generation's estimates from published step times.
         cost: None where no trustworthy price is known.
         layers: Times of the layers in a step, the longest first.
@@ -128,6 +129,7 @@ class MachineReport:
     host_cpus: int = 0
     feed_per_second: float = 0.0
     stage: str = ""
+    is_resident: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return every field, and what follows from them: `passed`, `reasons` and `summary`."""
@@ -152,6 +154,8 @@ class MachineReport:
 
     def fed_by(self, measured: HostRate) -> str:
         """Say who feeds a machine how much, and what is assumed of a host that was not measured."""
+        if self.is_resident:
+            return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by its host"
         where = "memory" if measured.in_memory else "files"
         here = f"{measured.feed_per_second:,.0f} by this machine ({measured.cpus} CPUs, from {where})"
         if not self.host_cpus:

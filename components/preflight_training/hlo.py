@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from components.training_step.program import LOOP_NAME
+
 SUBLANES = 8  # Rows of a vector register; a column has 128, as the matrix unit does on most chips.
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}
 _BYTES |= {"s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16}
@@ -30,6 +32,7 @@ _COLLECTIVES = (
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all"}
 _FREE |= {"opt-barrier", "add-dependency", "domain"}
 _FREE_CALLS = r'custom_call_target="\w*(?:Bitcast|AllocateBuffer)'
+_ROWS_IN_A_WORD = 4  # Rows of bytes lie so many to a word of 32 bits, and are read together.
 OPTIMIZER, OTHER = "optimizer", "loss, metrics and the rest"
 
 
@@ -216,7 +219,7 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
     # TensorFlow numbers every use of a name: dense_1 is dense, dense_1_2 is dense_1. JAX does not.
     is_exact = op_name.startswith("jit(")
     innermost = OTHER
-    parts = op_name.split("/")
+    parts = op_name.removeprefix(f"{LOOP_NAME}/body/").split("/")
     for part in parts[:-1] if is_exact else parts:  # JAX's last one is the operation: "add" is no layer called so.
         name = re.sub(r"^(?:\w+\()*|\)*$", "", part)
         plain = re.sub(r"_\d+$", "", name)
@@ -333,8 +336,10 @@ class _Reader:
         if cycles is None:
             if re.search(_FREE_CALLS, instruction.attributes):
                 return
-            moved = instruction.num_bytes + sum(scope[name].num_bytes for name in instruction.operands if name in scope)
-            cycles = moved / self._bytes_per_cycle
+            read = [scope[name].num_bytes for name in instruction.operands if name in scope]
+            if self._gathers(instruction):
+                read = [min(num_bytes, _ROWS_IN_A_WORD * instruction.num_bytes) for num_bytes in read]
+            cycles = (instruction.num_bytes + sum(read)) / self._bytes_per_cycle
             self.guessed += cycles * times
         self._add_transfers(instruction, scope, times)
         products = list(self._products(instruction, scope))
@@ -344,6 +349,11 @@ class _Reader:
         if products:
             layer.matrix_cycles += cycles * times
             layer.products += [dataclasses.replace(product, times=times) for _, product in products]
+
+    def _gathers(self, instruction: Instruction) -> bool:
+        """Return whether it takes some rows of an array, and so does not read all of it."""
+        inner = (step for name in instruction.called("calls") for step in self.computations.get(name, {}).values())
+        return any(step.opcode in ("gather", "dynamic-slice") for step in (instruction, *inner))
 
     def _products(
         self, instruction: Instruction, scope: Mapping[str, Instruction]
@@ -385,7 +395,9 @@ def _calls_host(instruction: Instruction) -> bool:
 
 
 def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> ProgramCost:
-    """Add up what one step costs.
+    """Add up what one step costs: of a program that runs blocks of them, the body of its loop.
+
+    What is done once for a block of steps, a quarter of a second long, is left out.
 
     Args:
         text: Scheduled HLO of one device's program.
@@ -393,7 +405,9 @@ def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> Progr
         bytes_per_cycle: Bytes that the device's memory moves in a cycle, for operations without an estimate.
     """
     reader = _Reader(text, layers, bytes_per_cycle)
-    reader.add(reader.entry, 1)
+    entry = reader.computations[reader.entry].values()
+    blocks = (step for step in entry if step.opcode == "while" and step.op_name == LOOP_NAME)
+    reader.add(next((block.called("body")[0] for block in blocks), reader.entry), 1)
     return ProgramCost(
         cycles=sum(layer.cycles for layer in reader.layers.values()),
         guessed_cycles=reader.guessed,

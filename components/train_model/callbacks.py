@@ -1,36 +1,45 @@
-"""What happens between two steps. Imports Keras: load it only after `device.prepare`."""
+"""The loop of the TensorFlow backend: Keras's `fit`. Imports Keras: load it only after `device.prepare`."""
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 
+from components.feeding import EpochReader
 from components.progress import Progress
-from components.train_model import checkpoint as checkpoints
-from components.training_step.hyperparameters import TrainParams
+from components.train_model.loop import Session, restore_metrics
+from components.train_model.stopwatch import COMPUTE
 
 
-class Session(Protocol):
-    """A training in progress, as its callback needs it."""
+class FitLoop:
+    """Runs `fit` on what a reader gives, an epoch at a time."""
 
-    params: TrainParams
-    progress: checkpoints.TrainingProgress
-    steps: int
-    batch_size: int
+    def __init__(self, session: Session, reader: EpochReader) -> None:
+        self._session, self._reader, self._watch = session, reader, StepWatch(session)
 
-    def examples_before(self, step: int) -> int:
-        """Return how many examples of the epoch come before a step."""
+    @property
+    def first_step_at(self) -> float | None:
+        """When the first step of this session ended, by the monotonic clock."""
+        return self._watch.first_step_at
 
-    def variables(self) -> Mapping[str, Any]:
-        """Return all that a checkpoint holds, by name."""
+    def take_up_model(self) -> None:
+        """See `Loop`; `fit` does."""
 
-    def save_checkpoint(self, step: int, epoch_seconds: float) -> None:
-        """Save a checkpoint after so many steps of the epoch."""
-
-    def divergence(self, step: int, what: str) -> Exception:
-        """Return the error that says where the training diverged."""
+    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, np.ndarray] | None) -> dict[str, float]:
+        """See `Loop`."""
+        self._watch.begin_epoch(bar, restored)
+        with self._session.stopwatch.measure(COMPUTE):
+            logs = self._session.model.fit(
+                self._reader.batches(epoch, self._session.progress.step),
+                initial_epoch=epoch,
+                epochs=epoch + 1,
+                shuffle=False,  # The reader has done it; Keras warns where it is asked to shuffle a dataset.
+                verbose=0,
+                callbacks=[self._watch],
+            ).history
+        return {name: values[-1] for name, values in logs.items()}
 
 
 class StepWatch(keras.callbacks.Callback):
@@ -41,16 +50,14 @@ class StepWatch(keras.callbacks.Callback):
         self._session = session
         self.first_step_at: float | None = None  # Of this session, by the monotonic clock.
 
-    def begin_epoch(self, bar: Progress, restored: dict[str, np.ndarray] | None) -> None:
+    def begin_epoch(self, bar: Progress, restored: Mapping[str, np.ndarray] | None) -> None:
         """Set up for one call of `fit`; `restored` is the checkpoint it starts from, if it does."""
         self._bar, self._restored = bar, restored
         self._first_step = self._session.progress.step
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Put the running metrics back that `fit` has just reset."""
-        if self._restored is not None and self._first_step:
-            metrics = {k: v for k, v in self._session.variables().items() if k.startswith("metric/")}
-            checkpoints.restore(metrics, {name: self._restored[name] for name in metrics})
+        restore_metrics(self._session, self._restored)
         self._start = self._saved = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

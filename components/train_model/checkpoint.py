@@ -4,7 +4,8 @@ import dataclasses
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,46 @@ def _array(variable: Any) -> np.ndarray:
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return a copy of every variable's value."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        # All copies off the device at once. On a CPU there are none, and a value's memory is the next step's too.
+        values = jax.device_get({name: variable.value for name, variable in variables.items()})
+        return {name: np.array(value) for name, value in values.items()}
     return {name: np.array(_array(variable)) for name, variable in variables.items()}
 
 
 def all_finite(arrays: Mapping[str, np.ndarray]) -> bool:
     """Return whether no value is NaN or infinite."""
     return all(bool(np.isfinite(array).all()) for array in arrays.values() if array.dtype.kind == "f")
+
+
+class Writer:
+    """Writes in the background, one job at a time: the training goes on while a bucket takes a checkpoint in.
+
+    A job that fails raises where the next one is given, or the end is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._job: Future[None] | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Wait for the job before, and do this one from now on."""
+        self.wait()
+        self._job = self._pool.submit(job)
+
+    def wait(self) -> None:
+        """Wait until all is written; raises what went wrong."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+    def close(self) -> None:
+        """End the thread when its job is done, whatever comes of that."""
+        self._pool.shutdown()
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], progress: TrainingProgress | None = None) -> None:

@@ -35,6 +35,8 @@ def train_model(
     precision: str = "auto",
     in_memory_mib: int = 4096,
     shuffle_buffer: int = 20000,
+    residency: str = "auto",
+    steps_per_execution: int = 0,
     checkpoint_seconds: float = 60.0,
     profile_steps: int = 0,
     fingerprint: Dict[str, str] = {},

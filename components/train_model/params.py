@@ -31,6 +31,8 @@ class TrainResult:
             are several.
         first_step_seconds: From the start of this session to the end of its first step, start-up and compilation
             included; 0 where it had none left.
+        time: Seconds of all epochs by what the host waited for: `compute`, the device, validation with it; `input`,
+            which the tensorflow backend has in `compute`; `checkpoint`; the rest is the `host`'s own.
     """
 
     epochs: int
@@ -47,3 +49,4 @@ class TrainResult:
     precision: str
     num_synchronized_layers: int
     first_step_seconds: float = 0.0
+    time: Mapping[str, float] = dataclasses.field(default_factory=dict)

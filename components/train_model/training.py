@@ -1,4 +1,4 @@
-"""The training loop: Keras's `fit`, an epoch at a time, with checkpoints, early stopping and an eye on every loss."""
+"""A training from its start or its checkpoint to its end: epochs, validation, early stopping, the model's folder."""
 
 import dataclasses
 import hashlib
@@ -9,6 +9,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,31 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError
-from components.feeding import EpochReader, open_training_split, steps_per_epoch
+from components.feeding import DEVICE, is_resident, open_training_split, steps_per_epoch
 from components.identities import save_trained_on
 from components.model_loading.lookup import build_model
 from components.model_loading.trained import check_rebuilds, predict, save_architecture
 from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
+from components.train_model.answering import ResidentInputs
 from components.train_model.checkpoint import TrainingProgress
+from components.train_model.loop import DeviceLoop, HandedOverFeed, Loop, ResidentFeed
 from components.train_model.params import TrainParams, TrainResult
 from components.train_model.profiling import PROFILES, StepProfile, profiler
+from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, Stopwatch
 from components.train_model.surroundings import leave_report
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
+from components.training_step.program import Program, fits, plan_program
 from components.training_step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from components.training_step.wrapping import count_synchronized_layers
 
 _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"
+_PROGRAMS_DIR = "programs"  # What JAX has compiled: a restart does not compile again.
 _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.proto, base_output_directory.
 _CHUNK_BYTES = 256 << 20  # Answers of the validation split held in memory at a time.
 # What may change between two sessions of one training without changing its result.
-_FREE_TO_CHANGE = ("checkpoint_seconds", "profile_steps")
+_FREE_TO_CHANGE = ("checkpoint_seconds", "profile_steps", "residency", "steps_per_execution")
 
 
 def default_checkpoint_dir(output: Path) -> Path:
@@ -76,14 +82,23 @@ def train_model(
     """
     begun, started = time.monotonic(), time.time()
     storage.require_output(output, MODEL_FILE)
-    manifest = Manifest.load(records_dir)
+    manifest = Manifest.load(records_dir, verify=False)
     num_examples = manifest.split(TRAIN).num_examples
     params.check_batch_fits(num_examples)
     device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision)
     dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
-    session = _Session(params, manifest, records_dir, device, checkpoint_dir)
-    first_step_at = session.run()
+    if device.backend == "jax":
+        devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
+    with ThreadPoolExecutor(1, "checksums") as pool:
+        unchanged = pool.submit(manifest.check_shards, records_dir)  # While the program is built and takes first steps.
+        try:
+            session = _Session(params, manifest, records_dir, device, checkpoint_dir, unchanged)
+            first_step_at = session.run()
+        except Exception:
+            unchanged.result()  # What cannot be read, or learned from, may be what has changed: then this says so.
+            raise
+        unchanged.result()
     result = session.save(output, first_step_at - begun if first_step_at else 0.0)
     leave_report(device, output.parent, result, started)
     return result
@@ -99,6 +114,7 @@ class _Session:
         records_dir: Path,
         device: devices.Device,
         checkpoint_dir: Path,
+        unchanged: "Future[None]",
     ) -> None:
         import keras
 
@@ -120,16 +136,56 @@ class _Session:
             self._freezer.freeze(stage.frozen)
         self._compile(self._stages[0])
         self._num_synchronized = count_synchronized_layers(self.model, device.num_replicas)
-        self._reader: EpochReader = open_training_split(
-            records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
+        self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
+        self._is_resident = is_resident(
+            params.residency, device.backend, records.decoded_bytes(manifest, TRAIN), params.in_memory_mib
         )
+        distribution = device.distribution if device.backend == "jax" else None
+        self._mesh = None if distribution is None else distribution.device_mesh.backend_mesh
+        self._loop = self._make_loop()
         self._validation = (
             records.load_split(records_dir, manifest, VALIDATION) if VALIDATION in manifest.splits else None
         )
+        self._resident_validation: ResidentInputs | None = None
+        if self._validation is not None and self._is_resident:
+            self._resident_validation = ResidentInputs(self.model, self._validation.inputs, self.batch_size, self._mesh)
         # The figure whose lowest value is the best epoch's, and which early stopping follows.
         self._judged_by = "loss" if self._validation is None else "validation_loss"
         self.progress = TrainingProgress(identity=self._identity())
         self._best: dict[str, np.ndarray] | None = None
+        self._writer = checkpoints.Writer()
+        self._unchanged = unchanged  # Ends well if the records are those of the manifest; nothing is kept before.
+
+    def _make_loop(self) -> Loop:
+        params, manifest = self.params, self.manifest
+        mesh, program = self._mesh, self._plan(self._is_resident)
+        if self._is_resident:
+            assert program is not None
+            if self.device.accelerator == "cpu" or fits(program, mesh):
+                examples = records.load_split(self._records_dir, manifest, TRAIN)
+                return DeviceLoop(self, program, ResidentFeed(program, examples, params.seed, mesh), mesh)
+            if params.residency == DEVICE:
+                raise InputError(
+                    "The training split does not fit in the device's memory beside the model, as residency=device asks "
+                    "for. Set training.residency to auto, or lower training.batch_size_per_replica."
+                )
+            progress.say(_STEP, "the data do not fit in the device's memory beside the model: the host hands them over")
+            self._is_resident, program = False, self._plan(False)
+        reader = open_training_split(
+            self._records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
+        )
+        if program is not None:
+            return DeviceLoop(self, program, HandedOverFeed(program, reader, mesh), mesh)
+        from components.train_model.callbacks import FitLoop
+
+        return FitLoop(self, reader)
+
+    def _plan(self, resident: bool) -> Program | None:
+        """Return the program of the JAX backend."""
+        if self.device.backend != "jax":
+            return None
+        batch = self.manifest.interface.batch_shapes(self.batch_size)
+        return plan_program(self.model, batch, self._num_examples, self.params, resident, self.device.accelerator)
 
     def _compile(self, stage: PlannedStage) -> None:
         """Compile the model for a stage: what learns in it, and an optimizer that knows nothing yet."""
@@ -155,6 +211,9 @@ class _Session:
         """Be in the stage of an epoch, counted from 0."""
         if (stage := stage_of(self._stages, epoch)) is not self._stage:
             self._compile(stage)
+            self._loop.take_up_model()
+            if self._resident_validation is not None:
+                self._resident_validation.take_up_model()
 
     def _say_stage(self) -> None:
         stage, settings = self._stage, self._stage.settings
@@ -206,10 +265,15 @@ class _Session:
         storage.require_free_bytes(self._checkpoint_dir, 7 * weight_bytes)
         import tensorflow as tf
 
-        from components.train_model.callbacks import StepWatch
+        curves = tf.summary.create_file_writer(str(self._tensorboard_dir()))
+        try:
+            self._run_epochs(restored, curves)
+            self._writer.wait()
+        finally:
+            self._writer.close()
+        return self._loop.first_step_at
 
-        writer = tf.summary.create_file_writer(str(self._tensorboard_dir()))
-        watch = StepWatch(self)
+    def _run_epochs(self, restored: dict[str, np.ndarray] | None, curves: Any) -> None:
         plural = self.manifest.input.plural
         trace = profiler(self.device.backend)
         profile = StepProfile(self.params.profile_steps, self.batch_size, self._tensorboard_dir(), *trace)
@@ -222,18 +286,9 @@ class _Session:
                 progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, plural) as shown,
                 profile.watching(shown, left) as bar,
             ):
-                watch.begin_epoch(bar, restored)
-                logs = self.model.fit(
-                    self._reader.batches(epoch, self.progress.step),
-                    initial_epoch=epoch,
-                    epochs=epoch + 1,
-                    shuffle=False,  # The reader has done it; Keras warns where it is asked to shuffle a dataset.
-                    verbose=0,
-                    callbacks=[watch],
-                ).history
+                logs = self._loop.run_epoch(epoch, bar, restored)
             restored = None
-            self._end_epoch({name: values[-1] for name, values in logs.items()}, writer)
-        return watch.first_step_at
+            self._end_epoch(logs, curves)
 
     def _tensorboard_dir(self) -> Path:
         uri = os.environ.get(_LOG_DIR, "")
@@ -278,33 +333,47 @@ class _Session:
     def save_checkpoint(self, step: int, seconds: float) -> None:
         """Save where training stands, unless a value is not finite: the last good checkpoint is kept then.
 
-        Raises:
-            InputError: If training diverged.
-        """
-        now = dataclasses.replace(self.progress, step=step, seconds=self.progress.seconds + seconds)
-        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, self._snapshot(step), now)
+        The values are copied off the device now, and checked and written while training goes on.
 
-    def _snapshot(self, step: int) -> dict[str, np.ndarray]:
-        """Return every variable's value, all of them finite."""
-        if self.device.backend == "jax":
-            self.model.jax_state_sync()
-        arrays = checkpoints.snapshot(self.variables())
+        Raises:
+            InputError: If training diverged before the checkpoint before this one.
+        """
+        now = dataclasses.replace(
+            self.progress,
+            step=step,
+            seconds=self.progress.seconds + seconds,
+            history=list(self.progress.history),
+        )
+        with self.stopwatch.measure(CHECKPOINT):
+            arrays = checkpoints.snapshot(self.variables())
+            self._writer.submit(lambda: self._write_checkpoint(arrays, now))
+
+    def _write_checkpoint(self, arrays: Mapping[str, np.ndarray], now: TrainingProgress) -> None:
+        self._unchanged.result()
         if not checkpoints.all_finite(arrays):
-            raise self.divergence(step, "a weight")
-        return arrays
+            raise self._diverged(now.epoch, now.step, "a weight")
+        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
 
     def divergence(self, step: int, what: str) -> InputError:
-        """Return the error for a value that is not finite."""
+        """Return the error for a value that is not finite, after the last checkpoint is written.
+
+        Raises:
+            InputError: If a value of that was not finite.
+        """
+        self._writer.wait()
+        return self._diverged(self.progress.epoch, step, what)
+
+    def _diverged(self, epoch: int, step: int, what: str) -> InputError:
         path = self._checkpoint_dir / checkpoints.CHECKPOINT_FILE
         kept = f"The last good checkpoint is kept in {path}." if path.is_file() else "There was no checkpoint yet."
         return InputError(
-            f"Training diverged: {what} is not finite at step {step} of epoch {self.progress.epoch + 1}. Expected "
+            f"Training diverged: {what} is not finite at step {step} of epoch {epoch + 1}. Expected "
             f"finite numbers. Lower training.learning_rate ({self._stage.settings.learning_rate}), add "
             "training.warmup_epochs, "
             f"or use precision float32. {kept}"
         )
 
-    def _end_epoch(self, logs: dict[str, float], writer: Any) -> None:
+    def _end_epoch(self, logs: dict[str, float], curves: Any) -> None:
         import tensorflow as tf
 
         now, metric = self.progress, self.manifest.interface.task.metric
@@ -320,30 +389,46 @@ class _Session:
             "seconds": seconds,
             "examples_per_second": logs["examples"] / seconds,
         }
-        arrays = self._snapshot(self.steps)
+        with self.stopwatch.measure(CHECKPOINT):
+            arrays = checkpoints.snapshot(self.variables())
+        if not checkpoints.all_finite(arrays):
+            raise self.divergence(self.steps, "a weight")
         weights = {name: arrays[judged] for name, judged in self._judged.items()}
         if self._validation is not None:
             if self.params.ema_decay:
                 self._assign(weights)
-            entry |= self._validate(self._validation)
+            with self.stopwatch.measure(COMPUTE):
+                entry |= self._validate(self._validation)
             if self.params.ema_decay:
                 self._assign(arrays)
         judged = entry[self._judged_by]
         if not np.isfinite(judged):
             raise self.divergence(self.steps, f"the {_in_words(self._judged_by)}")
-        now.history.append(entry)
+        # What follows counts to the next epoch, since it is written with this one.
+        now.history.append(entry | {f"{kind}_seconds": spent for kind, spent in self.stopwatch.take().items()})
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
         if now.best_loss is None or judged < now.best_loss:
             now.best_loss, now.best_epoch = judged, now.epoch
             self._best = weights
-            checkpoints.save_arrays(self._checkpoint_dir / checkpoints.BEST_FILE, self._best, now)
-        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
-        with writer.as_default(step=now.epoch):
+        with self.stopwatch.measure(CHECKPOINT):
+            self._save_epoch(arrays, weights if now.best_epoch == now.epoch else None)
+        with curves.as_default(step=now.epoch):
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
-        writer.flush()
+        curves.flush()
         self._publish_curves()
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
+
+    def _save_epoch(self, arrays: Mapping[str, np.ndarray], best: Mapping[str, np.ndarray] | None) -> None:
+        now = dataclasses.replace(self.progress, history=list(self.progress.history))
+
+        def write() -> None:
+            self._unchanged.result()
+            if best is not None:  # First: a checkpoint that names a best epoch has its weights beside it.
+                checkpoints.save_arrays(self._checkpoint_dir / checkpoints.BEST_FILE, best, now)
+            checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
+
+        self._writer.submit(write)
 
     def _losses(self, logs: Mapping[str, float]) -> dict[str, float]:
         """Return an epoch's mean loss over examples, comparable with the validation's, and the model's penalty."""
@@ -365,14 +450,24 @@ class _Session:
         chunk = -(-_CHUNK_BYTES // (4 * math.prod(interface.output_shape) * self.batch_size)) * self.batch_size
         for start in range(0, len(examples.labels), chunk):
             part = slice(start, start + chunk)
-            outputs = predict(
-                self.model, examples.inputs[part], self.params.batch_size_per_replica, self.device.num_replicas
-            )
+            if self._resident_validation is not None:
+                outputs = self._resident_validation.answers(start, chunk)
+            else:
+                outputs = predict(
+                    self.model, examples.inputs[part], self.params.batch_size_per_replica, self.device.num_replicas
+                )
             losses.append(interface.task.losses(examples.labels[part], outputs))
             scores.append(interface.task.scores(examples.labels[part], outputs))
         return {
             "validation_loss": float(np.concatenate(losses).mean()),
             f"validation_{interface.task.metric}": float(np.concatenate(scores).mean()),
+        }
+
+    def _time(self) -> dict[str, float]:
+        """Return the seconds of all epochs by what the host waited for."""
+        return {
+            kind: sum(entry[f"{kind}_seconds"] for entry in self.progress.history if f"{kind}_seconds" in entry)
+            for kind in self.stopwatch.kinds
         }
 
     def _should_stop(self) -> bool:
@@ -400,7 +495,9 @@ class _Session:
             precision=self.device.precision,
             num_synchronized_layers=self._num_synchronized,
             first_step_seconds=first_step_seconds,
+            time=self._time(),
         )
+        progress.say(_STEP, _time_line(result.time))
         self._freezer.freeze(())  # The model as it was built.
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged, self._code)
@@ -434,6 +531,21 @@ class _Session:
 
 def _in_words(judged_by: str) -> str:
     return "training loss" if judged_by == "loss" else judged_by.replace("_", " ")
+
+
+def _time_line(time: Mapping[str, float]) -> str:
+    """Say what held the device back.
+
+    Example:
+        >>> _time_line({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
+        'of 10.0 s in epochs the device had 90% to compute; it waited 5% for input, 0% for checkpoints, 5% for the host'
+    """
+    total = sum(time.values())
+    shares = {kind: seconds / total if total else 0.0 for kind, seconds in time.items()}
+    words = {INPUT: "input", CHECKPOINT: "checkpoints", HOST: "the host"}
+    waits = [f"{shares[kind]:.0%} for {name}" for kind, name in words.items() if kind in shares]
+    what = "to compute" if INPUT in shares else "to compute and be fed"
+    return f"of {total:.1f} s in epochs the device had {shares[COMPUTE]:.0%} {what}; it waited {', '.join(waits)}"
 
 
 def _epoch_line(entry: dict[str, float], epochs: int, manifest: Manifest) -> str:

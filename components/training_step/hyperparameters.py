@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from components.device import ACCELERATORS, BACKENDS, PRECISIONS
 from components.errors import InputError
+from components.feeding import RESIDENCIES
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
@@ -20,6 +21,7 @@ CHOICES = {
     "backend": BACKENDS,
     "accelerator": ACCELERATORS,
     "precision": PRECISIONS,
+    "residency": RESIDENCIES,
 }
 # A batch has its size from the compilation, and the seed is a variable; the rest is the host's business.
 _OUTSIDE_THE_PROGRAM = (
@@ -92,6 +94,10 @@ class TrainParams:
         precision: `float32`, `mixed_bfloat16` or `auto`, which chooses for the device.
         in_memory_mib: A split up to this size, decoded, is held in RAM; a larger one is streamed.
         shuffle_buffer: Examples among which a streamed split is shuffled.
+        residency: Where the training split lies: `device` is its memory, once and for all epochs, with the jax backend;
+            `host` hands batches over; `auto` is the device where the split is held in RAM and fits beside the model.
+        steps_per_execution: Steps that the device takes without the host, with the jax backend; 0 is as many as last a
+            quarter of a second, but 1 on a CPU.
         checkpoint_seconds: Time between checkpoints within an epoch; there is one after every epoch too.
         profile_steps: Steps to profile for TensorBoard once the first is compiled; 0 is none.
     """
@@ -120,6 +126,8 @@ class TrainParams:
     precision: str = "auto"
     in_memory_mib: int = 4096
     shuffle_buffer: int = 20_000
+    residency: str = "auto"
+    steps_per_execution: int = 0
     checkpoint_seconds: float = 60.0
     profile_steps: int = 0
 
@@ -143,6 +151,7 @@ class TrainParams:
             "early_stopping_epochs",
             "num_replicas",
             "in_memory_mib",
+            "steps_per_execution",
             "checkpoint_seconds",
             "profile_steps",
         ):

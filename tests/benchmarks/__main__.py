@@ -19,6 +19,7 @@ import numpy as np
 
 from components.device import cpu_flags
 from tests.benchmarks import baselines, photos
+from tests.benchmarks.loop import write_noise
 from tests.benchmarks.serving import load_server
 from tests.cli import DATA
 
@@ -176,6 +177,24 @@ def bench_train(images: Path, work: Path) -> None:
     report("train images/s, against Model.fit, float32, arrays in RAM", rates[0], rates[1], "images/s", "≥ 3.3")
     flags = {"amx_bf16", "avx512_bf16"} & set(cpu_flags())
     print(f"  (this processor's bf16 units: {', '.join(sorted(flags)) or 'none'})")
+
+
+def bench_loop(work: Path) -> None:
+    """Steps per second of the loop itself, and with blocks of a hundred steps."""
+    records = str(write_noise(work))
+
+    def measure(*words: str) -> float:
+        return run_json("-m", "tests.benchmarks.loop", *words)["steps_per_second"]
+
+    fixed = json.dumps({"steps_per_execution": 100})
+    rates = in_turn(
+        3,
+        lambda: measure("trainer", records),
+        lambda: measure("fit", records),
+        lambda: measure("trainer", records, fixed),
+    )
+    report("steps/s of train_model on JAX, a Dense layer, against fit", rates[0], rates[1], "steps/s", "≥ 12,000")
+    report("  100 steps in one program, against fit", rates[2], rates[1], "steps/s", "—")
 
 
 def bench_overhead(work: Path) -> None:
@@ -379,7 +398,7 @@ def _explain_tutorial(work: Path) -> None:
 def main() -> None:
     """Run all benchmarks, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = ("help", "write", "read", "photos", "train", "overhead", "serve", "checks", "preflight")
+    names = ("help", "write", "read", "photos", "train", "loop", "overhead", "serve", "checks", "preflight")
     parser.add_argument("names", nargs="*", choices=[[], *names], help=f"default: all of {', '.join(names)}")
     wanted = parser.parse_args().names or names
     print(f"{os.cpu_count()} cores\n{'':<58}{'ours':>12}{'baseline':>12}")
@@ -396,6 +415,8 @@ def main() -> None:
             bench_photos(work)
         if "train" in wanted:
             bench_train(images, work)
+        if "loop" in wanted:
+            bench_loop(work)
         if "overhead" in wanted:
             bench_overhead(work)
         if "serve" in wanted:

@@ -230,11 +230,13 @@ keras.distribution.set_distribution(None)  # The compiler's process knows of no 
 from components.preflight_training import compiler
 from tests.components.preflight_training.conftest import DIGITS, TRAINING
 from tests.components.preflight_training.test_compiler import without_places
-task = compiler.Task(dataclasses.replace(TRAINING, **json.loads(sys.argv[2])), DIGITS, 1259)
-compilation = compiler.Compilation("here", "", (), 2, 1.0, 32)
-model = compiler._without_values(lambda: compiler._build(task, compilation))
-text = compiler.trace_step(model, compiler._shapes(task, compilation), jax.devices()).lower().as_text()
-(trained,) = pathlib.Path(sys.argv[1]).glob("*jit_train_step*.mlir")
+changes = json.loads(sys.argv[2])
+task = compiler.Task(dataclasses.replace(TRAINING, **changes), DIGITS, 1259)
+is_resident = changes["residency"] == "device"
+compilation = compiler.Compilation("here", "", (), 2, 1.0, 32, is_resident)
+model, _ = compiler._without_values(lambda: compiler._build(task, compilation))
+text = compiler.trace_program(model, task, compilation, jax.devices(), "cpu").lower().as_text()
+(trained,) = pathlib.Path(sys.argv[1]).glob("*jit_train_*.mlir")
 print(without_places(text) == without_places(trained.read_text()), len(text))
 """
 
@@ -268,12 +270,16 @@ def test_augmentation_compiles_on_tensorflow_too(cache_dir):
 
 @pytest.mark.parametrize(
     "changes",
-    [pytest.param({}, marks=pytest.mark.slow, id="plain"), pytest.param(EVERYTHING, id="everything")],  # 20 s each.
+    [
+        pytest.param({"residency": "host"}, marks=pytest.mark.slow, id="plain"),  # 20 s each.
+        pytest.param({"residency": "host", "steps_per_execution": 3}, marks=pytest.mark.slow, id="blocks"),
+        pytest.param({"residency": "device", "steps_per_execution": 3, **EVERYTHING}, id="everything"),
+    ],
 )
-def test_the_step_compiled_is_the_very_step_that_training_runs(
+def test_the_program_compiled_is_the_very_one_that_training_runs(
     digits_records, tmp_path, run_with_jax, step_command, changes
 ):
-    """Both lowered for two simulated CPU devices, one by `fit` in a real training: the texts are the same."""
+    """Both lowered for two simulated CPU devices, one in a real training: the texts are the same."""
 
     command = step_command(
         "train_model",

@@ -18,7 +18,7 @@ from tests.components.preflight_training.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
 
-_PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3))
+_PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3, residency="host"))
 # A host whose rate is known, so that waiting can be calculated: with as many CPUs as v5e-1's own.
 _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 24))
 
@@ -80,6 +80,25 @@ def test_the_machines_own_host_feeds_it(cache_dir):
     )
     unknown = _examine(cache_dir, small, machine="v2-8")
     assert (unknown.host_cpus, unknown.feed_per_second) == (0, 100_000), "nobody says what its host has"
+
+
+def test_data_that_lie_on_the_device_wait_for_no_host(cache_dir):
+    slow = dataclasses.replace(_DATA, host=HostRate(1.0, 0.1, True, 4))
+    report = _examine(cache_dir, slow, residency="auto")
+    assert report.is_resident
+    assert report.peak_bytes > 1259 * 128, "rows of 64 bytes fill 128"
+    assert report.epoch.host_wait < 0.5 < _examine(cache_dir, slow).epoch.host_wait
+    assert "from the devices' own memory, their order at" in report.fed_by(slow.host)
+    assert not _examine(cache_dir, slow, residency="auto", in_memory_mib=0).is_resident
+
+
+def test_data_that_do_not_fit_beside_the_model_are_handed_over(cache_dir):
+    """16 GB a device: the digits a hundred million times."""
+    large = dataclasses.replace(_DATA, num_examples=200_000_000, decoded_bytes=200_000_000 * 64)
+    report = _examine(cache_dir, large, residency="auto", in_memory_mib=1 << 20)
+    assert (report.verdict, report.is_resident) == ("fits", False)
+    must = _examine(cache_dir, large, residency="device", in_memory_mib=1 << 20)
+    assert (must.verdict, must.is_resident) == ("does_not_fit", True)
 
 
 def test_a_training_gets_the_time_of_the_slower_host(cache_dir):

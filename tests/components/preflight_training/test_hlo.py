@@ -123,6 +123,24 @@ def test_loop_of_unknown_length_counts_once_and_is_told():
     assert cost.unknown_loops == 1
 
 
+def test_a_block_of_steps_costs_what_one_step_does():
+    """Its loop has as many trips as the host says, which is no loop of unknown length; what is around it is once."""
+    condition, line = _loop("loop", 250, "body", direction="NE")
+    line = line.replace("jit(train_step)/jvp(lstm)/while", "jit(train_block)/while")
+    inside = _work("inside", 1000, op_name="jit(train_block)/while/body/jvp(dense)/add")
+    cost = _cost(_work("before", 70), line, computations=[condition, _computation("body", inside)])
+    assert (cost.cycles, cost.unknown_loops) == (1000, 0)
+    assert cost.layers["dense"].cycles == 1000
+
+
+def test_rows_that_are_taken_from_an_array_cost_no_reading_of_all_of_it():
+    array = "  %a = u8[50000,3072] parameter(1)"
+    inner = _computation("fused_gather", array, "  ROOT %g = u8[128,3072] gather(%a, %p), offset_dims={1}")
+    line = "  %f = u8[128,3072] fusion(%a, %p), kind=kCustom, calls=%fused_gather"
+    cost = _cost(array, line, computations=[inner])
+    assert cost.cycles == ((1 + 4) * 128 * 3072 + 4 * 8 * 128) / _BYTES_PER_CYCLE
+
+
 def test_trip_count_is_found_in_a_fused_condition():
     fused = _computation(
         "compare_fusion",
@@ -356,9 +374,9 @@ keras.config.set_dtype_policy("mixed_bfloat16")
 training = dataclasses.replace(TRAINING, model=model, model_parameters={})
 task = compiler.Task(training, Interface(ImageInput(shape, "raw"), 10), 50_000)
 compilation = make_compilation(machine, 128)
-built = compiler._without_values(lambda: compiler._build(task, compilation))
+built, _ = compiler._without_values(lambda: compiler._build(task, compilation))
 devices = compiler._topology(compilation).devices
-traced = compiler.trace_step(built, compiler._shapes(task, compilation), devices)
+traced = compiler.trace_program(built, task, compilation, devices, "tpu")
 compiled = traced.lower(lowering_platforms=("tpu",)).compile()
 cost = read_cost(compiled.as_text(), compiler._layer_names(built), compilation.bytes_per_cycle)
 print(json.dumps({

@@ -1,4 +1,5 @@
 import math
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 
 from components.train_model.checkpoint import (
     TrainingProgress,
+    Writer,
     all_finite,
     load_arrays,
     restore,
@@ -35,6 +37,25 @@ def test_checkpoint_keeps_arrays_and_progress_to_the_bit(tmp_path):
 def test_arrays_can_be_saved_without_progress(tmp_path):
     save_arrays(tmp_path / "best.npz", {"a": np.ones(2)})
     assert load_arrays(tmp_path / "best.npz")[1] is None
+
+
+def test_one_job_at_a_time_is_written_in_the_background_and_a_failure_is_not_lost():
+    writer, gate, done = Writer(), threading.Event(), []
+
+    def slow():
+        gate.wait(10)
+        done.append("slow")
+
+    writer.submit(slow)
+    assert done == []
+    gate.set()
+    writer.submit(lambda: done.append(1 / 0))
+    assert done == ["slow"]
+    with pytest.raises(ZeroDivisionError):
+        writer.submit(lambda: done.append("never"))
+    writer.wait()
+    writer.close()
+    assert done == ["slow"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

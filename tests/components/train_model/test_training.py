@@ -321,6 +321,19 @@ def test_divergence_names_the_step_and_keeps_the_last_good_checkpoint(run_step_h
     assert not (tmp_path / "model").exists()
 
 
+def test_records_that_changed_are_found_while_the_first_steps_run(quick, digits_records, tmp_path):
+    """What no checksum of a record finds: another shard that was written under the name."""
+    shutil.copytree(digits_records, tmp_path / "records")
+    manifest = json.loads((tmp_path / "records" / "dataset.json").read_text())
+    shard = manifest["splits"]["train"]["shards"][0]
+    shard["crc32c"] = "00000000"
+    (tmp_path / "records" / "dataset.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=rf"{shard['name']} does not match its manifest: expected checksum 00000000"):
+        train_model(replace(quick, epochs=1, checkpoint_seconds=0.0), tmp_path / "records", tmp_path / "model")
+    assert not (tmp_path / "model-checkpoints" / "checkpoint.npz").exists()
+    assert not (tmp_path / "model").exists()
+
+
 def test_weights_that_are_not_finite_are_no_checkpoint(quick, digits_records, tmp_path):
     """The loss is one step behind: it is still finite when the weights no longer are."""
     params = replace(quick, learning_rate=1e39, optimizer="sgd", checkpoint_seconds=0.0)

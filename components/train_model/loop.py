@@ -1,0 +1,250 @@
+"""The loop of the JAX backend: it gives the program what it needs, and looks at the loss a few times a second."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from components.feeding import EpochReader, draw_order
+from components.progress import Progress
+from components.records import Examples
+from components.train_model import checkpoint as checkpoints
+from components.train_model.stopwatch import COMPUTE, INPUT, Stopwatch
+from components.training_step.hyperparameters import TrainParams
+from components.training_step.program import Program, Watch, shared, state_of
+
+_LOOK_SECONDS = 0.25  # Between two looks at the loss, and as long as a block of steps lasts, where nobody says.
+
+
+class Session(Protocol):
+    """A training in progress, as its loop needs it."""
+
+    params: TrainParams
+    model: Any
+    progress: checkpoints.TrainingProgress
+    steps: int
+    batch_size: int
+    stopwatch: Stopwatch
+
+    def examples_before(self, step: int) -> int:
+        """Return how many examples of the epoch come before a step."""
+
+    def variables(self) -> Mapping[str, Any]:
+        """Return all that a checkpoint holds, by name."""
+
+    def save_checkpoint(self, step: int, epoch_seconds: float) -> None:
+        """Save a checkpoint after so many steps of the epoch."""
+
+    def divergence(self, step: int, what: str) -> Exception:
+        """Return the error that says where the training diverged."""
+
+
+class Loop(Protocol):
+    """Runs the steps of a training."""
+
+    @property
+    def first_step_at(self) -> float | None:
+        """When the first step of this session ended, by the monotonic clock."""
+
+    def take_up_model(self) -> None:
+        """Go on with the model as it is compiled now."""
+
+    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, np.ndarray] | None) -> dict[str, float]:
+        """Run an epoch, or what a checkpoint has left of it; returns the metrics, `seconds` and `examples`.
+
+        Args:
+            epoch: Epoch, from 0.
+            bar: Shows the progress.
+            restored: The checkpoint that it begins with, if it does.
+
+        Raises:
+            InputError: If training diverged.
+        """
+
+
+def restore_metrics(session: Session, restored: Mapping[str, np.ndarray] | None) -> None:
+    """Put the running metrics of a checkpoint within an epoch back, which the start of an epoch has reset."""
+    if restored is not None and session.progress.step:
+        metrics = {name: value for name, value in session.variables().items() if name.startswith("metric/")}
+        checkpoints.restore(metrics, {name: restored[name] for name in metrics})
+
+
+class Feed(Protocol):
+    """Gives a program its data."""
+
+    def open(self, epoch: int, start_step: int) -> None:
+        """Begin an epoch, or the rest of one."""
+
+    def take(self, limit: int) -> tuple[Any, int]:
+        """Return the source of the next steps, and for how many it is, at most `limit`."""
+
+
+class ResidentFeed:
+    """A split in the device's memory; an epoch's order is all that it needs."""
+
+    def __init__(self, program: Program, examples: Examples, seed: int, mesh: Any) -> None:
+        inputs, targets, self._order = program.source
+        self._program, self._seed, self._mesh = program, seed, mesh
+        self._examples = (
+            put(examples.inputs.reshape(inputs.shape), mesh, inputs.shared_axis),
+            put(examples.labels, mesh, targets.shared_axis),
+        )
+        self._source: Any = None
+        self._pool = ThreadPoolExecutor(1)
+        self._drawn: dict[int, Future[Any]] = {}
+
+    def open(self, epoch: int, start_step: int) -> None:
+        """See `Feed`; the program's carry says where it stands. The next epoch's order is drawn meanwhile."""
+        order = self._drawn.pop(epoch, None) or self._pool.submit(self._draw, epoch)
+        self._drawn = {epoch + 1: self._pool.submit(self._draw, epoch + 1)}
+        self._source = (*self._examples, order.result())
+
+    def _draw(self, epoch: int) -> Any:
+        order = draw_order(self._program.num_examples, self._program.batch_size, self._seed, epoch)
+        return put(order, self._mesh, self._order.shared_axis)
+
+    def take(self, limit: int) -> tuple[Any, int]:
+        """See `Feed`."""
+        return self._source, limit
+
+
+class HandedOverFeed:
+    """Batches that a reader makes on the host; the next ones while the device computes."""
+
+    def __init__(self, program: Program, reader: EpochReader, mesh: Any) -> None:
+        self._program, self._reader, self._mesh = program, reader, mesh
+        self._batches: Iterator[tuple[np.ndarray, ...]] = iter(())
+
+    def open(self, epoch: int, start_step: int) -> None:
+        """See `Feed`."""
+        self._batches = iter(self._reader.batches(epoch, start_step).as_numpy_iterator())
+
+    def take(self, limit: int) -> tuple[Any, int]:
+        """See `Feed`; a block that the epoch does not fill is filled up with anything."""
+        arrays = self._program.source
+        if not self._program.block_steps:
+            source, count = next(self._batches), 1
+        else:
+            count = min(limit, self._program.block_steps)
+            source = tuple(np.empty(array.shape, array.dtype) for array in arrays)
+            for i in range(count):
+                for block, part in zip(source, next(self._batches), strict=True):
+                    block[i] = part
+        return tuple(put(part, self._mesh, at.shared_axis) for part, at in zip(source, arrays, strict=True)), count
+
+
+def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
+    """Return an array on the device, or on those of a mesh: shared along an axis, or whole on each."""
+    import jax
+
+    return jax.device_put(array, None if mesh is None else shared(mesh, axis))
+
+
+class _Pace:
+    """How many steps to run before the host looks: as many as asked for, else ever more until they take a while."""
+
+    def __init__(self, params: TrainParams) -> None:
+        self.steps = params.steps_per_execution or 1
+        self._is_fixed = params.steps_per_execution > 0
+        self._seconds = min(_LOOK_SECONDS, params.checkpoint_seconds)
+
+    def learn(self, seconds: float) -> None:
+        """Take in how long the last ones took."""
+        if self._is_fixed:
+            return
+        if seconds < self._seconds / 2:
+            self.steps *= 2
+        elif seconds > self._seconds:
+            self.steps = max(self.steps // 2, 1)
+
+
+class DeviceLoop:
+    """Runs the program of a training, an epoch at a time."""
+
+    def __init__(self, session: Session, program: Program, feed: Feed, mesh: Any) -> None:
+        self._session, self._feed, self._mesh = session, feed, mesh
+        self._model, self._program, self._has_loop = program.model, program, program.block_steps > 0
+        self._pace = _Pace(session.params)
+        self.first_step_at: float | None = None  # Of this session, by the monotonic clock.
+        self.take_up_model()
+
+    def take_up_model(self) -> None:
+        """See `Loop`."""
+        self._run: Callable[..., Any] = self._program.jit(self._mesh)
+
+    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, np.ndarray] | None) -> dict[str, float]:
+        """See `Loop`."""
+        session, clock = self._session, self._session.stopwatch
+        first = step = shown = session.progress.step
+        self._model.reset_metrics()
+        restore_metrics(session, restored)
+        begun = looked = saved = before = time.monotonic()
+        carry, watch = self._begin(step)
+        with clock.measure(INPUT):
+            self._feed.open(epoch, step)
+        earlier: tuple[Watch, int] | None = None
+        while step < session.steps:
+            with clock.measure(INPUT):
+                source, count = self._feed.take(min(self._pace.steps, session.steps - step))
+            with clock.measure(COMPUTE):
+                carry, watch = self._dispatch(carry, watch, source, count)
+                if earlier is not None:  # One block computes while the next one waits.
+                    earlier[0].loss.block_until_ready()
+            step += count
+            now = time.monotonic()
+            self._pace.learn(now - before)
+            before = now
+            is_due = step < session.steps and now - saved >= session.params.checkpoint_seconds
+            ready, earlier = earlier, (watch, step)
+            if is_due or step == session.steps or self.first_step_at is None:
+                ready = earlier
+            elif ready is None or now - looked < _LOOK_SECONDS:
+                continue
+            with clock.measure(COMPUTE):
+                loss = self._look(*ready, first)
+            bar.update(session.examples_before(ready[1]) - session.examples_before(shown), f"loss {loss:.4f}")
+            shown, looked = ready[1], now
+            if is_due:
+                self._leave(carry)
+                session.save_checkpoint(step, now - begun)
+                saved = time.monotonic()
+        self._leave(carry)
+        return {
+            **{name: float(value) for name, value in self._model.get_metrics_result().items()},
+            "seconds": time.monotonic() - begun,
+            "examples": session.examples_before(session.steps) - session.examples_before(first),
+        }
+
+    def _begin(self, step: int) -> tuple[Any, Watch]:
+        state = tuple([variable.value for variable in kind] for kind in state_of(self._model))
+        place, finite, loss = (put(value, self._mesh) for value in (np.int32(step), np.int32(0), np.float32(0)))
+        return (state, place), Watch(finite, loss)
+
+    def _dispatch(self, carry: Any, watch: Watch, source: Any, count: int) -> tuple[Any, Watch]:
+        if self._has_loop:
+            carry, watch = self._run(carry, watch, source, np.int32(count))
+        else:
+            for _ in range(count):
+                carry, watch = self._run(carry, watch, source)
+        return carry, watch
+
+    def _look(self, watch: Watch, step: int, first: int) -> float:
+        """Return the loss after a step, which is waited for.
+
+        Raises:
+            InputError: If it or one before it is not finite.
+        """
+        finite_steps, loss = int(watch.finite_steps), float(watch.loss)
+        if self.first_step_at is None:
+            self.first_step_at = time.monotonic()
+        if finite_steps < step - first:
+            raise self._session.divergence(first + finite_steps + 1, "the loss")
+        return loss
+
+    def _leave(self, carry: Any) -> None:
+        """Leave the state with the model, whose variables lose it at the next step."""
+        for variables, values in zip(state_of(self._model), carry[0], strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
