@@ -7,9 +7,10 @@ import math
 import os
 import shutil
 import statistics
+import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +91,34 @@ def train_model(
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     if device.backend == "jax":
         devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
-    with ThreadPoolExecutor(1, "checksums") as pool:
-        unchanged = pool.submit(manifest.check_shards, records_dir)  # While the program is built and takes first steps.
-        try:
-            session = _Session(params, manifest, records_dir, device, checkpoint_dir, unchanged)
-            first_step_at = session.run()
-        except Exception:
-            unchanged.result()  # What cannot be read, or learned from, may be what has changed: then this says so.
-            raise
-        unchanged.result()
+    unchanged = _in_background(lambda: manifest.check_shards(records_dir))
+    try:
+        session = _Session(params, manifest, records_dir, device, checkpoint_dir, unchanged)
+        first_step_at = session.run()
+    except InputError:
+        raise
+    except Exception:
+        unchanged.result()  # What cannot be read may be what has changed: then this says so.
+        raise
+    unchanged.result()
     result = session.save(output, first_step_at - begun if first_step_at else 0.0)
     leave_report(device, output.parent, result, started)
     return result
+
+
+def _in_background(work: Callable[[], None]) -> "Future[None]":
+    """Do some work beside all else; a process that ends does not wait for it."""
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            outcome.set_result(None)
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome
 
 
 class _Session:
@@ -161,7 +178,8 @@ class _Session:
         mesh, program = self._mesh, self._plan(self._is_resident)
         if self._is_resident:
             assert program is not None
-            if self.device.accelerator == "cpu" or fits(program, mesh):
+            beside = records.decoded_bytes(manifest, VALIDATION) if VALIDATION in manifest.splits else 0
+            if self.device.accelerator == "cpu" or fits(program, mesh, beside):
                 examples = records.load_split(self._records_dir, manifest, TRAIN)
                 return DeviceLoop(self, program, ResidentFeed(program, examples, params.seed, mesh), mesh)
             if params.residency == DEVICE:

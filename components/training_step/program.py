@@ -180,8 +180,8 @@ class Program:
         return self.jit(mesh).trace((state, abstract((), np.int32)), watch, source, *count)
 
 
-def fits(program: Program, mesh: Any = None) -> bool:
-    """Return whether a program and all that it is given fit in the memory of its devices, as far as these tell.
+def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
+    """Return whether a program, all that it is given and some bytes more fit in its devices, as far as these tell.
 
     It is compiled for that; training finds it again among the programs that JAX keeps.
     """
@@ -196,7 +196,7 @@ def fits(program: Program, mesh: Any = None) -> bool:
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return limit is None or needed <= limit
+    return limit is None or needed + beside_bytes <= limit
 
 
 def state_of(model: Any) -> tuple[Sequence[Any], ...]:

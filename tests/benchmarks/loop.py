@@ -1,6 +1,7 @@
-"""Steps per second of a model so small that the loop is all there is: one Dense layer, batch 32, JAX on the CPU.
+"""The training loop on the CPU with JAX: steps per second, and the time to the first step.
 
-`python -m tests.benchmarks.loop trainer|fit RECORDS` measures one way in a process of its own, and prints JSON.
+`python -m tests.benchmarks.loop train|fit|start RECORDS MODEL [OPTIONS]` measures one way in a process of its own, and
+prints JSON. The model `dense` is so small that the loop is all there is: one Dense layer, batch 32.
 """
 
 import json
@@ -8,61 +9,65 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 BATCH = 32
-NUM_EXAMPLES = 100_000
-_EPOCHS = 5
-_MODEL = """
+_DENSE = """
 import keras
 def build_model(image_shape, num_classes):
     return keras.Sequential([
         keras.Input(image_shape, dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(),
         keras.layers.Dense(num_classes, activation="softmax")])
 """
-
-
-def write_noise(work: Path) -> Path:
-    """NUM_EXAMPLES images of 8×8 pixels, and as many as a tenth of them to validate, as records."""
-    from components.create_tfrecords import WriteParams, write_records
-
-    draw = np.random.default_rng(0)
-    images = draw.integers(0, 256, (NUM_EXAMPLES, 8, 8, 1), np.uint8)
-    np.savez(work / "noise.npz", x_train=images, y_train=draw.integers(0, 10, NUM_EXAMPLES))
-    params = WriteParams(f"npz:{work / 'noise.npz'}", validation_fraction=0.1, test_fraction=0)
-    write_records(params, work / "noise")
-    return work / "noise"
-
-
-def train(records: Path, **changes: object) -> dict[str, float]:
-    """Steps/s of `train_model`, validation, checkpoints, metrics and progress included, without the first epoch."""
-    from components.artifacts import load_history
-    from components.train_model import TrainParams, train_model
-
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "dense.py"
-        model.write_text(_MODEL)
-        params = TrainParams(
-            str(model), epochs=_EPOCHS, batch_size_per_replica=BATCH, backend="jax", accelerator="cpu", **changes
-        )
-        result = train_model(params, records, Path(folder) / "model")
-        history = load_history(Path(folder) / "model")[1:]
-    steps = result.steps / _EPOCHS * len(history)
-    passed = sum(value for epoch in history for name, value in epoch.items() if name in _PARTS and value is not None)
-    trained = sum(epoch["seconds"] or 0.0 for epoch in history)
-    return {"steps_per_second": steps / passed, "without_ends_of_epochs": steps / trained}
-
-
+_SKIPPED = 2  # The second epoch bears what the end of the first has loaded.
 _PARTS = ("compute_seconds", "input_seconds", "checkpoint_seconds", "host_seconds")
 
 
-def fit(records: Path) -> dict[str, float]:
+def write_noise(folder: Path, num_examples: int) -> Path:
+    """Images of 8×8 pixels, a tenth of them to validate, as records."""
+    from components.create_tfrecords import WriteParams, write_records
+
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (num_examples, 8, 8, 1), np.uint8)
+    folder.mkdir()
+    np.savez(folder / "noise.npz", x_train=images, y_train=draw.integers(0, 10, num_examples))
+    params = WriteParams(f"npz:{folder / 'noise.npz'}", validation_fraction=0.1, test_fraction=0)
+    write_records(params, folder / "records")
+    return folder / "records"
+
+
+def _model_file(name: str, folder: Path) -> str:
+    """A model's name for `build_model`."""
+    if name != "dense":
+        return name
+    (folder / "dense.py").write_text(_DENSE)
+    return str(folder / "dense.py")
+
+
+def train(records: Path, model: str, **changes: Any) -> dict[str, float]:
+    """Steps/s of `train_model`: validation, checkpoints, metrics and progress included, from the third epoch on."""
+    from components.artifacts import load_history
+    from components.train_model import TrainParams, train_model
+
+    settings = {"epochs": 7, "batch_size_per_replica": BATCH, "backend": "jax", "accelerator": "cpu", **changes}
+    with tempfile.TemporaryDirectory() as folder:
+        params = TrainParams(_model_file(model, Path(folder)), **settings)
+        result = train_model(params, records, Path(folder) / "model")
+        history = load_history(Path(folder) / "model")[_SKIPPED:]
+    steps = result.steps / params.epochs * len(history)
+    passed = sum(value for epoch in history for name, value in epoch.items() if name in _PARTS and value is not None)
+    return {"rate": steps / passed, "without_ends_of_epochs": steps / sum(epoch["seconds"] or 0 for epoch in history)}
+
+
+def fit(records: Path, model: str) -> dict[str, float]:
     """Steps/s of `fit` on tf.data, the loss looked at after every step, as training was before it had its loop."""
     from components import device
     from components import records as records_of
     from components.artifacts import TRAIN, Manifest
     from components.feeding import InMemoryReader
+    from components.model_loading.lookup import build_model
 
     device.prepare("jax", "cpu", 1, "float32")
     import keras
@@ -71,27 +76,37 @@ def fit(records: Path) -> dict[str, float]:
         def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
             assert np.isfinite(float((logs or {})["loss"]))
 
-    names: dict[str, object] = {}
-    exec(_MODEL, names)
     manifest = Manifest.load(records)
-    model = names["build_model"]((8, 8, 1), 10)  # type: ignore[operator]
-    model.compile("adam", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    with tempfile.TemporaryDirectory() as folder:
+        built = build_model(_model_file(model, Path(folder)), manifest.interface, {})
+    built.compile("adam", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
     reader = InMemoryReader(records_of.load_split(records, manifest, TRAIN), BATCH, seed=0)
-    rates = []
-    for epoch in range(2):
+    for epoch in range(3):
         batches = reader.batches(epoch, 0)
         start = time.perf_counter()
-        model.fit(batches, verbose=0, callbacks=[Look()], shuffle=False)
-        rates.append(int(batches.cardinality()) / (time.perf_counter() - start))
-    return {"steps_per_second": rates[-1]}
+        built.fit(batches, verbose=0, callbacks=[Look()], shuffle=False)
+        rate = int(batches.cardinality()) / (time.perf_counter() - start)
+    return {"rate": rate}
+
+
+def start(records: Path, model: str, checkpoints: str) -> dict[str, float]:
+    """Seconds to the first step, with the programs that lie beside the checkpoints, and none of these."""
+    from components.train_model import TrainParams, train_model
+
+    for path in Path(checkpoints).glob("*.npz"):
+        path.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"epochs": 1, "batch_size_per_replica": BATCH, "backend": "jax", "accelerator": "cpu"}
+        params = TrainParams(_model_file(model, Path(folder)), **settings)
+        result = train_model(params, records, Path(folder) / "model", Path(checkpoints))
+    return {"seconds": result.first_step_seconds}
 
 
 def main() -> None:
     """Measure what is asked for."""
-    way, records, *changes = sys.argv[1:]
-    print(
-        json.dumps(fit(Path(records)) if way == "fit" else train(Path(records), **json.loads((changes or ["{}"])[0])))
-    )
+    way, records, model, *options = sys.argv[1:]
+    changes = json.loads(options[0]) if options else {}
+    print(json.dumps({"train": train, "fit": fit, "start": start}[way](Path(records), model, **changes)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+import json
+
+import pytest
+
+from components.training_step import program
+
+
+@pytest.mark.parametrize(
+    ("asked", "accelerator", "blocks"),
+    [(0, "cpu", False), (0, "tpu", True), (0, "gpu", True), (1, "tpu", False), (7, "cpu", True)],
+)
+def test_blocks_are_for_accelerators_unless_they_are_asked_for(asked, accelerator, blocks):
+    assert program.runs_blocks(asked, accelerator) is blocks
+
+
+_FITS = """
+import json
+import jax, keras
+from components import device
+device.prepare("jax", "cpu", 1, "float32")
+from components.training_step.hyperparameters import TrainParams
+from components.training_step.program import fits, plan_program
+from tests.components.preflight_training.conftest import DIGITS, SMALL
+from components.model_loading.lookup import build_model
+from components.training_step.compiling import compile_model
+
+params = TrainParams("digits_cnn", SMALL, epochs=1, backend="jax")
+model = build_model(params.model, DIGITS, SMALL)
+compile_model(model, DIGITS, params, 1, 40, True)
+planned = plan_program(model, DIGITS.batch_shapes(32), 1259, params, True, "tpu")
+
+class Chip:
+    def __init__(self, limit):
+        self.limit = limit
+    def memory_stats(self):
+        return {"bytes_limit": self.limit}
+
+def verdict(limit):
+    jax.local_devices = lambda: [Chip(limit)]
+    return fits(planned)
+
+print(json.dumps([verdict(1 << 30), verdict(1259 * 64), [list(array.shape) for array in planned.source]]))
+"""
+
+
+def test_what_is_resident_must_fit_beside_the_model_as_the_device_tells(run_with_jax):
+    enough, as_much_as_the_data, shapes = json.loads(run_with_jax(_FITS))
+    assert shapes == [[1259, 64], [1259], [40, 32]]
+    assert enough
+    assert not as_much_as_the_data
