@@ -168,6 +168,7 @@ class DeviceLoop:
         self._model, self._program, self._has_loop = program.model, program, program.block_steps > 0
         self._pace = _Pace(session.params)
         self.first_step_at: float | None = None  # Of this session, by the monotonic clock.
+        self._to_profile = 0  # Steps that a profile is to have, and no more.
         self.take_up_model()
 
     def take_up_model(self) -> None:
@@ -187,7 +188,7 @@ class DeviceLoop:
         earlier: tuple[Watch, int] | None = None
         while step < session.steps:
             with clock.measure(INPUT):
-                source, count = self._feed.take(min(self._pace.steps, session.steps - step))
+                source, count = self._feed.take(min(self._to_profile or self._pace.steps, session.steps - step))
             with clock.measure(COMPUTE):
                 carry, watch = self._dispatch(carry, watch, source, count)
                 if earlier is not None:  # One block computes while the next one waits.
@@ -198,7 +199,8 @@ class DeviceLoop:
             before = now
             is_due = step < session.steps and now - saved >= session.params.checkpoint_seconds
             ready, earlier = earlier, (watch, step)
-            if is_due or step == session.steps or self.first_step_at is None:
+            if is_due or step == session.steps or self.first_step_at is None or self._to_profile:
+                self._to_profile = session.params.profile_steps if self.first_step_at is None else 0
                 ready = earlier
             elif ready is None or now - looked < _LOOK_SECONDS:
                 continue
