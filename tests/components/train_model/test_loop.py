@@ -143,7 +143,8 @@ print(json.dumps(stood))
 """
 
 
-@pytest.mark.slow  # Twenty-two trainings, most of them short: one to two minutes.
+@pytest.mark.slow  # Twenty-two trainings, most of them short: two minutes, and many more on a busy machine.
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("residency", ["device", "host"])
 def test_killed_twenty_times_in_the_middle_of_blocks_it_comes_to_the_same_weights(
     dense, digits_records, tmp_path, run_with_jax, residency
