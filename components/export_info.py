@@ -22,7 +22,10 @@ class FormatFacts:
         bytes: Its size.
         score: The figure that it is judged by; None where it is not defined. The file calls it by the figure's name.
         drop_interval: Loss of the figure, from and to, with 95 % confidence; None where that is not known.
-        agreement: Share of examples that it answers as the trained model does.
+        agreement: Share of the examples compared that it answers as the trained model does.
+        num_compared: Number of examples that it was compared on: all, or a random sample where it takes one at a time;
+            the score is of all then, what the sample loses taken off. None in older files, which compared all.
+        most_disagreeing: Number of all examples that it answers otherwise at most, with 95 % confidence.
         max_difference: Largest difference of a probability or standardised number from the trained model's.
         latency_ms: Time of one example.
         examples_per_second: In bulk; None in older files.
@@ -36,6 +39,8 @@ class FormatFacts:
     max_difference: Amount
     latency_ms: Amount
     examples_per_second: Amount | None = None
+    num_compared: int | None = None
+    most_disagreeing: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

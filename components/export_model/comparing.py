@@ -108,7 +108,7 @@ def find_too_far(params: ExportParams, compared: Compared, measured: Mapping[str
 
 
 def _problems(params: ExportParams, compared: Compared, name: str, facts: Mapping[str, Any]) -> list[str]:
-    against = f"the trained model on {compared.num_examples:,} examples"
+    against = f"the trained model on {facts['num_compared']:,} examples"
     if FORMATS[name].made_of:
         if not math.isfinite(compared.trained_score):
             return []

@@ -109,13 +109,23 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     for name, facts in formats.items():
         progress.say(
             _STEP,
-            f"{name}: {judged} {_shown(facts[judged])}, agreement {facts['agreement']:.4f}, "
-            f"{facts['bytes'] / 2**20:.2f} MiB, "
+            f"{name}: {judged} {_shown(facts[judged])}, agreement {facts['agreement']:.4f}"
+            f"{_of_a_sample(facts, result)}, {facts['bytes'] / 2**20:.2f} MiB, "
             f"{facts['latency_ms']:.2f} ms at batch 1, {facts['examples_per_second']:,.0f} {info.input.plural}/s",
         )
     for name, reason in left_out.items():
         progress.say(_STEP, f"{name} left out: {reason}")
     return result
+
+
+def _of_a_sample(facts: Mapping[str, Any], result: ExportResult) -> str:
+    """Say what a comparison on a sample can have missed; empty where all examples were compared."""
+    if facts["num_compared"] == result.num_examples:
+        return ""
+    return (
+        f" on {facts['num_compared']:,} of {result.num_examples:,}, chosen at random: with 95 % confidence at most "
+        f"{facts['most_disagreeing']:,} of all are answered otherwise"
+    )
 
 
 def _remove(path: Path) -> None:

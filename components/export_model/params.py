@@ -72,7 +72,8 @@ class ExportResult:
         trained_score: That of the trained model on them; None where it cannot be measured, as R² of equal targets.
         formats: Facts by format (`saved_model`, `float`, `int8`): file, bytes, the figure, drop_interval (what it loses
             of the figure against the trained model: the least and the most, each with 95 % confidence), agreement,
-            max_difference, latency_ms at batch 1 (median) and examples_per_second at batch 64.
+            max_difference, latency_ms at batch 1 (median) and examples_per_second at batch 64; num_compared, and how
+            many of all examples it answers otherwise at most, with 95 % confidence, as most_disagreeing.
         left_out: Reasons why formats were not exported, by format.
     """
 

@@ -104,6 +104,8 @@ def test_export_json_describes_the_export(export_dir, digits_records, trained_di
         assert of_format.keys() == {
             *("file", "bytes", "accuracy", "drop_interval", "agreement", "max_difference", "latency_ms"),
             "examples_per_second",
+            "num_compared",
+            "most_disagreeing",
         }
         assert of_format["latency_ms"] > 0
         assert (export_dir / of_format["file"]).exists()
@@ -228,7 +230,7 @@ def test_a_model_of_images_with_a_loop_exports(quick, digits_records, tmp_path, 
 
 def test_a_figure_that_cannot_be_measured_is_not_judged():
     """R² of a split whose targets are all equal: agreement and difference still are."""
-    same = {"r2": math.nan, "agreement": 1.0, "max_difference": 0.0, "drop_interval": None}
+    same = {"r2": math.nan, "agreement": 1.0, "max_difference": 0.0, "drop_interval": None, "num_compared": 1}
     formats = {name: dict(same) for name in ("saved_model", "float", "int8")}
     compared = Compared(1, "r2", math.nan)
     assert comparing.find_too_far(ExportParams(), compared, formats) == {}
@@ -243,6 +245,7 @@ def _left_out(num_examples, num_lost, **params):
     answers = expected.copy()
     answers[:num_lost] = [0, 1]
     facts = {
+        "num_compared": num_examples,
         "accuracy": 1 - num_lost / num_examples,
         "drop_interval": verification._drop_interval("classification", labels, expected, answers),
     }

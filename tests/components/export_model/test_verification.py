@@ -114,6 +114,34 @@ def test_what_a_format_loses_is_an_interval_of_the_paired_difference():
     assert verification._drop_interval("classification", labels[:1], expected[:1], answers[:1]) is None
 
 
+@pytest.mark.parametrize(("count", "compared", "disagreeing"), [(60, 20, 0), (60, 20, 2), (25, 24, 1), (40, 3, 0)])
+def test_what_a_sample_can_miss_is_counted_exactly(count, compared, disagreeing):
+    """Against every number that there might be, by whole numbers alone."""
+
+    def chance(among_all):
+        ways = sum(math.comb(among_all, x) * math.comb(count - among_all, compared - x) for x in range(disagreeing + 1))
+        return ways / math.comb(count, compared)
+
+    credible = [k for k in range(disagreeing, count - compared + disagreeing + 1) if chance(k) > 0.05]
+    assert verification._most_disagreeing(count, compared, disagreeing) == max(credible)
+
+
+def test_nothing_is_missed_where_all_are_compared():
+    assert [verification._most_disagreeing(2000, 2000, k) for k in (0, 7, 2000)] == [0, 7, 2000]
+    assert verification._most_disagreeing(25_000, 2000, 0) == 35
+
+
+def test_only_a_file_that_takes_one_example_at_a_time_is_compared_on_a_sample(exported_digits, monkeypatch):
+    float_file = Path(exported_digits.path) / "model.tflite"
+    assert verification._choose(float_file, 25_000).tolist() == list(range(25_000))
+    monkeypatch.setattr(verification, "_takes_one", lambda interpreter: True)
+    assert verification._choose(float_file, 2000).tolist() == list(range(2000))
+    assert verification._choose(float_file.parent, 25_000).tolist() == list(range(25_000))
+    chosen = verification._choose(float_file, 25_000)
+    assert len(set(chosen.tolist())) == 2000
+    assert chosen.tolist() == sorted(chosen.tolist())
+
+
 def test_lite_predictor_follows_the_batch(exported_digits):
     predict = verification.lite_predictor(Path(exported_digits.path) / "model.tflite")
     images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), np.uint8)
