@@ -24,6 +24,7 @@ def train_model(
     weight_decay: float = 0.0,
     random_flip: str = "none",
     random_crop_pixels: int = 0,
+    random_resized_crop: float = 0.0,
     mixup_alpha: float = 0.0,
     label_smoothing: float = 0.0,
     ema_decay: float = 0.0,

@@ -13,6 +13,7 @@ from components.interface import CLASSIFICATION
 from components.training_step.hyperparameters import TrainParams
 
 _NUM_SHARES = 1024
+_LARGEST_ASPECT = 4 / 3  # Width of a random part of an image by its height, and the other way round.
 
 
 def check_images(settings: TrainParams, input_shape: tuple[int | None, ...]) -> None:
@@ -21,11 +22,11 @@ def check_images(settings: TrainParams, input_shape: tuple[int | None, ...]) -> 
     Raises:
         InputError: If it is no image, or smaller than `random_crop_pixels` asks for.
     """
-    wanted = settings.random_flip != "none" or settings.random_crop_pixels or settings.mixup_alpha
+    wanted = settings.moves_pixels or settings.mixup_alpha
     if wanted and len(input_shape) != 4:
         raise InputError(
-            "random_flip, random_crop_pixels and mixup_alpha are for images. Received: a model whose input is "
-            f"{input_shape}. Remove them from section training."
+            "random_flip, random_crop_pixels, random_resized_crop and mixup_alpha are for images. Received: a model "
+            f"whose input is {input_shape}. Remove them from section training."
         )
     if wanted and settings.random_crop_pixels >= min(input_shape[1] or 0, input_shape[2] or 0):
         raise InputError(
@@ -83,6 +84,12 @@ class Draws:
         key = tf.random.fold_in(self._key, self._num_calls)
         return tf.random.stateless_uniform((size,), key, 0, limit, tf.int32)
 
+    def shares(self, size: Any) -> Any:
+        """Draw float32[size] in [0, 1), others in every call."""
+        from keras import ops
+
+        return ops.cast(self.integers(size, 1 << 24), "float32") / (1 << 24)
+
 
 def augment(images: Any, labels: Any, settings: TrainParams, draws: Draws, num_classes: int, groups: int) -> Any:
     """Return a batch as the training step is to see it.
@@ -100,6 +107,8 @@ def augment(images: Any, labels: Any, settings: TrainParams, draws: Draws, num_c
     """
     from keras import ops
 
+    if settings.random_resized_crop:
+        images = _cut_and_resize(images, settings.random_resized_crop, draws)
     images = _flip_and_crop(images, settings, draws)
     if not settings.softens_labels:
         return images, labels
@@ -112,6 +121,41 @@ def augment(images: Any, labels: Any, settings: TrainParams, draws: Draws, num_c
         images = ops.cast(ops.round(_mix(ops.cast(images, "float32"), share, groups)), "uint8")
         targets = _mix(targets, share, groups)
     return images, targets
+
+
+def _cut_and_resize(images: Any, least_area: float, draws: Draws) -> Any:
+    """Cut a part out of every image and resize it to the whole (bilinear), by two products of matrices.
+
+    The part's share of the area is drawn evenly, its aspect evenly on a logarithmic scale; what would be longer than
+    the image is as long (https://arxiv.org/abs/1409.4842, section 6).
+    """
+    from keras import ops
+
+    batch, pixels = ops.shape(images)[0], ops.cast(images, "float32")
+    area = least_area + (1 - least_area) * draws.shares(batch)
+    aspect = ops.exp(np.log(_LARGEST_ASPECT) * (2 * draws.shares(batch) - 1))
+    for axis, side in ((1, ops.sqrt(area / aspect)), (2, ops.sqrt(area * aspect))):
+        side = ops.minimum(side, 1.0)
+        start = draws.shares(batch) * (1 - side)
+        weights = _magnifying(images.shape[axis], start[:, None, None], side[:, None, None])
+        pixels = ops.einsum("bih,bhwc->biwc" if axis == 1 else "biw,bhwc->bhic", weights, pixels)
+    return ops.cast(ops.round(pixels), "uint8")
+
+
+def _magnifying(size: int, start: Any, side: Any) -> Any:
+    """Return float32[batch, size, size]: what each place of a line takes of the places of the line's part.
+
+    Args:
+        size: Places of the line.
+        start: float32[batch, 1, 1], where the part begins, as a share of the line.
+        side: float32[batch, 1, 1], how long it is, at most 1.
+    """
+    from keras import ops
+
+    places = ops.arange(size, dtype="float32") + 0.5
+    centres = start * size + side * places[None, :, None]
+    near = ops.maximum(1 - ops.abs(places[None, None, :] - centres), 0.0)
+    return near / ops.sum(near, axis=-1, keepdims=True)  # At the edge there is one neighbour alone.
 
 
 def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws) -> Any:

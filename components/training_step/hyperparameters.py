@@ -82,6 +82,8 @@ class TrainParams:
             adamw and sgd; biases of any shape, normalisation's parameters and activations' slopes keep theirs.
         random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
         random_crop_pixels: Move training images by up to so many pixels each way; their edge is mirrored.
+        random_resized_crop: Cut a part out of training images and resize it to the whole: the least share of the area
+            that it has, at aspects of 3/4 to 4/3; 0.08 is usual for photos, 0 is none.
         mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
         label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
         ema_decay: Judge and save a running average of the weights, of which every step keeps this share; 0 is none.
@@ -115,6 +117,7 @@ class TrainParams:
     weight_decay: float = 0.0
     random_flip: str = "none"
     random_crop_pixels: int = 0
+    random_resized_crop: float = 0.0
     mixup_alpha: float = 0.0
     label_smoothing: float = 0.0
     ema_decay: float = 0.0
@@ -166,6 +169,10 @@ class TrainParams:
             raise InputError(
                 f"random_crop_pixels must not be negative. Received: random_crop_pixels={self.random_crop_pixels}."
             )
+        if not 0 <= self.random_resized_crop <= 1:
+            raise InputError(
+                f"random_resized_crop must be from 0 to 1. Received: random_resized_crop={self.random_resized_crop}."
+            )
         if not 0 <= self.mixup_alpha <= 10:
             raise InputError(f"mixup_alpha must be from 0 to 10. Received: mixup_alpha={self.mixup_alpha}.")
         if self.weight_decay and self.optimizer == "adam":
@@ -173,6 +180,11 @@ class TrainParams:
                 f"weight_decay={self.weight_decay} needs optimizer=adamw or sgd. Received: "
                 f"optimizer={self.optimizer!r}."
             )
+
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether training images are flipped, moved or cut."""
+        return self.random_flip != "none" or bool(self.random_crop_pixels or self.random_resized_crop)
 
     @property
     def softens_labels(self) -> bool:

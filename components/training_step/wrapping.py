@@ -22,7 +22,7 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int) -> Non
     import keras
 
     check_images(settings, model.input_shape)
-    if settings.random_flip == "none" and not settings.random_crop_pixels and not settings.softens_labels:
+    if not settings.moves_pixels and not settings.softens_labels:
         return
     uses_jax = keras.backend.backend() == "jax"
     # A variable, not a constant: the program is the same for every seed. Keras has seeded Python's generator.

@@ -15,7 +15,7 @@ READY_DATA = {
     "shakespeare_lstm": (Interface(CorpusInput(128, 67), 67, LANGUAGE_MODEL), 7_424),
     "imdb_lstm": (Interface(TextInput(320, 15_000, "f" * 64, "words", "start"), 2), 22_500),
 }
-_FOR_IMAGES = ("random_flip", "random_crop_pixels", "mixup_alpha")
+_FOR_IMAGES = ("random_flip", "random_crop_pixels", "random_resized_crop", "mixup_alpha")
 
 
 def everything_for(interface):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from components import device
 from components.errors import InputError
@@ -61,6 +62,30 @@ def test_a_crop_and_a_flip_are_one_of_the_flipped_images_crops():
         assert any(np.array_equal(out, way) for crop in crops for way in (crop, crop[:, ::-1]))
 
 
+def test_a_part_is_resized_to_the_whole_as_pillow_does():
+    images = np.random.default_rng(0).integers(0, 256, (96, 30, 40, 3), np.uint8)
+    settings = TrainParams("digits_cnn", random_resized_crop=0.25)
+    resized, _ = _augment(settings, images=images)
+    draws = Draws(1, 2)
+    area, ratio = 0.25 + 0.75 * np.asarray(draws.shares(96)), np.asarray(draws.shares(96))
+    aspect = (4 / 3) ** (2 * ratio - 1)
+    height, top = np.minimum(np.sqrt(area / aspect), 1), np.asarray(draws.shares(96))
+    width, left = np.minimum(np.sqrt(area * aspect), 1), np.asarray(draws.shares(96))
+    top, left = top * (1 - height) * 30, left * (1 - width) * 40
+    for image, out, y, x, h, w in zip(images, resized, top, left, height * 30, width * 40, strict=True):
+        expected = Image.fromarray(image).resize((40, 30), Image.Resampling.BILINEAR, (x, y, x + w, y + h))
+        assert np.abs(out.astype(int) - np.asarray(expected)).max() <= 1
+    assert (height * width).min() < 0.3
+    assert (height * width).max() > 0.9
+
+
+def test_the_whole_of_an_image_is_the_image():
+    from components.training_step.augmentation import _magnifying
+
+    zero, one = np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32)
+    np.testing.assert_array_equal(np.asarray(_magnifying(7, zero, one))[0], np.eye(7))
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_mixup_mixes_images_and_labels_of_one_group_alike(groups):
     mixed, targets = _augment(TrainParams("digits_cnn", mixup_alpha=0.4), groups=groups)
@@ -116,6 +141,7 @@ for check in (
     lambda: tests.test_each_image_is_flipped_by_chance_of_its_own("horizontal_and_vertical", [(), (0,), (1,), (0, 1)]),
     tests.test_crops_move_an_image_both_ways_and_mirror_its_edge,
     tests.test_a_crop_and_a_flip_are_one_of_the_flipped_images_crops,
+    tests.test_a_part_is_resized_to_the_whole_as_pillow_does,
     lambda: tests.test_mixup_mixes_images_and_labels_of_one_group_alike(4),
     tests.test_smoothed_labels_give_the_loss_of_keras,
     tests.test_what_is_drawn_depends_on_seed_and_step_alone,
@@ -134,6 +160,7 @@ def test_all_of_it_holds_with_jax(run_with_jax):
     [
         ({"random_flip": "sideways"}, "none, horizontal, vertical, horizontal_and_vertical.*random_flip='sideways'"),
         ({"random_crop_pixels": -1}, "random_crop_pixels=-1"),
+        ({"random_resized_crop": 1.5}, "from 0 to 1. Received: random_resized_crop=1.5"),
         ({"mixup_alpha": -0.1}, r"mixup_alpha=-0\.1"),
         ({"mixup_alpha": float("nan")}, "mixup_alpha=nan"),
         ({"mixup_alpha": 11.0}, r"mixup_alpha=11\.0"),
