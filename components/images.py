@@ -20,6 +20,7 @@ SERVED_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _PLUGIN_FORMATS = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
 # ISO 14496-12: the first box of such a file, and the brands of HEIC (ISO 23008-12) and AVIF in it.
 _BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF"}
+_EXIF_IN_JPEG = b"Exif\0"  # Found in a hundredth of the time that a pattern of any case takes.
 _EXIF, _EXIF_ORIENTATION = re.compile(b"exif", re.IGNORECASE), 0x0112
 _MODES = {1: "L", 3: "RGB"}
 # For Pillow: libjpeg-turbo's own conversion from CMYK is one level off Pillow's and TensorFlow's.
@@ -83,9 +84,11 @@ def is_turned(content: bytes) -> bool:
 
 def _orientation(content: bytes) -> int:
     """Read EXIF's orientation of an image file, from 1 (as it is) to 8; 1 where it has none."""
-    # An EXIF block stands at the start of a JPEG. Where nothing is called so, nothing is opened for it, but for TIFF.
-    start = content[: 1 << 16] if content[:3] == b"\xff\xd8\xff" else content
-    if content[:4] not in (b"II*\0", b"MM\0*") and not _EXIF.search(start):
+    # Where nothing is called so, nothing is opened for it, but for TIFF. In a JPEG it stands at the start, written so.
+    if content[:3] == b"\xff\xd8\xff":
+        if _EXIF_IN_JPEG not in content[: 1 << 16]:
+            return 1
+    elif content[:4] not in (b"II*\0", b"MM\0*") and not _EXIF.search(content):
         return 1
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=_formats()) as image:
