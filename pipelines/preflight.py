@@ -9,19 +9,21 @@ import numpy as np
 
 from components import storage
 from components.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
+from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
 from components.interface import REGRESSION
 from components.machine_spec import MachineSpec, PaidMachine, Slice, parse_machine
 from components.preflight_training import data, sandbox
-from components.preflight_training.examining import FEED_BATCH, examine
+from components.preflight_training.examining import FEED_BATCH, CompilationsAhead
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.report import write_report
 from components.progress import say
 from pipelines.config import Config, preflight_params
 
 SAMPLE_EXAMPLES = 4096
+_SMALL_BYTES = 16 << 20
 
 
 def preflight(config: Config, machines: Sequence[str], directory: Path) -> PreflightReport:
@@ -44,8 +46,8 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     candidates = candidates or [PaidMachine()]
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
-    facts = describe_data(config, plan_dataset(config.data), cache_dir)
-    report = examine(params, facts, candidates, cache_dir)
+    ahead = CompilationsAhead(params, candidates, cache_dir)
+    report = ahead.examine(describe_data(config, plan_dataset(config.data), cache_dir, ahead))
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
@@ -71,11 +73,19 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
     return np.unique(np.concatenate([extremes, training[:count]]))
 
 
-def describe_data(config: Config, plan: DatasetPlan, cache_dir: Path) -> data.DataFacts:
+def describe_data(
+    config: Config, plan: DatasetPlan, cache_dir: Path, meanwhile: data.Meanwhile = data.nothing
+) -> data.DataFacts:
     """Return what the training step must know of a configuration's data, measured on a sample written for it.
 
     The sample goes through the same writer and reader as the data set will; what was measured is remembered for as long
     as no file of the source changes its size or time.
+
+    Args:
+        config: Configuration of the training.
+        plan: Plan of its data.
+        cache_dir: Folder that keeps what was measured.
+        meanwhile: Called before anything is measured; see `data.measure`.
 
     Raises:
         InputError: If the source cannot be used.
@@ -89,9 +99,15 @@ def describe_data(config: Config, plan: DatasetPlan, cache_dir: Path) -> data.Da
         say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
         with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
             records_dir = Path(folder) / "records"
-            write_records(config.data, records_dir, sample)
+            write_records(_alone(config.data, plan, count), records_dir, sample)
             manifest = Manifest.load(records_dir, verify=False)
-            return data.measure(records_dir, manifest, plan.split_examples[TRAIN], *reader)
+            return data.measure(records_dir, manifest, plan.split_examples[TRAIN], *reader, meanwhile)
 
     key = data.facts_key(plan.listing.stat_digest(), dataclasses.asdict(config.data), *reader)
     return data.remembered(cache_dir, key, measure_sample)
+
+
+def _alone(params: WriteParams, plan: DatasetPlan, count: int) -> WriteParams:
+    """Return the parameters with one worker where a sample is small: several take longer to start than it to write."""
+    each = sum(file.num_bytes for file in plan.listing.files.values()) // len(plan.listing.keys)
+    return dataclasses.replace(params, num_workers=1) if count * each < _SMALL_BYTES else params

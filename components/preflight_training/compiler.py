@@ -154,6 +154,11 @@ def _without_values(make: Callable[[], Any]) -> Any:
 
 def _objection(task: Task) -> str:
     """Say why train_model would refuse the model, however well it compiles; empty if it would not."""
+    from keras.src.utils import module_utils
+
+    # Else Keras imports it, which takes 3 s, to ask of every part of a model whether it is one of TensorFlow's.
+    if "tensorflow" not in sys.modules:
+        module_utils.tensorflow._available = False
 
     def check() -> None:
         model = build_model(task.training.model, task.interface, task.training.model_parameters)

@@ -6,6 +6,7 @@ computation: an upper bound. Both are then multiplied by what `accuracy` has fou
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from components.feeding import steps_per_epoch
@@ -194,16 +195,17 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def host_feed(measured_per_second: float, cpus: int, host: Host | None) -> float:
+def host_feed(measured_per_second: float, cpus: int, host: Host | None, most: float = math.inf) -> float:
     """Estimate the examples per second that a machine's own host feeds, from one of `cpus` CPUs that was measured.
 
-    Assumes that the rate grows with the CPUs. Where the host's are not published, it is what was measured.
+    Assumes that the rate grows with the CPUs, up to `most`. Where the host's are not published, it is what was
+    measured.
 
     Example:
         >>> host_feed(1000.0, 4, Host(112, 192 * 10**9, "", "")), host_feed(1000.0, 4, None)
         (28000.0, 1000.0)
     """
-    return measured_per_second * host.vcpus / cpus if host else measured_per_second
+    return min(measured_per_second * host.vcpus / cpus, most) if host else measured_per_second
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float | None) -> EpochTime:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time as clock
 from collections import Counter
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from pathlib import Path
 
 from components import page, progress, storage
 from components.artifacts import PREFLIGHT_FILE
+from components.decoding import MOST_PER_SECOND
 from components.device import choose_precision
 from components.feeding import DEVICE, draw_order, is_resident
+from components.interface import ImageInput, Interface
 from components.machine_spec import PaidMachine, Slice
 from components.preflight_training import sandbox
 from components.preflight_training.accuracy import accuracy_of
@@ -33,6 +36,7 @@ from components.preflight_training.largest_batch import LargestBatch, Trial, fin
 from components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
 from components.preflight_training.report import write_report
 from components.preflight_training.wording import dollars, time
+from components.records import RAW, input_bytes
 
 _STEP = "preflight_training"
 FEED_BATCH = 1024  # The rate of the host hardly depends on it.
@@ -56,8 +60,9 @@ def preflight_training(
     cache_dir = cache_dir or sandbox.default_cache_dir()
     sandbox.require_compiler()
     training = params.training
-    data = load_facts(records_dir, FEED_BATCH, training.in_memory_mib, training.shuffle_buffer, cache_dir)
-    report = examine(params, data, [params.paid], cache_dir)
+    ahead = CompilationsAhead(params, [params.paid], cache_dir)
+    data = load_facts(records_dir, FEED_BATCH, training.in_memory_mib, training.shuffle_buffer, cache_dir, ahead)
+    report = ahead.examine(data)
     with storage.staged_directory(output) as staged:
         write_report(report, staged)
     machine = report.machines[0]
@@ -88,18 +93,56 @@ def examine(
     Raises:
         InputError: If the model cannot be used, or the TPU compiler is not installed.
     """
+    return CompilationsAhead(params, machines, cache_dir).examine(data)
+
+
+class CompilationsAhead:
+    """Compilations that may begin as soon as it is known what goes into the model, before the data are measured.
+
+    Args:
+        params: Training to compile; `machines` stand for its own.
+        machines: Each with the region and the kind of price that it is judged by.
+        cache_dir: Folder that keeps compilations between runs.
+    """
+
+    def __init__(self, params: PreflightParams, machines: Sequence[PaidMachine], cache_dir: Path) -> None:
+        self._params, self._machines, self._cache_dir = params, machines, cache_dir
+        self._found: list[tuple[Outcome, bool, bool]] = []
+
+    def __call__(self, interface: Interface, num_examples: int) -> None:
+        """Compile for every machine.
+
+        Raises:
+            InputError: If the model cannot be used, or the TPU compiler is not installed.
+        """
+        training, names = self._params.training, ", ".join(paid.machine for paid in self._machines)
+        progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
+        session = _Compiler(self._params, interface, num_examples, self._cache_dir)
+        self._found = session.compile_where_data_fit([paid.slice for paid in self._machines])
+
+    def examine(self, data: DataFacts) -> PreflightReport:
+        """Report, once the data are measured."""
+        if not self._found:
+            self(data.interface, data.num_examples)
+        return _report(self._params, data, self._machines, self._cache_dir, self._found)
+
+
+def _report(
+    params: PreflightParams,
+    data: DataFacts,
+    machines: Sequence[PaidMachine],
+    cache_dir: Path,
+    found: Sequence[tuple[Outcome, bool, bool]],
+) -> PreflightReport:
     session = _Examination(params, data, cache_dir)
-    training, names = params.training, ", ".join(paid.machine for paid in machines)
-    progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
-    found = session.compile_where_data_fit([paid.slice for paid in machines])
     count = Counter(paid.machine for paid in machines)
     reports = [
         session.report(paid, count[paid.machine] > 1, *of_machine)
         for paid, of_machine in zip(machines, found, strict=True)
     ]
     return PreflightReport(
-        model=training.model,
-        model_parameters=dict(training.model_parameters),
+        model=params.training.model,
+        model_parameters=dict(params.training.model_parameters),
         backend=session.task.training.backend,
         precision=session.task.training.precision,
         compiler=versions(),
@@ -108,7 +151,7 @@ def examine(
         advice=compare(reports),
         run=page.run_name(),
         created=page.now(),
-        learning_rate=training.learning_rate,
+        learning_rate=params.training.learning_rate,
     )
 
 
@@ -127,19 +170,25 @@ def order_rate(num_examples: int, global_batch: int) -> float:
     return num_examples / min(map(draw, range(5)))
 
 
-class _Examination:
-    """The compilations of one training for some machines, and what they say."""
+def _most_fed(data: DataFacts) -> float:
+    """Return the examples per second that no number of CPUs exceeds."""
+    inputs = data.interface.input
+    are_decoded = isinstance(inputs, ImageInput) and inputs.encoding != RAW and not data.host.in_memory
+    return MOST_PER_SECOND if are_decoded else math.inf
 
-    def __init__(self, params: PreflightParams, data: DataFacts, cache_dir: Path) -> None:
-        self._params, self._data, self._cache_dir = params, data, cache_dir
+
+class _Compiler:
+    """The compilations of one training for some machines."""
+
+    def __init__(self, params: PreflightParams, interface: Interface, num_examples: int, cache_dir: Path) -> None:
+        self._params, self._cache_dir = params, cache_dir
         training = params.training.program
         backend = "jax" if training.backend == "auto" else training.backend
         precision = choose_precision("tpu", backend, ()) if training.precision == "auto" else training.precision
         training = dataclasses.replace(training, epochs=params.run_epochs, backend=backend, precision=precision)
-        self.task = Task(training, data.interface, data.num_examples)
-        self._may_be_resident = is_resident(
-            training.residency, backend, data.decoded_bytes, params.training.in_memory_mib
-        )
+        self.task = Task(training, interface, num_examples)
+        decoded_bytes = num_examples * input_bytes(interface.input)
+        self._may_be_resident = is_resident(training.residency, backend, decoded_bytes, params.training.in_memory_mib)
 
     def compile_where_data_fit(self, machines: Sequence[Slice]) -> list[tuple[Outcome, bool, bool]]:
         """Compile with the data in the devices' memory, and where they must not or do not fit there, without.
@@ -174,6 +223,14 @@ class _Examination:
         limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
         return sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
 
+
+class _Examination(_Compiler):
+    """The compilations of one training for some machines, and what they say of its data."""
+
+    def __init__(self, params: PreflightParams, data: DataFacts, cache_dir: Path) -> None:
+        super().__init__(params, data.interface, data.num_examples, cache_dir)
+        self._data = data
+
     def report(
         self, paid: PaidMachine, has_namesakes: bool, outcome: Outcome, cached: bool, resident: bool
     ) -> MachineReport:
@@ -184,7 +241,7 @@ class _Examination:
         step = epoch = cost = None
         timeout = 0
         measured = data.host.feed_per_second
-        feed = host_feed(measured, data.host.cpus, machine.host)
+        feed = host_feed(measured, data.host.cpus, machine.host, _most_fed(data))
         if resident:
             measured = feed = order_rate(data.num_examples, batch_size)
         layers: tuple[LayerTime, ...] = ()

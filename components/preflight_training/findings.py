@@ -157,7 +157,9 @@ class MachineReport:
         if self.is_resident:
             return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by its host"
         where = "memory" if measured.in_memory else "files"
-        here = f"{measured.feed_per_second:,.0f} by this machine ({measured.cpus} CPUs, from {where})"
+        here = (
+            f"{measured.feed_per_second:,.0f} here ({measured.cpus} CPUs of {measured.feed_per_cpu:,.0f}, from {where})"
+        )
         if not self.host_cpus:
             return here
         return f"{self.feed_per_second:,.0f} by its host ({self.host_cpus} vCPUs), if that grows with the CPUs: {here}"

@@ -340,3 +340,23 @@ def test_an_operation_whose_shape_depends_on_the_data_is_named_with_its_line(spe
     assert outcome.reason.startswith("a shape or a branch depends on the data, and a TPU program is fixed when it is ")
     assert "compiled: ops.nonzero asks for values." in outcome.reason
     assert outcome.source == "my_model.py:8"
+
+
+def test_a_model_is_built_and_checked_without_tensorflow(warm):
+    """Its import takes as long as all other imports together."""
+    code = """
+import sys
+from keras.src.utils import module_utils
+from components.preflight_training import compiler
+from tests.components.preflight_training.conftest import make_task
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        assert name != "tensorflow", "it was imported"
+
+sys.modules.pop("tensorflow", None)  # Of the process that was warmed up.
+module_utils.tensorflow._available = module_utils.tensorflow.module = None
+sys.meta_path.insert(0, Refuses())
+print(repr(compiler._objection(make_task())))
+"""
+    assert warm.run(code) == "''\n"

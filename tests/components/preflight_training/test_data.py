@@ -46,6 +46,19 @@ def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path)
     assert float(done.stdout) == 1.0
 
 
+def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(data, "_rate", lambda open_pass: done.append("measured") or 1.0)
+
+    def compile_it(interface, num_examples):
+        done.append((interface.input.shape, num_examples))
+
+    load_facts(digits_records, 256, 4096, 1000, tmp_path, compile_it)
+    assert done == [((8, 8, 1), 1259), "measured", "measured"]
+    load_facts(digits_records, 256, 4096, 1000, tmp_path, compile_it)
+    assert len(done) == 3
+
+
 def test_what_does_not_fit_in_memory_is_fed_from_its_files(digits_records, tmp_path):
     facts = _load(digits_records, tmp_path, in_memory_mib=0)
     assert not facts.host.in_memory

@@ -76,8 +76,11 @@ def test_the_machines_own_host_feeds_it(cache_dir):
     assert (report.host_cpus, report.feed_per_second) == (24, 600_000)
     assert report.epoch.seconds == pytest.approx(max(40 * 32 / 600_000, report.epoch.device_seconds))
     assert report.fed_by(small.host) == (
-        "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 by this machine (4 CPUs, from memory)"
+        "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 here (4 CPUs of 25,000, from memory)"
     )
+    streamed = dataclasses.replace(small.host, in_memory=False)
+    files = dataclasses.replace(small, interface=Interface(ImageInput((8, 8, 1), "resized"), 10), host=streamed)
+    assert _examine(cache_dir, files).feed_per_second == 100_000, "Python hands on no more files"
     unknown = _examine(cache_dir, small, machine="v2-8")
     assert (unknown.host_cpus, unknown.feed_per_second) == (0, 100_000), "nobody says what its host has"
 

@@ -175,7 +175,7 @@ def test_text_of_one_machine_gives_every_figure():
     assert _line(text, "step") == "1.00 ms (0.750–1.30) = 800 µs compute + 200 µs communication"
     assert _line(text, "matrix units") == "11% used while the device computes"
     assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms (279–300) with waiting"
-    assert _line(text, "data").endswith("needed, fed 180,000 by this machine (2 CPUs, from memory): 82% waiting")
+    assert _line(text, "data").endswith("needed, fed 180,000 here (2 CPUs of 90,000, from memory): 82% waiting")
     assert _line(text, "price").startswith(
         "$0.00074 an epoch, $0.0074 (0.0074–0.0081) a run of 10 epochs, $9.60 an hour in us-central1"
     )
