@@ -267,7 +267,7 @@ def test_another_alias_than_the_champions_leaves_the_default_where_it_is(world):
     assert world.versions == {"1": ["champion", "default"], "2": ["staging"]}
 
 
-@pytest.mark.parametrize("traffic", [100, 1])
+@pytest.mark.parametrize("traffic", [100, 10])
 def test_traffic_that_comes_late_is_waited_for(world, traffic):
     """How late is documented nowhere: what is asked before meets nobody, or the version before."""
     world.fake.traffic_seconds = 20
