@@ -112,7 +112,7 @@ def test_predict_takes_an_image_or_lines_of_json_from_stdin_by_the_models_name(f
 def test_predict_refuses_what_it_cannot_read(finished_run, tmp_path):
     export = str(finished_run[0] / "digits" / "export")
     (tmp_path / "text.png").write_text("no image")
-    np.save(tmp_path / "floats.npy", np.zeros((1, 8, 8)))
+    np.save(tmp_path / "floats.npy", np.full((1, 8, 8), 1.5))  # Neither whole numbers nor shares of 255.
     assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "there is no export.json")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "text.png")), "not an image")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "none.png")), "there is no such file")
