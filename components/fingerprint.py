@@ -142,8 +142,9 @@ def _references(source: bytes, is_python: bool) -> tuple[tuple[tuple[int, str], 
     `from a import b` means `a.b`, whether `b` is a module or not.
     """
     if not is_python:
-        strings = set(re.findall(r"[\"']([^\"']+)[\"']", source.decode(errors="replace")))
-        return (), frozenset(filter(_FILE_NAME.fullmatch, strings))
+        # Quotes in a template do not come in pairs: what lies between any two that follow each other may be a name.
+        parts = re.split(r"[\"']", source.decode(errors="replace"))
+        return (), frozenset(filter(_FILE_NAME.fullmatch, parts))
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # A user's; whoever imports it says so.

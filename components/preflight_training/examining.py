@@ -133,13 +133,13 @@ def _report(
     data: DataFacts,
     machines: Sequence[PaidMachine],
     cache_dir: Path,
-    found: Sequence[tuple[Outcome, bool, bool]],
+    outcomes: Sequence[tuple[Outcome, bool, bool]],
 ) -> PreflightReport:
     session = _Examination(params, data, cache_dir)
     count = Counter(paid.machine for paid in machines)
     reports = [
         session.report(paid, count[paid.machine] > 1, *of_machine)
-        for paid, of_machine in zip(machines, found, strict=True)
+        for paid, of_machine in zip(machines, outcomes, strict=True)
     ]
     return PreflightReport(
         model=params.training.model,
@@ -200,13 +200,13 @@ class _Compiler:
         """
         size, residency = self._params.training.batch_size_per_replica, self._params.training.residency
         first = self.compile([(machine, size) for machine in machines], self._may_be_resident)
-        found = [(*outcome, self._may_be_resident) for outcome in first]
+        outcomes = [(*outcome, self._may_be_resident) for outcome in first]
         if self._may_be_resident and residency != DEVICE:
             too_large = [i for i, (outcome, _) in enumerate(first) if outcome.verdict == DOES_NOT_FIT]
             again = self.compile([(machines[i], size) for i in too_large], False)
             for i, outcome in zip(too_large, again, strict=True):
-                found[i] = (*outcome, False)
-        return found
+                outcomes[i] = (*outcome, False)
+        return outcomes
 
     def compile(self, programs: Sequence[tuple[Slice, int]], resident: bool) -> list[tuple[Outcome, bool]]:
         """Compile batches per replica on a machine; returns what came of each."""

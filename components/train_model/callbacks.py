@@ -21,7 +21,7 @@ class FitLoop:
 
     @property
     def first_step_at(self) -> float | None:
-        """When the first step of this session ended, by the monotonic clock."""
+        """Moment at which the first step of this session ended, by the monotonic clock."""
         return self._watch.first_step_at
 
     def take_up_model(self) -> None:

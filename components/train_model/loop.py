@@ -46,7 +46,7 @@ class Loop(Protocol):
 
     @property
     def first_step_at(self) -> float | None:
-        """When the first step of this session ended, by the monotonic clock."""
+        """Moment at which the first step of this session ended, by the monotonic clock."""
 
     def take_up_model(self) -> None:
         """Go on with the model as it is compiled now."""
@@ -143,7 +143,7 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
 
 
 class _Pace:
-    """How many steps to run before the host looks: as many as asked for, else ever more until they take a while."""
+    """Number of steps to run before the host looks: as many as asked for, else ever more until they take a while."""
 
     def __init__(self, params: TrainParams) -> None:
         self.steps = params.steps_per_execution or 1

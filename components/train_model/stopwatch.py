@@ -11,7 +11,7 @@ class Stopwatch:
     """Seconds by what the host waits for; what nobody measures is the host's own work.
 
     Args:
-        kinds: What is measured; `host` is always.
+        kinds: Kinds that are measured; `host` is always.
     """
 
     def __init__(self, *kinds: str) -> None:

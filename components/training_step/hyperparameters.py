@@ -96,7 +96,7 @@ class TrainParams:
         precision: `float32`, `mixed_bfloat16` or `auto`, which chooses for the device.
         in_memory_mib: A split up to this size, decoded, is held in RAM; a larger one is streamed.
         shuffle_buffer: Examples among which a streamed split is shuffled.
-        residency: Where the training split lies: `device` is its memory, once and for all epochs, with the jax backend;
+        residency: Place of the training split: `device` is its memory, once and for all epochs, with the jax backend;
             `host` hands batches over; `auto` is the device where the split is held in RAM and fits beside the model.
         steps_per_execution: Steps that the device takes without the host, with the jax backend; 0 is as many as last a
             quarter of a second, but 1 on a CPU.

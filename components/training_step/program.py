@@ -25,7 +25,7 @@ Batch: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
 
 
 class Watch(NamedTuple):
-    """What the host may look at without stopping the device.
+    """Values that the host may look at without stopping the device.
 
     Attributes:
         finite_steps: int32[], steps of an epoch until the first whose loss is not finite; it does not grow again.
@@ -100,7 +100,7 @@ class Program:
 
     @property
     def source(self) -> tuple[Array, ...]:
-        """What it is given: inputs, targets and the order of an epoch, or inputs, targets and weights of batches."""
+        """Arrays that it is given: inputs, targets and the order of an epoch, or inputs, targets and weights."""
         if self.is_resident:
             (inputs, kind), (targets, target_kind), _ = ((shape[1:], kind) for shape, kind in self.batch)
             steps = steps_per_epoch(self.num_examples, self.batch_size)

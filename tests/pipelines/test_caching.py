@@ -7,6 +7,7 @@ import pytest
 
 from components.create_tfrecords import WriteParams, plan_dataset
 from components.errors import InputError
+from components.machine_spec import PaidMachine
 from pipelines import STEPS, caching
 from pipelines.config import load_config
 
@@ -25,7 +26,7 @@ DOWNSTREAM = {
     [
         ("data", {"seed": 1}),
         ("preflight", {"max_step_ms": 5.0}),
-        ("preflight", {"machine": "v5e-4"}),
+        ("preflight", {"paid": PaidMachine("v5e-4")}),
         ("training", {"epochs": 99}),
         ("gate", {"top_k": 2}),
         ("export", {"calibration_examples": 7}),

@@ -220,10 +220,10 @@ def plan_digits(*overrides, settings=SETTINGS):
 
 
 def preflighted(job):
-    """What the preflight of a job's pipeline is told: machine, region, spot."""
+    """The machine, region and spot that the preflight of a job's pipeline is told."""
     tasks = yaml.safe_load(job.package)["root"]["dag"]["tasks"]
     inputs = tasks["preflight-training"]["inputs"]["parameters"]
-    return tuple(inputs[name]["runtimeValue"]["constant"] for name in ("machine", "region", "spot"))
+    return tuple(inputs["paid"]["runtimeValue"]["constant"][name] for name in ("machine", "region", "spot"))
 
 
 def test_a_plan_has_a_job_for_each_machine():
