@@ -13,6 +13,7 @@ from components.images import UNUSUAL, ImageRule, decode_jpeg, decode_pixels, jp
 from components.interface import ImageInput
 
 _ALIGNMENT = 64  # Of TensorFlow's tensors, in bytes.
+_WORKERS = os.cpu_count() or 1
 _RUNS_PER_WORKER = 4  # Of a batch: few to be handed over, and enough that none waits long for the last.
 # Of image files that Python hands on, one at a time, however many cores decode them: some 8 µs each.
 MOST_PER_SECOND = 100_000.0
@@ -33,21 +34,20 @@ def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
     height, width, channels = inputs.image_shape
     rule = ImageRule((height, width), channels, reduced=inputs.reduced)
     batch = _aligned((len(files), *inputs.image_shape))
-    workers = _workers()
-    size = max(1, len(files) // (_RUNS_PER_WORKER * workers._max_workers))
+    size = max(1, len(files) // (_RUNS_PER_WORKER * _WORKERS))
 
     def decode(start: int) -> None:
         for file, out in zip(files[start : start + size], batch[start : start + size], strict=True):
             _decode_into(rule, file, out)
 
-    for _ in workers.map(decode, range(0, len(files), size)):
+    for _ in _workers().map(decode, range(0, len(files), size)):
         pass
     return batch
 
 
 @functools.cache
 def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, "decode")
+    return ThreadPoolExecutor(_WORKERS, "decode")
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:

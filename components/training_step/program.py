@@ -163,7 +163,7 @@ class Program:
 
         if mesh is None or mesh.size == 1:
             return jax.jit(self.function(), donate_argnums=0)
-        return jax.jit(self.function(), donate_argnums=0, out_shardings=whole(mesh))
+        return jax.jit(self.function(), donate_argnums=0, out_shardings=shared(mesh, None))
 
     def trace(self, mesh: Any = None) -> Any:
         """Trace it for the devices of a mesh, which need not be there, or for one device: a `jax.stages.Traced`."""
@@ -214,8 +214,3 @@ def shared(mesh: Any, axis: int | None) -> Any:
     from jax.sharding import NamedSharding, PartitionSpec
 
     return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH_AXIS))
-
-
-def whole(mesh: Any) -> Any:
-    """Return the sharding of an array that every device of a mesh has whole."""
-    return shared(mesh, None)

@@ -88,9 +88,9 @@ class Engine:
             subprocess.run(made, check=True, capture_output=True)
             for needless in _FOR_APT:
                 shutil.rmtree(Path(folder) / needless)
-            packed = subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE)
             command = [self.name, "import", "-", "localhost/debian-12:latest"]
-            subprocess.run(command, stdin=packed.stdout, check=True, capture_output=True, env=self.environment)
+            with subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE) as packed:
+                subprocess.run(command, stdin=packed.stdout, check=True, capture_output=True, env=self.environment)
         return "localhost/debian-12:latest"
 
     def build(self, tag: str, file: str, base: str, target: str = "") -> None:
