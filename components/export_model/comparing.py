@@ -81,20 +81,50 @@ def _write_passages(split: str, trained: TrainedModel, records_dir: Path, manife
     return Compared(len(passages), "accuracy", accuracy)
 
 
-def verify_in_fresh_process(export_dir: Path, work: Path, formats: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Run verification.py as a script: isolated, so that nothing of the training code can help it."""
-    command = [sys.executable, "-I", verification.__file__, str(export_dir), str(work)]
-    command += [f"{name}={FORMATS[name].file}" for name in formats]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode < 0:
-        raise RuntimeError(f"The process that judges the export was killed by signal {-done.returncode}.")
-    if done.returncode:
-        raise InputError(
-            f"The exported model does not load in a fresh process (exit code {done.returncode}): "
-            f"{done.stderr.strip()[-2000:]}"
+class Judge:
+    """A fresh process that judges an export by the files alone; it gets ready while these are made.
+
+    It runs verification.py as a script: isolated, so that nothing of the training code can help it.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", verification.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
-    return json.loads(done.stdout.splitlines()[-1])
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def measure(self, export_dir: Path, work: Path, formats: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the facts of some formats, by their names; can be asked once.
+
+        Args:
+            export_dir: Folder of the formats.
+            work: Folder in which `write_expectations` left what to compare them with.
+            formats: Names of the formats.
+
+        Raises:
+            InputError: If the process could not judge them.
+        """
+        words = [str(export_dir), str(work), *(f"{name}={FORMATS[name].file}" for name in formats)]
+        answer, errors = self._process.communicate(f"{json.dumps(words)}\n")
+        code = self._process.returncode
+        if code < 0:
+            raise RuntimeError(f"The process that judges the export was killed by signal {-code}.")
+        if code:
+            raise InputError(
+                f"The exported model does not load in a fresh process (exit code {code}): {errors.strip()[-2000:]}"
+            )
+        return json.loads(answer.splitlines()[-1])
 
 
 def find_too_far(params: ExportParams, compared: Compared, measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from components.artifacts import (
 )
 from components.errors import InputError, describe
 from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts
-from components.export_model.comparing import find_too_far, verify_in_fresh_process, write_expectations
+from components.export_model.comparing import Judge, find_too_far, write_expectations
 from components.export_model.formats.saved_model import INPUT_FACTS
 from components.export_model.formats.table import FORMATS
 from components.export_model.formats.trained import TrainedModel
@@ -62,13 +62,13 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             f"{info.input} and {info.task} of {len(info.class_names)} classes or targets, received {manifest.input} "
             f"and {manifest.task} of {len(manifest.class_names)}."
         )
-    devices.prepare("tensorflow", "cpu", 1, "float32")
-    import keras
+    with Judge() as judge, storage.staged_directory(output) as staged:
+        devices.prepare("tensorflow", "cpu", 1, "float32")
+        import keras
 
-    from components.model_loading.trained import load_trained_model
+        from components.model_loading.trained import load_trained_model
 
-    keras.utils.set_random_seed(0)  # Dropout's state is a variable of the SavedModel: the same bytes every time.
-    with storage.staged_directory(output) as staged:
+        keras.utils.set_random_seed(0)  # Dropout's state is a variable of the SavedModel: the same bytes every time.
         copy_vocabulary(model_dir, staged, info.input)
 
         def calibrate() -> np.ndarray:
@@ -78,7 +78,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         made = _make(trained, staged)
         with tempfile.TemporaryDirectory(prefix="export-") as work:
             compared = write_expectations(params.split, trained, records_dir, manifest, Path(work))
-            measured = verify_in_fresh_process(staged, Path(work), made.formats)
+            measured = judge.measure(staged, Path(work), made.formats)
         judged = compared.judged
         left_out = made.left_out | find_too_far(params, compared, measured)
         for name in measured:

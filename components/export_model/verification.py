@@ -1,7 +1,7 @@
 """Judges an export from outside: run as a script in a process of its own, it knows only the exported files.
 
 Usage: python -I verification.py EXPORT_DIR WORK_DIR NAME=FILE… WORK_DIR holds inputs, labels, the trained model's
-    answers, and the task.
+    answers, and the task. Without these words it gets ready, and reads them as a JSON list from its standard input.
 Prints one JSON line: facts by format; of one that does not load or answer, `error` alone. It must not import
 anything of this project, and sees to it that it cannot.
 """
@@ -364,5 +364,13 @@ def main(export_dir: Path, work: Path, formats: Mapping[str, str]) -> None:
     print(json.dumps({name: facts(file) for name, file in formats.items()}))
 
 
+def _awaited_words() -> list[str]:
+    """Load what takes seconds to load, and return the words that come then; none, if whoever started this is gone."""
+    import tensorflow  # noqa: F401
+
+    return json.loads(sys.stdin.readline() or "[]")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), dict(word.split("=") for word in sys.argv[3:]))
+    if words := sys.argv[1:] or _awaited_words():
+        main(Path(words[0]), Path(words[1]), dict(word.split("=") for word in words[2:]))

@@ -60,6 +60,14 @@ def _work(folder, expected):
 
 
 @pytest.mark.slow  # Another process with TensorFlow: 5 s.
+def test_a_judge_that_nobody_asks_any_more_ends():
+    alone = subprocess.run(
+        [sys.executable, "-I", str(_SOURCE)], stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    assert alone.stdout == b""
+
+
+@pytest.mark.slow  # Another process with TensorFlow: 5 s.
 def test_verification_tells_wrong_expectations(exported_digits, tmp_path):
     """Expectations that no model meets: the facts must say so, whatever the trained model was."""
     expected = np.full((20, 10), -1, np.float32)
