@@ -26,6 +26,7 @@ _TEMPLATES = (".jinja", ".html")
 _FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
 _JOINING = ("join", "joinpath", "Path", "PurePath")
 _READ_BYTES = 1 << 20
+_LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator)  # Most nodes of a tree; they lead to nothing.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,8 +193,10 @@ def _run(tree: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        is_for_types = isinstance(node, ast.If) and _name_of(node.test) == "TYPE_CHECKING"
-        waiting += node.orelse if is_for_types else ast.iter_child_nodes(node)  # type: ignore[attr-defined]
+        if isinstance(node, ast.If) and _name_of(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        elif not isinstance(node, _LEAVES):
+            waiting += ast.iter_child_nodes(node)
 
 
 def _name_of(node: ast.expr) -> str:
