@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from components.errors import InputError
@@ -244,14 +243,20 @@ class S3:
     def download(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy objects of a bucket to local paths, many at once; `pairs` are names and paths."""
         client = s3_client()
-        with ThreadPoolExecutor(_TRANSFER_THREADS) as pool:
-            list(pool.map(lambda pair: client.download_file(bucket, *pair), pairs))
+        _at_once(lambda pair: client.download_file(bucket, *pair), pairs)
 
     def upload(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy local files to a bucket, many at once; `pairs` are paths and names."""
         client = s3_client()
-        with ThreadPoolExecutor(_TRANSFER_THREADS) as pool:
-            list(pool.map(lambda pair: client.upload_file(pair[0], bucket, pair[1]), pairs))
+        _at_once(lambda pair: client.upload_file(pair[0], bucket, pair[1]), pairs)
+
+
+def _at_once(copy: Callable[[tuple[str, str]], None], pairs: Sequence[tuple[str, str]]) -> None:
+    """Copy every pair, many at once."""
+    from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
+
+    with ThreadPoolExecutor(_TRANSFER_THREADS) as pool:
+        list(pool.map(copy, pairs))
 
 
 @functools.cache
