@@ -25,8 +25,9 @@ TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
 _ENCODED_CHECKED = 8
-# Of a file that takes one example at a time: some seconds of a core. `_most_disagreeing` says what it can miss.
-_SAMPLED = 2000
+# Examples of a large split that are compared, and of a file that takes one example at a time: some seconds of a core.
+# `_most_disagreeing` says what they can miss.
+_SAMPLED, _SAMPLED_ONE_AT_A_TIME = 10_000, 2000
 _TIE = 1e-6  # Among 100,000 characters there are some with two that are likely alike, up to rounding.
 # A model for the CPU must not name another device, nor hold an operation that only exists on one.
 _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
@@ -108,12 +109,13 @@ def _takes_one(interpreter: Any) -> bool:
 
 
 def _choose(path: Path, count: int) -> np.ndarray:
-    """Choose the examples to compare a format on: all, or a random sample where it takes one at a time."""
+    """Choose the examples to compare a format on: all, or a random sample where they are many."""
     from ai_edge_litert.interpreter import Interpreter
 
-    if count <= _SAMPLED or path.suffix != ".tflite" or not _takes_one(Interpreter(model_path=str(path))):
-        return np.arange(count)
-    return np.sort(np.random.default_rng(0).choice(count, _SAMPLED, replace=False))
+    most = _SAMPLED
+    if count > _SAMPLED_ONE_AT_A_TIME and path.suffix == ".tflite" and _takes_one(Interpreter(model_path=str(path))):
+        most = _SAMPLED_ONE_AT_A_TIME
+    return np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
 def _most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
