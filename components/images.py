@@ -20,7 +20,9 @@ SERVED_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _PLUGIN_FORMATS = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
 # ISO 14496-12: the first box of such a file, and the brands of HEIC (ISO 23008-12) and AVIF in it.
 _BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF"}
-_EXIF_IN_JPEG = b"Exif\0"  # Found in a hundredth of the time that a pattern of any case takes.
+_EXIF_IN_JPEG = b"Exif\0"
+_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xdb-\xfe]")  # Of a JPEG file, with its size: ITU-T T.81, table B.1.
+_MAX_SEGMENTS = 1000  # That are looked into one by one; a photo has some tens.
 _EXIF, _EXIF_ORIENTATION = re.compile(b"exif", re.IGNORECASE), 0x0112
 _MODES = {1: "L", 3: "RGB"}
 # For Pillow: libjpeg-turbo's own conversion from CMYK is one level off Pillow's and TensorFlow's.
@@ -84,9 +86,9 @@ def is_turned(content: bytes) -> bool:
 
 def _orientation(content: bytes) -> int:
     """Read EXIF's orientation of an image file, from 1 (as it is) to 8; 1 where it has none."""
-    # Where nothing is called so, nothing is opened for it, but for TIFF. In a JPEG it stands at the start, written so.
+    # Where nothing is called so, nothing is opened for it, but for TIFF. In a JPEG it stands before the pixels.
     if content[:3] == b"\xff\xd8\xff":
-        if _EXIF_IN_JPEG not in content[: 1 << 16]:
+        if _EXIF_IN_JPEG not in _before_pixels(content):
             return 1
     elif content[:4] not in (b"II*\0", b"MM\0*") and not _EXIF.search(content):
         return 1
@@ -96,6 +98,16 @@ def _orientation(content: bytes) -> int:
     except Exception:  # Damaged metadata turn nothing; whether the pixels are damaged is found by reading them.
         return 1
     return orientation if orientation in range(1, 9) else 1
+
+
+def _before_pixels(jpeg: bytes) -> bytes:
+    """Return the segments of a JPEG file that stand before its pixels; all of it where they are not as usual."""
+    place = 2
+    for _ in range(_MAX_SEGMENTS):
+        if not _SEGMENT.match(jpeg, place):
+            break
+        place += 2 + int.from_bytes(jpeg[place + 2 : place + 4])
+    return jpeg[:place] if jpeg.startswith(_START_OF_SCAN, place) else jpeg
 
 
 def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -314,6 +314,14 @@ def test_a_photo_is_turned_as_its_exif_says(orientation, kind):
     assert images.is_turned(content) == (orientation > 1)
 
 
+@pytest.mark.parametrize(
+    "between", [(b"\xff\xfe\xff\xff" + bytes(0xFFFD)) * 2, b"\xff"], ids=["long comments", "a fill byte"]
+)
+def test_exif_is_found_whatever_stands_before_it(between):
+    content = _photo(6)
+    assert images.is_turned(content[:2] + between + content[2:])
+
+
 def test_a_photo_stays_as_it_lies_where_that_is_asked():
     assert decode_pixels(_photo(6), ImageRule(None, 1)).shape == (8, 16, 1)
     assert check_encoded(_photo(6), ImageRule(None, 1))[0] == _photo(6)
