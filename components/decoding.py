@@ -5,12 +5,12 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from components.images import UNUSUAL, ImageRule, decode_jpeg, decode_pixels, jpeg_header, reduction
 from components.interface import ImageInput
+from components.resizing import resize_into
 
 _ALIGNMENT = 64  # Of TensorFlow's tensors, in bytes.
 _WORKERS = os.cpu_count() or 1
@@ -66,35 +66,4 @@ def _decode_into(rule: ImageRule, file: bytes, out: np.ndarray) -> None:
         decode_jpeg(file, "GRAY" if grey else "RGB", (height, width), buffer=out)
     else:
         ratio = reduction((height, width), out.shape[:2]) if rule.reduced else 1
-        # Four channels, since what is as wide as a machine word is transposed several times faster.
-        pixels = decode_jpeg(file, "GRAY" if grey else "RGBX", (height, width), ratio)
-        out[...] = _resize(pixels, out.shape[:2])[..., : rule.channels]
-
-
-def _resize(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
-    """Resize uint8[height, width, 1 or 4] as Pillow does (bilinear, antialiased), in less than half its time."""
-    height, width, channels = pixels.shape
-    together = {1: np.float32, 4: np.complex128}[channels]  # A pixel as one element, to transpose.
-    rows = _weights(height, image_size[0]) @ pixels.reshape(height, -1).astype(np.float32)
-    columns = np.ascontiguousarray(rows.view(together).T).view(np.float32)
-    resized = _weights(width, image_size[1]) @ columns
-    resized += 0.5
-    return resized.astype(np.uint8).reshape(image_size[1], image_size[0], channels).transpose(1, 0, 2)
-
-
-@functools.lru_cache(4096)  # Photos come in a few sizes; where each has its own, it costs a tenth of a decoding.
-def _weights(before: int, after: int) -> Any:
-    """Return the share of every pixel of a line in those of the resized line: sparse float32[after, before]."""
-    from scipy import sparse
-
-    scale = before / after
-    centres = (np.arange(after)[:, None] + 0.5) * scale
-    radius = max(scale, 1.0)
-    first = np.floor(centres - radius + 0.5).astype(int)
-    places = first + np.arange(int(np.ceil(2 * radius)) + 1)
-    shares = np.maximum(0.0, 1 - np.abs(places + 0.5 - centres) / radius) * ((places >= 0) & (places < before))
-    shares /= shares.sum(axis=1, keepdims=True)
-    lines = np.repeat(np.arange(after), places.shape[1])
-    counts = shares.ravel() > 0
-    cells = (shares.ravel()[counts], (lines[counts], places.ravel()[counts]))
-    return sparse.csr_matrix(cells, (after, before), np.float32)
+        resize_into(decode_jpeg(file, "GRAY" if grey else "RGB", (height, width), ratio), out)

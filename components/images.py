@@ -339,22 +339,6 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, in
     return encode_png(pixels), shape, pixels
 
 
-def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes, tuple[int, ...], np.ndarray]:
-    """Bring an image to the rule's size; returns a JPEG file of it, (height, width, channels) and the pixels before.
-
-    A JPEG file that has that size and those channels already is kept to the byte.
-
-    Raises:
-        UnreadableImageError: If the file is no image, or is truncated.
-    """
-    pixels = decode_pixels(content, rule)
-    height, width, kind = jpeg_header(content)
-    is_as_wanted = (height, width, 1 if kind == "Gray" else 3) == pixels.shape and kind != UNUSUAL
-    if is_as_wanted and not (rule.upright and is_turned(content)):
-        return content, pixels.shape, pixels
-    return encode_jpeg(pixels, quality), pixels.shape, pixels
-
-
 def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
     """Return a JPEG file of uint8[height, width, 1 or 3], with colours at half the resolution, as cameras keep them."""
     kind, sampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "420")

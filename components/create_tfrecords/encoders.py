@@ -23,7 +23,6 @@ from components.images import (
     ImageRule,
     UnreadableImageError,
     check_encoded,
-    check_resized,
     convert_pixels,
     decode_pixels,
     is_turned,
@@ -32,6 +31,7 @@ from components.images import (
 )
 from components.interface import ImageInput, TextInput
 from components.records import ENCODED, RAW, RESIZED
+from components.resizing import check_resized
 from components.text import WORDS, Tokenizer, build_vocabulary, vocabulary_bytes
 
 _MAX_RAW_BYTES = 64 * 64 * 3

@@ -7,17 +7,14 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from sklearn.datasets import load_sample_images
 
 from components import images
 from components.images import (
     ImageRule,
     UnreadableImageError,
     check_encoded,
-    check_resized,
     convert_pixels,
     decode_pixels,
-    encode_jpeg,
     open_image,
     resize_pixels,
 )
@@ -107,24 +104,6 @@ def test_how_far_a_jpeg_is_shrunk_goes_by_its_sides_once_it_is_turned(encode):
     rule = ImageRule((60, 30), 3, upright=True, reduced=True)
     assert open_image(content, rule, keep_size=True).decode().shape == (64, 30, 3)
     assert check_encoded(content, rule)[1] == (60, 30, 3)
-
-
-def test_check_resized_gives_a_jpeg_of_the_size_and_keeps_one_that_has_it(encode):
-    content = encode(size=(40, 30), kind="JPEG")
-    stored, shape, pixels = check_resized(content, ImageRule((20, 16), 3), 92)
-    assert Image.open(io.BytesIO(stored)).size == (16, 20)
-    assert shape == pixels.shape == (20, 16, 3)
-    assert check_resized(stored, ImageRule((20, 16), 3), 10)[0] == stored
-    grey, shape, _ = check_resized(stored, ImageRule((20, 16), 1), 92)
-    assert (Image.open(io.BytesIO(grey)).mode, shape) == ("L", (20, 16, 1))
-
-
-def test_resized_photographs_are_as_close_to_their_pixels_as_the_readme_says():
-    for photo in load_sample_images().images:
-        pixels = resize_pixels(photo, (224, 224)).astype(int)
-        apart = np.abs(decode_pixels(encode_jpeg(pixels.astype(np.uint8), 92), AS_FOUND) - pixels)
-        assert apart.mean() < 3
-        assert apart.max() < 60
 
 
 def test_resize_and_convert_leave_a_picture_that_fits_alone():
