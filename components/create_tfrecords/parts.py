@@ -19,6 +19,7 @@ from components.records import encode_example, frame_record
 
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
 TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
+_TASKS_PER_WORKER = 8
 DIGEST_BYTES = 32
 
 
@@ -62,6 +63,19 @@ def content_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
 def count_per_task(bytes_each: int) -> int:
     """Return how many examples of a size a worker takes at a time."""
     return min(max(_TASK_BYTES // bytes_each, 1), TASK_EXAMPLES)
+
+
+def share_out(num_examples: int, most: int, num_workers: int) -> tuple[int, int]:
+    """Return how many of the workers there is work for, and how many examples each takes at a time, at most `most`.
+
+    Several times, so that none waits long for the last.
+
+    Example:
+        >>> share_out(1000, 400, 2), share_out(1000, 10, 2), share_out(9, 10, 2)
+        ((2, 63), (2, 10), (1, 2))
+    """
+    num_workers = min(num_workers, -(-num_examples // most))
+    return num_workers, min(most, -(-num_examples // (_TASKS_PER_WORKER * num_workers)))
 
 
 def cut_into_tasks(

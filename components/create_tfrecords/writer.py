@@ -17,7 +17,7 @@ from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.encoders import Encoder, TextEncoder, choose_image_encoder, choose_text_encoder
 from components.create_tfrecords.merging import Merger, regroup
 from components.create_tfrecords.params import WriteParams, WriteResult
-from components.create_tfrecords.parts import content_of, count_per_task, cut_into_tasks, write_part
+from components.create_tfrecords.parts import content_of, count_per_task, cut_into_tasks, share_out, write_part
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.splitting import SPLIT_RULE_VERSION
 from components.create_tfrecords.telling import STEP, check_budget, say_content, say_copies, say_statistics
@@ -108,10 +108,10 @@ def _write_all(
 
     listing = plan.listing
     input_bytes = sum(file.num_bytes for file in listing.files.values()) // len(listing.keys)
-    task_examples = count_per_task(max(bytes_each, input_bytes))
-    tasks = list(cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples))
-    num_workers = min(params.num_workers or os.cpu_count() or 1, len(tasks))
     total = sum(plan.split_examples.values())
+    most = count_per_task(max(bytes_each, input_bytes))
+    num_workers, task_examples = share_out(total, most, params.num_workers or os.cpu_count() or 1)
+    tasks = list(cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples))
     merger = Merger(staged)
     with (
         tempfile.TemporaryDirectory(prefix=".parts.", dir=staged, ignore_cleanup_errors=True) as parts,
@@ -130,7 +130,7 @@ def _write_all(
         # One worker needs no second process; memory-mapping is off, since slices are small and copied once.
         runner = Parallel(
             n_jobs=num_workers,
-            backend="sequential" if num_workers == 1 or total < task_examples else "loky",
+            backend="sequential" if num_workers == 1 else "loky",
             return_as="generator",
             batch_size=1,
             max_nbytes=None,
