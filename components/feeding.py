@@ -5,6 +5,7 @@ exactly once. The last batch is filled up with examples of weight zero, real one
 normalisation sees no blank images.
 """
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,11 +84,23 @@ class StreamingReader:
         """See `EpochReader`."""
         tf = tensorflow()
         files = np.array(records.shard_paths(self._directory, self._manifest, TRAIN))
-        num_examples = self._manifest.split(TRAIN).num_examples
-        steps = steps_per_epoch(num_examples, self._batch_size)
         order = np.random.default_rng((self._seed, epoch)).permutation(len(files))
         draw = int.from_bytes(hashlib.sha256(f"{self._seed}/{epoch}".encode()).digest()[:4], "little")
-        serialized = tf.data.Dataset.from_tensor_slices(files[order]).interleave(
+        with tf.device("CPU"):
+            numbers = tf.constant(draw, tf.int64), tf.constant(start_step, tf.int64)
+            return self._epoch(tf.constant(files), tf.constant(files[order]), *numbers).with_options(static_options())
+
+    @functools.cached_property
+    def _epoch(self) -> Any:
+        """The pipeline of an epoch as a function: built once, since building takes as long as decoding 200 photos."""
+        return tensorflow().function(self._build, autograph=False)
+
+    def _build(self, files: Any, in_order: Any, draw: Any, start_step: Any) -> Any:
+        """Return a tf.data.Dataset of an epoch, from step `start_step`, whose shards are read in an order."""
+        tf = tensorflow()
+        num_examples = self._manifest.split(TRAIN).num_examples
+        steps = steps_per_epoch(num_examples, self._batch_size)
+        serialized = tf.data.Dataset.from_tensor_slices(in_order).interleave(
             tf.data.TFRecordDataset, cycle_length=_READ_AT_ONCE, num_parallel_calls=2, deterministic=True
         )
         serialized = serialized.shuffle(self._shuffle_buffer, seed=draw, reshuffle_each_iteration=False)
@@ -103,7 +116,7 @@ class StreamingReader:
 
         numbered = parsed.enumerate(start=start_step).map(weigh)
         counted = numbered.apply(tf.data.experimental.assert_cardinality(steps - start_step))
-        return counted.prefetch(2).with_options(static_options())
+        return counted.prefetch(2)
 
 
 def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:

@@ -101,6 +101,14 @@ def test_a_streamed_epoch_mixes_shards(numbered):
     assert np.bincount(numbers[weights == 1]).tolist() == [3] * 60
 
 
+def test_a_streamed_epoch_is_built_once_whatever_epoch_and_step(numbered):
+    directory, manifest = numbered
+    reader = StreamingReader(directory, manifest, 16, 0, shuffle_buffer=20)
+    for epoch, start_step in ((0, 0), (1, 0), (2, 3)):
+        reader.batches(epoch, start_step)
+    assert reader._epoch.experimental_get_tracing_count() == 1
+
+
 def test_split_is_held_in_memory_up_to_the_limit(numbered):
     directory, manifest = numbered
     small = dataclasses.asdict(manifest.split(TRAIN))["num_examples"] * 30 * 30 * 3
