@@ -5,15 +5,19 @@
 """
 
 import dataclasses
+import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 NUM_PHOTOS, HEIGHT, WIDTH = 1000, 375, 500
 SIZE = (224, 224)
 _BATCH = 128
+Work = Callable[[], int]  # Returns how many photos it did.
 
 
 def make_photos(folder: Path, count: int = NUM_PHOTOS) -> list[Path]:
@@ -34,11 +38,30 @@ def make_photos(folder: Path, count: int = NUM_PHOTOS) -> list[Path]:
     return files
 
 
-def write_plain(files: list[Path], path: Path) -> float:
-    """Records/s of a plain loop that decodes, resizes and writes."""
+def rates(work: Work) -> tuple[float, float]:
+    """Photos per second, and per second of CPU time: others use the machine too."""
+    start, before = time.perf_counter(), _cpu_seconds()
+    count = work()
+    return count / (time.perf_counter() - start), count / (_cpu_seconds() - before)
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process, and of those running that it started; see proc_pid_stat(5)."""
+    seconds = time.process_time()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rpartition(")")[2].split()
+        except OSError:  # It has ended meanwhile.
+            continue
+        if int(fields[1]) == os.getpid():
+            seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def write_plain(files: list[Path], path: Path) -> int:
+    """Write records in a plain loop that decodes, resizes and writes; returns how many."""
     import tensorflow as tf
 
-    start = time.perf_counter()
     with tf.io.TFRecordWriter(str(path)) as writer:
         for number, file in enumerate(files):
             pixels = tf.image.resize(tf.io.decode_jpeg(file.read_bytes(), channels=3), SIZE)
@@ -48,11 +71,11 @@ def write_plain(files: list[Path], path: Path) -> float:
                 "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[number % 2])),
             }
             writer.write(tf.train.Example(features=tf.train.Features(feature=values)).SerializeToString())
-    return len(files) / (time.perf_counter() - start)
+    return len(files)
 
 
-def feed_plain(paths: list[str]) -> float:
-    """Images/s of the pipeline that tutorials show: parse one, decode one, resize it, batch; AUTOTUNE."""
+def plain_pipeline(paths: list[str]) -> Any:
+    """The pipeline that tutorials show, a tf.data.Dataset: parse one, decode one, resize it, batch; AUTOTUNE."""
     import tensorflow as tf
 
     def parse(serialized: "tf.Tensor") -> "tuple[tf.Tensor, tf.Tensor]":
@@ -60,10 +83,8 @@ def feed_plain(paths: list[str]) -> float:
         fields = tf.io.parse_single_example(serialized, spec)
         return tf.image.resize(tf.io.decode_jpeg(fields["image"], channels=3), SIZE), fields["label"]
 
-    start = time.perf_counter()
     dataset = tf.data.TFRecordDataset(paths).shuffle(1000).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
-    count = sum(len(labels) for _, labels in dataset.batch(_BATCH).prefetch(tf.data.AUTOTUNE))
-    return count / (time.perf_counter() - start)
+    return dataset.batch(_BATCH).prefetch(tf.data.AUTOTUNE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +94,8 @@ class Photos:
     folder: Path
     work: Path
 
-    def write(self, encoding: str, name: str) -> float:
-        """Write records; returns how many per second."""
+    def write(self, encoding: str, name: str) -> int:
+        """Write records; returns how many."""
         from components.create_tfrecords import WriteParams, plan_dataset, write_records
 
         params = WriteParams(
@@ -85,21 +106,20 @@ class Photos:
             test_fraction=0,
             join_copies=False,
         )
-        start = time.perf_counter()
-        return write_records(params, self.work / name, plan_dataset(params)).num_examples / (
-            time.perf_counter() - start
-        )
+        return write_records(params, self.work / name, plan_dataset(params)).num_examples
 
-    def feed(self, name: str) -> float:
-        """Images/s of a streamed epoch, as training gets it; the filling of the last batch does not count."""
+    def reader(self, name: str) -> Any:
+        """A reader of batches as training gets them, streamed."""
         from components.artifacts import Manifest
         from components.feeding import open_training_split
 
         manifest = Manifest.load(self.work / name, verify=False)
-        reader = open_training_split(self.work / name, manifest, _BATCH, 0, 0, 1000)
-        start = time.perf_counter()
-        count = sum(int(weights.numpy().sum()) for _, _, weights in reader.batches(0, 0))
-        return count / (time.perf_counter() - start)
+        return open_training_split(self.work / name, manifest, _BATCH, 0, 0, 1000)
+
+
+def feed(reader: Any) -> int:
+    """Read an epoch; returns its images, without the filling of the last batch."""
+    return sum(int(weights.numpy().sum()) for _, _, weights in reader.batches(0, 0))
 
 
 def resident_mib() -> int:
