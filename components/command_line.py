@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components import step_inputs, storage
+from components import step_inputs, storage, termination
 from components.errors import InputError
 from components.outages import PlatformError
 from components.safe_path import leave_current_folder
@@ -115,7 +115,7 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     leave_current_folder()
     arguments = parser.parse_args()
     try:
-        with storage.naming_stale_files():
+        with termination.heard(), storage.naming_stale_files():
             result, code = work(arguments)
     except InputError as error:
         print(printable(f"error: {error}"), file=sys.stderr)
@@ -126,5 +126,8 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED
+    except termination.Terminated as error:
+        print(f"error: {error}", file=sys.stderr)
+        return termination.EXIT_CODE
     print(json.dumps(dataclasses.asdict(result)))
     return code

@@ -1,11 +1,22 @@
 """The container images: the one that every step runs in, and the one that serves."""
 
 import os
+from typing import Any
 
 LOCAL_IMAGE = "tpu-pipelines/python:latest"  # What `make image` builds, and no platform can pull.
 # Read when a pipeline is compiled; a digest is best (`…@sha256:…`), since a tag that moves defeats caching.
 IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", LOCAL_IMAGE)
 SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/serving:latest")
+
+
+def in_place_of_shell(component: Any) -> Any:
+    """Return a KFP component whose Python takes the place of the shell that KFP starts it with.
+
+    That shell would be the first process of the container, to which a platform sends SIGTERM; it passes none on.
+    """
+    command = component.component_spec.implementation.container.command
+    command[:] = [word.replace("_KFP_RUNTIME=true python3", "_KFP_RUNTIME=true exec python3") for word in command]
+    return component
 
 
 def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from components import storage
+from components import storage, termination
 from components.errors import InputError
 from components.outages import PlatformError
 from components.schema import Amount, JsonFile
@@ -60,18 +60,22 @@ def end_with(pid: int) -> None:
 
 @contextlib.contextmanager
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
-    """Write `step.json` beside `artifact_path` when the block ends, however it ends; the exception goes on."""
+    """Write `step.json` beside `artifact_path` when the block ends, however it ends; the exception goes on.
+
+    Within the block SIGTERM is heard; see `termination`.
+    """
     if runner := os.environ.get(RUNNER_VARIABLE):
         end_with(int(runner))
     start = time.time()
     state, message, mistake = "succeeded", "", False
     try:
-        with storage.naming_stale_files():
+        with termination.heard(), storage.naming_stale_files():
             yield
     except BaseException as error:
         state = "failed"
         mistake = isinstance(error, InputError)
-        message = str(error) if isinstance(error, InputError | PlatformError) else traceback.format_exc()
+        in_words = isinstance(error, InputError | PlatformError | termination.Terminated)
+        message = str(error) if in_words else traceback.format_exc()
         raise
     finally:
         StepRecord(step, state, time.time() - start, message, mistake).save(Path(artifact_path).parent)

@@ -108,6 +108,9 @@ HELD_BY = {
         tests/kills/test_kills.py::test_killed_at_any_moment_every_step_and_the_run_give_the_same_again
         tests/components/registry/test_folder.py::test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on
         tests/components/train_model/test_resume.py::test_killed_training_continues_to_the_same_weights""",
+    "SIGTERM, a platform's": """
+        tests/components/train_model/test_resume.py::test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights
+        tests/components/test_termination.py::test_what_is_half_written_is_removed""",
     "A weakness is best told": EXPLAINS,
 }
 

@@ -4,9 +4,10 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import IMAGE
+from components.container import IMAGE, in_place_of_shell
 
 
+@in_place_of_shell
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def create_tfrecords(
     records: dsl.Output[dsl.Dataset],
@@ -53,6 +54,7 @@ def create_tfrecords(
         return result.num_examples
 
 
+@in_place_of_shell
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def list_source(source: str, data: Dict[str, Any] = {}) -> str:
     """List the source; returns a digest of what it holds now.
@@ -61,5 +63,7 @@ def list_source(source: str, data: Dict[str, Any] = {}) -> str:
     """
     from components.create_tfrecords import WriteParams, source_version
     from components.step_inputs import params_from
+    from components.termination import heard
 
-    return source_version(params_from({**data, "source": source}, WriteParams))
+    with heard():
+        return source_version(params_from({**data, "source": source}, WriteParams))

@@ -4,9 +4,10 @@ from typing import Dict
 
 from kfp import dsl
 
-from components.container import IMAGE
+from components.container import IMAGE, in_place_of_shell
 
 
+@in_place_of_shell
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def evaluate_model(
     records: dsl.Input[dsl.Dataset],
@@ -65,6 +66,7 @@ def evaluate_model(
         return result.promote
 
 
+@in_place_of_shell
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def mark_promoted(model: dsl.Input[dsl.Model]) -> None:
     """Do nothing but run where the gate let the model through: a platform tells which steps ran, not what they gave."""

@@ -71,7 +71,7 @@ class StepWatch(keras.callbacks.Callback):
             self.first_step_at = time.monotonic()
         self._bar.update(session.examples_before(step) - session.examples_before(step - 1), f"loss {loss:.4f}")
         now = time.monotonic()
-        if step < session.steps and now - self._saved >= session.params.checkpoint_seconds:
+        if step < session.steps and session.is_due(now - self._saved):
             session.save_checkpoint(step, now - self._start)
             self._saved = time.monotonic()
 

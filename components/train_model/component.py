@@ -4,9 +4,10 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import IMAGE
+from components.container import IMAGE, in_place_of_shell
 
 
+@in_place_of_shell
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
 def train_model(
     records: dsl.Input[dsl.Dataset],

@@ -34,8 +34,11 @@ class Session(Protocol):
     def variables(self) -> Mapping[str, Any]:
         """Return all that a checkpoint holds, by name."""
 
+    def is_due(self, seconds: float) -> bool:
+        """Return whether to save a checkpoint now, so many seconds after the last one."""
+
     def save_checkpoint(self, step: int, epoch_seconds: float) -> None:
-        """Save a checkpoint after so many steps of the epoch."""
+        """Save a checkpoint after so many steps of the epoch; the training ends with it if it was asked to."""
 
     def divergence(self, step: int, what: str) -> Exception:
         """Return the error that says where the training diverged."""
@@ -197,7 +200,7 @@ class DeviceLoop:
             now = time.monotonic()
             self._pace.learn(now - before)
             before = now
-            is_due = step < session.steps and now - saved >= session.params.checkpoint_seconds
+            is_due = step < session.steps and session.is_due(now - saved)
             ready, earlier = earlier, (watch, step)
             if is_due or step == session.steps or self.first_step_at is None or self._to_profile:
                 self._to_profile = session.params.profile_steps if self.first_step_at is None else 0

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from components import device as devices
-from components import progress, records, storage
+from components import progress, records, storage, termination
 from components.artifacts import (
     BEST_WEIGHTS_FILE,
     HISTORY_FILE,
@@ -171,6 +171,7 @@ class _Session:
         self.progress = TrainingProgress(identity=self._identity())
         self._best: dict[str, np.ndarray] | None = None
         self._writer = checkpoints.Writer()
+        self._is_asked_to_end: Callable[[], bool] = lambda: False
         self._unchanged = unchanged  # Ends well if the records are those of the manifest; nothing is kept before.
 
     def _make_loop(self) -> Loop:
@@ -285,8 +286,9 @@ class _Session:
 
         curves = tf.summary.create_file_writer(str(self._tensorboard_dir()))
         try:
-            self._run_epochs(restored, curves)
-            self._writer.wait()
+            with termination.put_off() as self._is_asked_to_end:
+                self._run_epochs(restored, curves)
+                self._writer.wait()
         finally:
             self._writer.close()
         return self._loop.first_step_at
@@ -307,6 +309,7 @@ class _Session:
                 logs = self._loop.run_epoch(epoch, bar, restored)
             restored = None
             self._end_epoch(logs, curves)
+            self._end_if_asked()
 
     def _tensorboard_dir(self) -> Path:
         uri = os.environ.get(_LOG_DIR, "")
@@ -348,6 +351,10 @@ class _Session:
         progress.say(_STEP, f"continuing at epoch {saved.epoch + 1}, step {saved.step} of {self.steps}")
         return arrays
 
+    def is_due(self, seconds: float) -> bool:
+        """Return whether a checkpoint is due: some time after the last one, or at once where a platform ends this."""
+        return seconds >= self.params.checkpoint_seconds or self._is_asked_to_end()
+
     def save_checkpoint(self, step: int, seconds: float) -> None:
         """Save where training stands, unless a value is not finite: the last good checkpoint is kept then.
 
@@ -355,6 +362,7 @@ class _Session:
 
         Raises:
             InputError: If training diverged before the checkpoint before this one.
+            Terminated: If SIGTERM has come; the checkpoint is written.
         """
         now = dataclasses.replace(
             self.progress,
@@ -365,6 +373,13 @@ class _Session:
         with self.stopwatch.measure(CHECKPOINT):
             arrays = checkpoints.snapshot(self.variables())
             self._writer.submit(lambda: self._write_checkpoint(arrays, now))
+        self._end_if_asked()
+
+    def _end_if_asked(self) -> None:
+        if self._is_asked_to_end():
+            self._writer.wait()
+            progress.say(_STEP, f"SIGTERM: the checkpoint is saved in {self._checkpoint_dir}; the next start goes on")
+            raise termination.Terminated
 
     def _write_checkpoint(self, arrays: Mapping[str, np.ndarray], now: TrainingProgress) -> None:
         self._unchanged.result()

@@ -1,6 +1,8 @@
 import argparse
 import dataclasses
 import json
+import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -118,6 +120,11 @@ def test_mistake_is_a_paragraph_on_stderr_and_exit_code_2(monkeypatch, capsys):
 
     assert _run(work, monkeypatch) == 2
     assert capsys.readouterr() == ("", "error: epochs must be at least 1. Received: epochs=0.\n")
+
+
+def test_sigterm_is_a_line_on_stderr_and_exit_code_143(monkeypatch, capsys):
+    assert _run(lambda _: os.kill(os.getpid(), signal.SIGTERM), monkeypatch) == 143
+    assert capsys.readouterr() == ("", "error: ended by SIGTERM; run the same step again to continue\n")
 
 
 def test_defect_keeps_its_stack_trace(monkeypatch):

@@ -1,9 +1,12 @@
 import json
+import os
+import signal
 
 import pytest
 
 from components.errors import InputError
 from components.step_record import step_record
+from components.termination import Terminated
 
 
 def _record(tmp_path):
@@ -33,6 +36,14 @@ def test_any_other_end_is_recorded_with_its_stack_trace(tmp_path, error):
     assert (record["state"], record["is_input_error"]) == ("failed", False)
     assert record["error"].startswith("Traceback")
     assert type(error).__name__ in record["error"]
+
+
+def test_sigterm_ends_the_step_and_is_recorded_in_words(tmp_path):
+    with pytest.raises(Terminated) as ended, step_record("train_model", str(tmp_path / "trained")):
+        os.kill(os.getpid(), signal.SIGTERM)
+    record = _record(tmp_path)
+    assert (ended.value.code, record["state"], record["is_input_error"]) == (143, "failed", False)
+    assert record["error"] == "ended by SIGTERM; run the same step again to continue"
 
 
 def test_second_run_replaces_the_record(tmp_path):

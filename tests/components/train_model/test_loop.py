@@ -111,6 +111,24 @@ def test_divergence_names_its_step_and_keeps_the_last_good_checkpoint(dense, dig
     assert "There was no checkpoint yet" in said[1]
 
 
+_TERMINATE = """
+import json, pathlib, sys
+from components.train_model import TrainParams
+from tests.components.train_model.interrupting import train_until_sigterm
+
+params, records, output = TrainParams(**json.loads(sys.argv[1])), *map(pathlib.Path, sys.argv[2:])
+print(train_until_sigterm(params, records, output, looks=6 + 3))
+"""
+
+
+def test_sigterm_ends_a_training_at_the_end_of_its_block_of_steps_with_a_checkpoint(
+    dense, digits_records, tmp_path, run_with_jax
+):
+    """That one killed at a checkpoint comes to the same weights, the tests of kills show."""
+    params = json.dumps(asdict(replace(dense, steps_per_execution=6)))
+    assert run_with_jax(_TERMINATE, params, digits_records, tmp_path / "ended") == "(1, 18)\n"
+
+
 _KILL = """
 import json, os, pathlib, random, signal, sys, time
 from components.train_model import TrainParams, train_model

@@ -18,6 +18,7 @@ from components.train_model.checkpoint import load_arrays
 from components.train_model.params import Stage
 from tests.components.conftest import EVERYTHING
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
+from tests.components.train_model.interrupting import train_until_sigterm
 
 _WATCHED_SECONDS = 120
 
@@ -76,6 +77,20 @@ def test_killed_training_continues_to_the_same_weights(quick, digits_records, tm
     train_model(params, digits_records, tmp_path / "whole")
     keras.utils.clear_session()  # Layers are called as in a process of its own.
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step_here, step_command)
+
+
+def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights(quick, digits_records, tmp_path):
+    params = replace(quick, **EVERYTHING)  # A minute between two checkpoints: none would be due.
+    train_model(params, digits_records, tmp_path / "whole")
+    keras.utils.clear_session()  # Layers are called as in a process of its own.
+    stood = train_until_sigterm(params, digits_records, tmp_path / "ended", looks=39 + 5)
+    assert stood == (1, 5), "40 steps an epoch; whether a checkpoint is due is asked after all but the last"
+    keras.utils.clear_session()
+    train_model(params, digits_records, tmp_path / "ended")
+    for name in ("last.weights.h5", "best.weights.h5"):
+        expected, received = _weights(tmp_path / "whole" / name), _weights(tmp_path / "ended" / name)
+        assert expected.keys() == received.keys()
+        assert all(np.array_equal(expected[path], received[path]) for path in expected)
 
 
 _IN_STAGES = (Stage(1, ("conv*",), 0.01), Stage(2))

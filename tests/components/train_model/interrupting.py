@@ -1,0 +1,35 @@
+"""A training that SIGTERM ends in the middle of an epoch."""
+
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from components import termination
+from components.train_model import TrainParams, train_model
+from components.train_model.checkpoint import load_arrays
+from components.train_model.training import _Session
+
+
+def train_until_sigterm(params: TrainParams, records: Path, output: Path, looks: int) -> tuple[int, int]:
+    """Train as a step does, until SIGTERM comes as it looks for the so-manieth time whether a checkpoint is due.
+
+    Returns:
+        The epochs that its checkpoint has, and the steps within the one after.
+    """
+    look, count = _Session.is_due, itertools.count(1)
+
+    def look_and_hear(session: _Session, seconds: float) -> bool:
+        if next(count) == looks:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return look(session, seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Session, "is_due", look_and_hear)
+        with pytest.raises(termination.Terminated), termination.heard():
+            train_model(params, records, output)
+    assert not output.exists()
+    _, progress = load_arrays(output.with_name(f"{output.name}-checkpoints") / "checkpoint.npz")
+    return progress.epoch, progress.step
