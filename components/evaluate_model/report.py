@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,13 @@ _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = 30
 _MAX_DOTS = 500
 _MAX_CHARTED_TARGETS = 8
+# Of an epoch, by what the host waited for: see `Stopwatch` of train_model.
+_TIMES = (
+    ("compute_seconds", "the device computes", page.BLUE),
+    ("input_seconds", "it waits for input", page.ORANGE),
+    ("checkpoint_seconds", "for checkpoints", page.GREEN),
+    ("host_seconds", "for the host", page.VIOLET),
+)
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 
 
@@ -347,14 +354,13 @@ def _data_uri(pixels: np.ndarray) -> str:
 
 
 def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
-    """Return a drawing for every figure that the history has, of training and validation."""
+    """Return a drawing for every figure that the history has, of training and validation, and one of the time."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    def curve(metric: str) -> markupsafe.Markup:
+    def curve(name: str, lines: Iterable[tuple[str, str, str]]) -> markupsafe.Markup:
         def plot(axes: "Axes") -> None:
-            lines = ((metric, "train", page.BLUE), (f"validation_{metric}", "validation", page.ORANGE))
-            for name, label, color in lines:
-                points = [(row["epoch"], row[name]) for row in history if row.get(name) is not None]
+            for figure, label, color in lines:
+                points = [(row["epoch"], row[figure]) for row in history if row.get(figure) is not None]
                 if points:
                     marker = "o" if len(points) <= 30 else ""
                     axes.plot(*zip(*points, strict=True), label=label, color=color, marker=marker, markersize=3)
@@ -362,14 +368,24 @@ def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[marku
                 if before.get("stage") != row.get("stage"):
                     axes.axvline((row["epoch"] or 0) - 0.5, color=page.INK, linewidth=1, linestyle=":")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if metric.endswith("accuracy"):
+            if name.endswith("accuracy"):
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
             axes.legend()
 
-        name = metric.replace("_", " ")
         return page.draw(f"training {name}", "epoch", name, plot)
 
-    return [curve(metric) for metric in _CURVES if any(row.get(metric) is not None for row in history)]
+    def has(figure: str) -> bool:
+        return any(row.get(figure) is not None for row in history)
+
+    curves = [
+        curve(
+            metric.replace("_", " "),
+            ((metric, "train", page.BLUE), (f"validation_{metric}", "validation", page.ORANGE)),
+        )
+        for metric in _CURVES
+        if has(metric)
+    ]
+    return [*curves, curve("seconds", _TIMES)] if has(_TIMES[0][0]) else curves
 
 
 def _plot_reliability(axes: "Axes", metrics: Metrics) -> None:

@@ -249,6 +249,16 @@ def test_training_curves_accept_a_single_epoch_and_missing_values(row):
     )
 
 
+def test_the_time_of_every_epoch_is_split_by_what_the_device_waited_for():
+    seconds = {"compute_seconds": 4.0, "input_seconds": 1.5, "checkpoint_seconds": 0.25, "host_seconds": 0.5}
+    row = {"loss": 2.3, "accuracy": 0.1}
+    text = render_report(_content(history=[{"epoch": epoch, **row, **seconds} for epoch in (1, 2)]))
+    assert "training seconds: seconds by epoch" in Page(text).values("aria-label")
+    for words in ("the device computes: epoch 2, seconds 4", "it waits for input: epoch 1, seconds 1.5"):
+        assert f"<title>{words}</title>" in text
+    assert "training seconds" not in render_report(_content(history=[{"epoch": 1, **row}]))
+
+
 def test_report_of_100_small_pictures_is_below_2_mb():
     pictures = [_prediction(f"{i}.png", shape=(32, 32, 3)) for i in range(100)]
     assert len(render_report(_content(wrong=pictures, num_wrong=100)).encode()) < 2_000_000
