@@ -1,5 +1,6 @@
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
 
@@ -106,7 +107,16 @@ def test_a_streamed_epoch_is_built_once_whatever_epoch_and_step(numbered):
     reader = StreamingReader(directory, manifest, 16, 0, shuffle_buffer=20)
     for epoch, start_step in ((0, 0), (1, 0), (2, 3)):
         reader.batches(epoch, start_step)
-    assert reader._epoch.experimental_get_tracing_count() == 1
+    read, _, parse = reader._stages
+    assert (read.experimental_get_tracing_count(), parse.experimental_get_tracing_count()) == (1, 1)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_streamed_epoch_is_read_whatever_seed_keras_has(numbered, seed):
+    keras.utils.set_random_seed(seed)
+    directory, manifest = numbered
+    numbers, _, weights = _epoch(StreamingReader(directory, manifest, 12, 0, shuffle_buffer=20))
+    assert sorted(numbers[weights == 1].tolist()) == list(range(_NUM_EXAMPLES))
 
 
 def test_split_is_held_in_memory_up_to_the_limit(numbered):
