@@ -1,4 +1,4 @@
-"""The container images: the one that every step runs in, and the one that serves."""
+"""The container images: those that the steps run in, and the one that serves."""
 
 import os
 from typing import Any
@@ -6,7 +6,15 @@ from typing import Any
 LOCAL_IMAGE = "tpu-pipelines/python:latest"  # What `make image` builds, and no platform can pull.
 # Read when a pipeline is compiled; a digest is best (`…@sha256:…`), since a tag that moves defeats caching.
 IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", LOCAL_IMAGE)
+# Of the steps that need no TPU and no compiler for one: smaller, where it is named.
+STEPS_IMAGE = os.environ.get("TPU_PIPELINES_STEPS_IMAGE", "") or IMAGE
 SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/serving:latest")
+
+
+def other_steps_image() -> str:
+    """Return the image of the steps that need no TPU, if it is another than training's; else nothing."""
+    named = os.environ.get("TPU_PIPELINES_STEPS_IMAGE", "")
+    return named if named != IMAGE else ""
 
 
 def in_place_of_shell(component: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components import storage
-from components.container import IMAGE, LOCAL_IMAGE, SERVING_IMAGE, is_in_registry
+from components.container import IMAGE, LOCAL_IMAGE, SERVING_IMAGE, is_in_registry, other_steps_image
 from components.deploy_model.params import PRIVATE, VERTEX
 from components.errors import InputError, did_you_mean
 from components.machine_spec import MachineSpec
@@ -118,12 +118,14 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
 
 
 def require_step_image(image: str, target: str) -> None:
-    """Check that a platform can pull the image that every step runs in.
+    """Check that a platform can pull the image that training runs in, and that of the other steps, if it is another.
 
     Raises:
         InputError: If its name has no registry.
     """
     _require_image(image, target, "step", "TPU_PIPELINES_IMAGE")
+    if other := other_steps_image():
+        _require_image(other, target, "step", "TPU_PIPELINES_STEPS_IMAGE")
 
 
 def _require_image(image: str, target: str, what: str, variable: str) -> None:

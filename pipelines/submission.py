@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from components import storage
+from components.container import other_steps_image
 from components.outages import PlatformError
 from pipelines.config import Config, on_machine
 from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, slug
@@ -96,7 +97,8 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             packages.append(path.read_text())
             timeouts.append(compiled.timeout.reason)
     name = slug(config.name)
-    made_of = fingerprints(config, source_version(config.data, data.listing if data else None), compiled.image)
+    images = f"{compiled.image} {other_steps_image()}".rstrip()
+    made_of = fingerprints(config, source_version(config.data, data.listing if data else None), images)
     digest = _digest(packages[0], made_of)
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []

@@ -4,11 +4,11 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import IMAGE, in_place_of_shell
+from components.container import STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=IMAGE, install_kfp_package=False)
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def create_tfrecords(
     records: dsl.Output[dsl.Dataset],
     source: str,
@@ -55,7 +55,7 @@ def create_tfrecords(
 
 
 @in_place_of_shell
-@dsl.component(base_image=IMAGE, install_kfp_package=False)
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def list_source(source: str, data: Dict[str, Any] = {}) -> str:
     """List the source; returns a digest of what it holds now.
 

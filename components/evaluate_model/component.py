@@ -4,11 +4,11 @@ from typing import Dict
 
 from kfp import dsl
 
-from components.container import IMAGE, in_place_of_shell
+from components.container import STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=IMAGE, install_kfp_package=False)
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def evaluate_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
@@ -67,6 +67,6 @@ def evaluate_model(
 
 
 @in_place_of_shell
-@dsl.component(base_image=IMAGE, install_kfp_package=False)
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def mark_promoted(model: dsl.Input[dsl.Model]) -> None:
     """Do nothing but run where the gate let the model through: a platform tells which steps ran, not what they gave."""

@@ -4,11 +4,11 @@ from typing import Dict, List
 
 from kfp import dsl
 
-from components.container import IMAGE, in_place_of_shell
+from components.container import STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=IMAGE, install_kfp_package=False)
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def export_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],

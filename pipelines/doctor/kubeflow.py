@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from components import storage
+from components.container import other_steps_image
 from components.errors import InputError
 from components.machine_spec import MachineSpec
 from components.object_stores import split
@@ -51,6 +52,10 @@ class KubeflowChecks:
             Check("object store", self._store, is_cheap=True, is_apart=True),
             Check("image", self._step_image, is_cheap=True, is_apart=True),
         ]
+        if steps := other_steps_image():
+            variable = "TPU_PIPELINES_STEPS_IMAGE"
+            ask = functools.partial(image_findings, "steps' image", steps, self._apis, variable, is_clusters_own=True)
+            checks.append(Check("steps' image", ask, is_cheap=True, is_apart=True))
         if self._on_s3:
             checks.append(Check("S3", self._s3, is_apart=True))
         if not self._context:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from components import storage
-from components.container import SERVING_IMAGE
+from components.container import SERVING_IMAGE, other_steps_image
 from components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from components.deploy_model.reaching import check_access
 from components.errors import InputError
@@ -93,6 +93,13 @@ class VertexChecks:
         ):
             if setting:
                 checks.append(Check(what, ask))
+        if steps := other_steps_image():
+            reader, variable = "steps' image's reader", "TPU_PIPELINES_STEPS_IMAGE"
+            ask = functools.partial(image_findings, "steps' image", steps, self._apis, variable)
+            checks += [
+                Check("steps' image", ask, is_cheap=True),
+                Check(reader, functools.partial(self._puller, reader, steps)),
+            ]
         if self._deploys:
             reader = "serving image's reader"
             checks += [

@@ -817,6 +817,27 @@ def test_an_image_named_by_digest_is_used_everywhere_without_a_hint(tmp_path):
     assert images == {image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
 
 
+def test_steps_without_a_tpu_run_in_an_image_of_their_own_where_it_is_named(tmp_path):
+    images = {f"TPU_PIPELINES_{name}IMAGE": f"europe-docker.pkg.dev/p/r/{name}i:1" for name in ("", "STEPS_")}
+    words = [sys.executable, "-m", "pipelines.cli", *command(tmp_path / "pipeline.yaml", "kubeflow")]
+    subprocess.run(words, capture_output=True, check=True, env=os.environ | images)
+    executors = yaml.safe_load((tmp_path / "pipeline.yaml").read_text().partition("\n---\n")[0])["deploymentSpec"][
+        "executors"
+    ]
+    training, others = images.values()
+    used = {name: executor["container"]["image"] for name, executor in executors.items() if "container" in executor}
+    with_tpu = {"exec-preflight-training", "exec-train-model"}
+    assert {name for name, image in used.items() if image == training} == with_tpu
+    assert {image for name, image in used.items() if name not in with_tpu} == {others}
+
+
+def test_an_image_of_the_other_steps_must_be_in_a_registry_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.compile.IMAGE", "europe-docker.pkg.dev/p/r/i:1")
+    monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", "steps:1")
+    done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
+    assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'", "set TPU_PIPELINES_STEPS_IMAGE")
+
+
 def test_the_command_reads_settings_from_a_file(tmp_path):
     (tmp_path / "settings.yaml").write_text("labels: {stage: test}\n")
     words = command(tmp_path / "p.yaml", "vertex", "--settings", str(tmp_path / "settings.yaml"))

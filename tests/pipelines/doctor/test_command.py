@@ -47,6 +47,16 @@ def test_the_json_says_the_same(cloud, capfd):
     assert (found["image"]["verdict"], "docker push" in found["image"]["remedy"]) == ("missing", True)
 
 
+def test_the_image_of_the_steps_without_a_tpu_is_asked_for_where_it_is_named(cloud, capfd, monkeypatch):
+    monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", f"europe-docker.pkg.dev/my-project/images/small@sha256:{'1' * 64}")
+    assert main(["doctor", "digits", *MACHINE, "--json"]) == 2
+    found = {one["what"]: one for one in json.loads(capfd.readouterr().out)}
+    assert found["image"]["verdict"] == "there"
+    assert found["steps' image"]["verdict"] == "missing"
+    assert "set TPU_PIPELINES_STEPS_IMAGE" in found["steps' image"]["remedy"]
+    assert found["steps' image's reader"]["verdict"] == "there"
+
+
 def test_submit_refuses_what_cannot_work_before_it_is_sent(fake, cloud, capfd):
     cloud.images.clear()
     cloud.accounts.pop(COMPUTE)
