@@ -6,10 +6,20 @@ MINUTES ?= 15
 KILLS ?= 1000
 SLICE ?= 1/1
 IMAGE ?= tpu-pipelines/python:latest
+STEPS_IMAGE ?= tpu-pipelines/steps:latest
+TRAIN_GPU_IMAGE ?= tpu-pipelines/train-gpu:latest
 SERVING_IMAGE ?= tpu-pipelines/serving:latest
-ENGINE ?= $(shell docker info >/dev/null 2>&1 || ! command -v podman >/dev/null && echo docker || echo podman)
+TAG = $(if $(filter train,$*),$(IMAGE),$($(shell echo $* | tr a-z- A-Z_)_IMAGE))
+# What runs: docker with its daemon, podman, or buildah, which only builds and pushes.
+ENGINE ?= $(shell docker info >/dev/null 2>&1 && echo docker || basename "$$(command -v podman buildah docker | head -1)")
+# https://github.com/opencontainers/image-spec/blob/main/annotations.md
+LABEL = --label org.opencontainers.image
+LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --exclude '*') \
+  $(LABEL).version=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) $(LABEL).licenses=Apache-2.0 \
+  $(if $(SOURCE),$(LABEL).source=$(SOURCE))
+SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install run test test-all check bench soak kills audit licences lock image images-test
+.PHONY: install run test test-all check bench soak kills audit licences lock image images push sbom images-test
 
 install: $(VENV)/.installed
 
@@ -45,7 +55,7 @@ kills: install  ## Every step killed at any moment and run again, one night; SLI
 
 audit:  ## Known vulnerabilities of everything locked; asks PyPI, so it needs uv and the network. No answer is a failure.
 	uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes -r requirements.lock -r docker/serving.lock \
-	  -r docker/train.lock
+	  -r docker/train.lock -r docker/train-gpu.lock -r docker/sbom.lock
 
 licences: install  ## The licence of everything locked.
 	$(VENV)/bin/python -m tests.licences
@@ -53,14 +63,27 @@ licences: install  ## The licence of everything locked.
 lock:  ## Needs uv; the lock holds hashes and names no index.
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --all-extras pyproject.toml --output-file requirements.lock
-	for image in serving steps train; do \
+	for image in serving steps train train-gpu sbom; do \
 	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	    --group pyproject.toml:$$image-image --constraint requirements.lock --output-file docker/$$image.lock || exit; \
 	done
 
-image:  ## One image for every step, and a small one that serves what they export; by docker, or else podman.
-	$(ENGINE) build --file docker/Dockerfile --target train --tag $(IMAGE) .
-	$(ENGINE) build --file docker/serving.Dockerfile --tag $(SERVING_IMAGE) .
+image: image-train image-serving  ## One image for every step, and a small one that serves what they export.
+
+images: image-steps image-train image-serving  ## These, and one for the steps that need no JAX; BASE=IMAGE to build on another.
+
+image-%:  ## One of them alone: steps, train, train-gpu or serving.
+	$(ENGINE) build $(if $(filter buildah,$(ENGINE)),--layers) $(BUILD_FLAGS) $(if $(BASE),--build-arg BASE=$(BASE)) $(LABELS) \
+	  --file docker/$(if $(filter serving,$*),serving.)Dockerfile --target $* --tag $(TAG) .
+
+push:  ## IMAGE=REGISTRY/NAME:TAG, built under that name; prints what TPU_PIPELINES_IMAGE wants: its name by digest.
+	@sh docker/push.sh $(ENGINE) $(IMAGE)
+
+sbom: sbom-steps sbom-train sbom-serving  ## What is in the images, with the licences, as CycloneDX in build/sbom/.
+
+sbom-%:
+	mkdir -p build/sbom
+	$(ENGINE) run --rm --network none --entrypoint sh $(TAG) -c 'cat /opt/*/sbom.cdx.json' >build/sbom/$*.cdx.json
 
 images-test: install  ## Builds every image, runs digits in containers and compares, serves, kills; BASE=IMAGE to build on another.
 	$(VENV)/bin/python -m tests.images --base "$(BASE)"

@@ -48,16 +48,20 @@ def test_the_images_are_built_on_one_of_a_known_digest():
 
 def test_what_an_image_holds_is_a_part_of_what_is_locked():
     pins = {}
-    for name in ("requirements.lock", "docker/serving.lock", "docker/steps.lock", "docker/train.lock"):
+    images = [f"docker/{name}.lock" for name in ("serving", "steps", "train", "train-gpu")]
+    for name in ("requirements.lock", *images):
         text = (REPOSITORY / name).read_text()
         assert "://" not in text
         pins[name] = dict(re.findall(r"^([a-z0-9][^ =]*)==(\S+)", text, re.MULTILINE))
-    everything, serving, steps, train = pins.values()
+    everything, serving, steps, train, on_gpu = pins.values()
     assert serving.items() <= everything.items()
-    for pinned in (steps, train):  # The same TensorFlow, built without what a GPU needs.
+    for pinned in (steps, train, on_gpu):  # The same TensorFlow, built without what a GPU needs.
         assert pinned.pop("tensorflow-cpu") == everything["tensorflow"]
-        assert pinned.items() <= everything.items()
+    assert steps.items() | train.items() <= everything.items()
     assert train.keys() - steps.keys() == {"jax", "jaxlib", "libtpu"}
+    of_cuda = {name for name in on_gpu if name.startswith(("jax-cuda12-", "nvidia-"))}
+    assert {"jax-cuda12-plugin", "nvidia-cudnn-cu12"} <= of_cuda
+    assert dict(on_gpu.items() - {(name, on_gpu[name]) for name in of_cuda}) | {"libtpu": train["libtpu"]} == train
     assert not {"tensorflow", "tensorflow-cpu", "keras", "kfp", "jax", "jaxlib", "scikit-learn"} & serving.keys()
     assert not {"tensorflow", "pytest", "ruff", "mypy"} & train.keys()
 
@@ -78,4 +82,5 @@ def test_an_image_holds_what_its_part_of_the_project_asks_for():
 def test_vulnerabilities_are_asked_of_everything_that_is_locked():
     makefile = (REPOSITORY / "Makefile").read_text()
     asked = re.search(r"pip-audit@\d\S+ --strict (.*\\\n.*)", makefile)[1]
-    assert re.findall(r"-r (\S+)", asked) == ["requirements.lock", "docker/serving.lock", "docker/train.lock"]
+    of_images = ["docker/serving.lock", "docker/train.lock", "docker/train-gpu.lock", "docker/sbom.lock"]
+    assert re.findall(r"-r (\S+)", asked) == ["requirements.lock", *of_images]

@@ -1,0 +1,40 @@
+#!/bin/sh
+# Fills the environment $1 with what the lock $2 names, takes away what nothing here runs, lists the rest, and compiles.
+# In an environment that another lock has filled it does so for what is new.
+set -eu
+environment=$1 lock=$2
+
+install() {  # --no-deps: the lock is complete, and a second look at dependencies could only disagree with it.
+  [ -d "$1" ] || python3 -m venv --without-pip "$1"
+  python3 -m pip --python "$1/bin/python" install --no-deps --require-hashes -r "$2"
+}
+
+[ -d /opt/sbom ] || install /opt/sbom sbom.lock
+install "$environment" "$lock"
+
+# Tests and headers; libclang, which TensorFlow asks for and does not load; TensorBoard's server; TensorFlow's StableHLO,
+# which nothing imports; LiteRT's part for a GPU.
+find "$environment/lib" -depth -type d \( -name tests -o -path '*/tensorflow/include' -o -path '*/site-packages/clang' \
+  -o -path '*/jax/_src/internal_test_util' -o -path '*/tensorboard_data_server/bin' \) -exec rm -r {} +
+find "$environment/lib" -type f \( -name stablehlo_extension.so -o -name libLiteRtWebGpuAccelerator.so \) -delete
+
+/opt/sbom/bin/cyclonedx-py environment --output-reproducible --output-file "$environment/sbom.cdx.json" \
+  "$environment/bin/python"
+# A licence that its package names in words alone is none of SPDX's, and is left out.
+"$environment/bin/python" - "$environment/sbom.cdx.json" <<'END'
+import importlib.metadata, json, pathlib, sys
+
+path = pathlib.Path(sys.argv[1])
+bill = json.loads(path.read_text())
+for part in bill["components"]:
+    words = importlib.metadata.metadata(part["name"]).get("License", "").partition("\n")[0]
+    if words and "licenses" not in part:
+        part["licenses"] = [{"license": {"name": words, "acknowledgement": "declared"}}]
+path.write_text(json.dumps(bill, indent=1))
+END
+
+# Not compared with their sources' times at every start. In one process and one order: what an object's references are
+# counted to, which is in the file, depends on what was compiled before it.
+find "$environment/lib" -name '*.py' $([ ! -f compiled ] || echo -newer compiled) | LC_ALL=C sort \
+  | "$environment/bin/python" -m compileall -q --invalidation-mode unchecked-hash -i -
+touch compiled
