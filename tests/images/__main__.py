@@ -1,9 +1,10 @@
-"""Build every image, look into it, run digits in containers and beside them, serve, and kill a training's container.
+"""Build every image, look into it, run digits in containers and beside them, serve, end steps at any time, and push.
 
 Exit code 0 where all of that holds, 1 where some of it does not, and 5 where containers cannot run here: no pass.
 """
 
 import argparse
+import json
 import os
 import re
 import stat
@@ -13,17 +14,22 @@ import tarfile
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from components.container import is_pinned
+from components.export_model.component import export_model
+from components.train_model.component import train_model
 from tests.cli import REPOSITORY
-from tests.images.engine import CannotRunError, Engine
+from tests.images.engine import CannotRunError, Engine, tagged
+from tests.images.registry import Registry
 from tests.kills.outcome import differences, outcome
+from tests.licences import KNOWN
 
 NO_CONTAINERS = 5
 # Bytes. In `train`, TensorFlow weighs 0.9 GB, libtpu 0.7, compiled modules 0.3, jaxlib 0.35, the base 0.15.
-BUDGETS = {"serving": 350e6, "steps": 2.2e9, "train": 3.1e9}
+BUDGETS = {"serving": 350e6, "steps": 2.2e9, "train": 3.0e9}
 _STARTUP_SECONDS = 3.0  # A step in its container beside the plain process, and the server's first answer.
 _COMPARED = ("records", "model", "evaluation")
 _PORT = 8089
@@ -57,14 +63,40 @@ def _tag(name: str) -> str:
     return f"localhost/tpu-pipelines-{name}:test"
 
 
-def _build(engine: Engine, base: str, report: _Report) -> None:
-    for name, budget in BUDGETS.items():
-        file, target = ("serving.Dockerfile", "") if name == "serving" else ("Dockerfile", name)
-        report.timed(f"built {name}", lambda f=file, t=target, n=name: engine.build(_tag(n), f"docker/{f}", base, t))
-        size = engine.size(_tag(name))
-        report.check(size <= budget, f"{name} is {size / 1e6:,.0f} MB, at most {budget / 1e6:,.0f} wanted")
-        unwanted = [entry.name for entry in engine.files(_tag(name)) if _is_unwanted(entry)]
-        report.check(not unwanted, f"{name} has no tests, no secrets, nothing that all may write to: {unwanted[:5]}")
+def _build(engine: Engine, base: str, name: str, report: _Report) -> None:
+    report.timed(f"built {name}", lambda: engine.build(name, _tag(name), base))
+    size, budget = engine.size(_tag(name)), BUDGETS[name]
+    report.check(size <= budget, f"{name} is {size / 1e6:,.0f} MB, at most {budget / 1e6:,.0f} wanted")
+    unwanted = [entry.name for entry in engine.files(_tag(name)) if _is_unwanted(entry)]
+    report.check(not unwanted, f"{name} has no tests, no secrets, nothing that all may write to: {unwanted[:5]}")
+    labels = {key.rpartition(".")[2]: value for key, value in engine.labels(_tag(name)).items()}
+    is_told = re.match("[0-9a-f]{40}", labels.get("revision", "")) and labels.get("version")
+    report.check(bool(is_told), f"{name} says what it is: {labels}")
+
+
+def _bill(engine: Engine, name: str, report: _Report) -> None:
+    """Read an image's bill of materials, and compare it with the lock that it was filled from."""
+    engine.make(f"sbom-{name}", tagged(name, _tag(name)))
+    bill = json.loads((REPOSITORY / "build" / "sbom" / f"{name}.cdx.json").read_text())
+    listed = {part["name"].lower().replace("_", "-").replace(".", "-"): part for part in bill["components"]}
+    lock = (REPOSITORY / "docker" / f"{name}.lock").read_text()
+    # What is for another system stands behind a condition; none of ours is for another Python.
+    locked = set(re.findall(r"^([a-z0-9][^ =\[]*)==\S+ \\$", lock, re.MULTILINE))
+    report.check(
+        bill["bomFormat"] == "CycloneDX" and locked <= listed.keys(),
+        f"the bill of {name} has {len(listed)} packages: {sorted(locked - listed.keys())[:5]} are missing",
+    )
+    without = sorted(name for name, part in listed.items() if not part.get("licenses") and name not in KNOWN)
+    report.check(not without, f"each with its licence: {without}")
+
+
+def _again(engine: Engine, base: str, name: str, report: _Report) -> None:
+    """Build an image a second time, from nothing, and compare the two file by file."""
+    report.timed(f"built {name} again", lambda: engine.build(name, f"{_tag(name)}-again", base, afresh=True))
+    first, second = (engine.contents(tag) for tag in (_tag(name), f"{_tag(name)}-again"))
+    apart = sorted(path for path in {*first, *second} if first.get(path) != second.get(path))
+    report.check(not apart, f"{name} built twice: {len(first):,} files alike but {len(apart)}: {apart[:10]}")
+    engine.call("rmi", f"{_tag(name)}-again")
 
 
 def _is_unwanted(entry: tarfile.TarInfo) -> bool:
@@ -74,28 +106,31 @@ def _is_unwanted(entry: tarfile.TarInfo) -> bool:
 
 
 def _digits(engine: Engine, work: Path, report: _Report) -> None:
-    """Run digits as processes and as containers, and compare what they leave."""
-    command = [sys.executable, "-P", "-m", "pipelines.cli", "run", "digits"]
-    for name, options in {"processes": [], "containers": ["--runner", "docker"]}.items():
-        with engine.socket() as address:
-            said = {**os.environ, **address, "TPU_PIPELINES_IMAGE": _tag("train")}
-            done = report.timed(
-                f"digits in {name}",
-                lambda n=name, o=options, e=said: subprocess.run(
-                    [*command, *o, "--workspace", str(work / n)], env=e, cwd=REPOSITORY, capture_output=True, text=True
-                ),
-            )
-        report.check(done.returncode == 0, f"digits in {name}: exit code {done.returncode}")
-        if done.returncode:
-            print(done.stderr[-2000:])
-    left = {name: outcome(work / name / "digits", work / name) for name in ("processes", "containers")}
-    for part in _COMPARED:
-        ours, theirs = ({k: v for k, v in of.items() if k.startswith(part)} for of in left.values())
-        report.check(bool(ours) and ours.keys() == theirs.keys(), f"{part}: the same {len(ours)} files")
-        report.check(not (apart := differences(theirs, ours)), f"{part}: the same contents: {apart}")
+    """Run digits in containers, freely and as a careful cluster does, and compare with what the processes left."""
+    for name, module in {"containers": "pipelines.cli", "restricted": "tests.images.restricted"}.items():
+        _run_digits(engine, work, name, ["-m", module, "run", "digits", "--runner", "docker"], report)
+        for part in _COMPARED:
+            left = {of: outcome(work / of / "digits", work / of) for of in ("processes", name)}
+            theirs, ours = ({k: v for k, v in of.items() if k.startswith(part)} for of in left.values())
+            apart = differences(ours, theirs)
+            report.check(bool(theirs) and not apart, f"{part} of the {name}: the same {len(theirs)} files {apart}")
 
 
-def _serve(engine: Engine, export: Path, report: _Report) -> None:
+def _run_digits(engine: Engine, work: Path, name: str, words: Sequence[str], report: _Report) -> None:
+    command = [sys.executable, *words, "--workspace", str(work / name)]
+    with engine.socket() as address:
+        said = {**os.environ, **address, "TPU_PIPELINES_IMAGE": _tag("train")}
+        done = report.timed(
+            f"digits in {name}",
+            lambda: subprocess.run(command, env=said, cwd=REPOSITORY, capture_output=True, text=True),
+        )
+    report.check(done.returncode == 0, f"digits in {name}: exit code {done.returncode}")
+    if done.returncode:
+        print(done.stderr[-2000:])
+
+
+def _serve(engine: Engine, work: Path, report: _Report) -> None:
+    export = work / "processes" / "digits" / "export"
     start = time.monotonic()
     options = ["--detach", "--volume", f"{export}:/export:ro", "--env", f"AIP_HTTP_PORT={_PORT}"]
     options += ["--network", "host"] if engine.name == "podman" else ["--publish", f"{_PORT}:{_PORT}"]
@@ -121,7 +156,7 @@ def _first_answer() -> bytes:
     return b""
 
 
-def _start_up(engine: Engine, report: _Report) -> None:
+def _start_up(engine: Engine, work: Path, report: _Report) -> None:
     step = ["-P", "-m", "components.create_tfrecords", "--help"]
 
     def seconds(call: Callable[[], object]) -> float:
@@ -137,33 +172,108 @@ def _start_up(engine: Engine, report: _Report) -> None:
     report.check(there <= here + _STARTUP_SECONDS, f"a step starts in {there:.1f} s, as a plain process in {here:.1f}")
 
 
+def _as_platforms_call(component: Any, inputs: Mapping[str, Path], output: Path, **parameters: Any) -> list[str]:
+    """Return the command by which a platform runs a step in its container: KFP's shell, and all else as JSON."""
+    (written,) = (name for name, kind in component.python_func.__annotations__.items() if "Output" in str(kind))
+
+    def artifact(name: str, path: Path) -> dict[str, Any]:
+        return {"artifacts": [{"name": name, "type": {"schemaTitle": "system.Artifact"}, "uri": str(path)}]}
+
+    executor_input = {
+        "inputs": {
+            "parameterValues": parameters,
+            "artifacts": {name: artifact(name, path) for name, path in inputs.items()},
+        },
+        "outputs": {
+            "artifacts": {written: artifact(written, output)},
+            "outputFile": str(output.with_name("executor_output.json")),
+        },
+    }
+    function = ["--function_to_execute", component.python_func.__name__]
+    command = component.component_spec.implementation.container.command
+    return [*command, "--executor_input", json.dumps(executor_input), *function]
+
+
+def _ended(
+    engine: Engine, command: Sequence[str], options: Sequence[str], signal: str, is_time: Callable[[], bool]
+) -> str:
+    """Start a container, send it a signal when it is time, and return how it ended: exit code, seconds, last words."""
+    container = engine.call("run", "--detach", *options, _tag("train"), *command).stdout.strip()
+    for _ in range(1200):
+        if is_time():
+            break
+        time.sleep(0.05)
+    start = time.monotonic()
+    engine.call("kill", "--signal", signal, container)
+    code = engine.call("wait", container).stdout.strip()
+    logs = engine.call("logs", container)
+    engine.call("rm", "--force", container)
+    last = (logs.stdout + logs.stderr).strip().rpartition("\n")[2]
+    return f"exit code {code} after {time.monotonic() - start:.1f} s: {last!r}"
+
+
 def _kills(engine: Engine, work: Path, report: _Report) -> None:
-    """Kill the container of a training, start it again, and compare the weights with an undisturbed one's."""
+    """End the container of a training, start it again, and compare the weights with an undisturbed one's."""
     mounted = ["--volume", f"{work}:{work}", "--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp"]
     records = work / "processes" / "digits" / "records"
-    train = ["python3", "-m", "components.train_model", "--records", str(records), "--model", "digits_cnn"]
-    train += ["--epochs", "12", "--checkpoint-seconds", "1"]
-    engine.run(_tag("train"), [*train, "--output", str(work / "undisturbed")], *mounted)
-    output, checkpoint = work / "killed", work / "killed-checkpoints" / "checkpoint.npz"
-    name = "tpu-pipelines-killed"
-    engine.call("run", "--detach", "--name", name, *mounted, _tag("train"), *train, "--output", output)
-    for _ in range(600):
-        if checkpoint.is_file():
-            break
-        time.sleep(0.1)
-    engine.call("kill", name)
-    engine.call("wait", name)
-    was_early = not output.exists()
-    engine.call("rm", "--force", name)
-    engine.run(_tag("train"), [*train, "--output", str(output)], *mounted)
-    apart = [name for name in differences(outcome(output), outcome(work / "undisturbed")) if name.endswith(".h5")]
-    report.check(was_early and not apart, f"killed in training, and again: the same weights {apart}")
+    for backend, signals in {"tensorflow": ("TERM", "KILL"), "jax": ("TERM",)}.items():
+        params = {"model": "digits_cnn", "epochs": 20, "backend": backend, "num_replicas": 1}
+
+        def command(output: Path, params: Mapping[str, Any] = params) -> list[str]:
+            return _as_platforms_call(train_model, {"records": records}, output, **params)
+
+        whole = work / f"{backend}-whole" / "model"
+        engine.run(_tag("train"), command(whole), *mounted)
+        for signal in signals:
+            output = work / f"{backend}-{signal}" / "model"
+            checkpoint = output.with_name("model-checkpoints") / "checkpoint.npz"
+            ended = _ended(engine, command(output), mounted, signal, checkpoint.is_file)
+            report.check(not output.exists(), f"SIG{signal} in a training with {backend}: {ended}")
+            if signal == "TERM":
+                report.check(ended.startswith("exit code 143") and "checkpoint is saved" in ended, "143, and it saved")
+            said = engine.run(_tag("train"), command(output), *mounted)
+            apart = [name for name in differences(outcome(output), outcome(whole)) if name.endswith(".h5")]
+            goes_on = "continuing at epoch" in said.stdout + said.stderr
+            report.check(goes_on and not apart, f"and started again, it goes on to the same weights {apart}")
+    model, output = work / "processes" / "digits" / "model", work / "ended" / "export"
+    command_line = _as_platforms_call(export_model, {"records": records, "model": model}, output)
+    staged = output.parent.glob
+    ended = _ended(engine, command_line, mounted, "TERM", lambda: any(staged(".export.*")))
+    left = sorted(path.name for path in output.parent.iterdir() if path.name != "step.json")
+    report.check(ended.startswith("exit code 143") and not left, f"SIGTERM in an export: {ended}, leaves {left}")
+
+
+def _push(engine: Engine, work: Path, report: _Report) -> None:
+    """Push a small image to a registry, and fetch it by the name that is printed."""
+    (work / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
+    insecure = ["--tls-verify=false"] if engine.name == "podman" else []
+    with Registry() as registry:
+        image = f"{registry.host}/tpu-pipelines/steps:1"
+        engine.call("build", "--tag", image, work)
+        name = engine.make("push", f"IMAGE={image}", f"PUSH_FLAGS={' '.join(insecure)}").strip()
+        pushed = {f"{registry.host}/{repository}@{tag}" for repository, tag in registry.manifests if ":" in tag}
+        report.check({name} == pushed and is_pinned(name), f"pushed, and named by its digest: {name}")
+        engine.call("rmi", image)
+        engine.call("pull", *insecure, name)
+        engine.call("rmi", name)
+        report.check(True, "and pulled by that name")
+
+
+_PARTS: Mapping[str, Callable[[Engine, Path, _Report], None]] = {
+    "digits": _digits,
+    "serve": _serve,
+    "start": _start_up,
+    "kills": _kills,
+    "push": _push,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build and try all; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.images", description=__doc__)
     parser.add_argument("--base", default="", help="What to build on; else docker/Dockerfile's, or Debian's own.")
+    parser.add_argument("--parts", nargs="*", default=list(_PARTS), choices=_PARTS, help="What to try; all of it.")
+    parser.add_argument("--twice", nargs="*", default=[], choices=BUDGETS, help="Images to build twice and to compare.")
     asked = parser.parse_args(arguments)
     report = _Report()
     with tempfile.TemporaryDirectory(prefix="images-") as folder:
@@ -172,17 +282,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             engine = Engine(work)
             base = report.timed("a base", lambda: engine.find_base(asked.base))
-            _build(engine, base, report)
+            for name in BUDGETS:
+                _build(engine, base, name, report)
+                _bill(engine, name, report)
+            for name in asked.twice:
+                _again(engine, base, name, report)
+            if asked.parts != ["push"]:
+                _run_digits(engine, work, "processes", ["-P", "-m", "pipelines.cli", "run", "digits"], report)
+            for part in asked.parts:
+                _PARTS[part](engine, work, report)
         except CannotRunError as error:
             print(f"skipped, which is no pass: {error}")
             return NO_CONTAINERS
         except subprocess.CalledProcessError as error:
             print(f"FAIL {' '.join(error.cmd)}:\n{error.stdout[-2000:]}{error.stderr[-4000:]}")
             return 1
-        _digits(engine, work, report)
-        _serve(engine, work / "processes" / "digits" / "export", report)
-        _start_up(engine, report)
-        _kills(engine, work, report)
     return 1 if report.failed else 0
 
 

@@ -1,6 +1,7 @@
 """What builds and runs containers here: docker, or podman where no docker daemon answers."""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -26,6 +27,11 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"
 """
+
+
+def tagged(name: str, tag: str) -> str:
+    """Return the variable by which the Makefile is told what an image is called."""
+    return f"{'IMAGE' if name == 'train' else f'{name.upper()}_IMAGE'}={tag}"
 
 
 class CannotRunError(Exception):
@@ -93,13 +99,23 @@ class Engine:
                 subprocess.run(command, stdin=packed.stdout, check=True, capture_output=True, env=self.environment)
         return "localhost/debian-12:latest"
 
-    def build(self, tag: str, file: str, base: str, target: str = "") -> None:
+    def make(self, *words: str) -> str:
+        """Make something of the Makefile with this engine; returns what it prints. `CalledProcessError` says more."""
+        command = ["make", "--silent", f"ENGINE={self.name}", *words]
+        return subprocess.run(
+            command, check=True, text=True, capture_output=True, cwd=REPOSITORY, env=self.environment
+        ).stdout
+
+    def build(self, name: str, tag: str, base: str, afresh: bool = False) -> None:
         """Build an image of the repository; this machine's certificates are seen while it is built, not kept."""
-        here = ["--network", "host"]
+        here = "--network host" + (" --no-cache" if afresh else "")
         if self.name == "podman":  # Needs no rights beyond those of a container of its own.
-            here += ["--isolation", "chroot", "--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
-        wanted = ["--target", target] if target else []
-        self.call("build", *here, *wanted, "--build-arg", f"BASE={base}", "--file", file, "--tag", tag, REPOSITORY)
+            here += f" --isolation chroot --volume {CERTIFICATES}:{CERTIFICATES}:ro"
+        self.make(f"image-{name}", f"BASE={base}", f"BUILD_FLAGS={here}", tagged(name, tag))
+
+    def labels(self, image: str) -> dict[str, str]:
+        """Return what an image says of itself."""
+        return dict(json.loads(self.call("image", "inspect", image).stdout)[0]["Config"]["Labels"])
 
     def size(self, image: str) -> int:
         """Return the bytes of all of an image's layers."""
@@ -107,11 +123,26 @@ class Engine:
 
     def files(self, image: str) -> Iterator[tarfile.TarInfo]:
         """Yield what is in an image: every file and folder, with its mode."""
+        with self._unpacked(image) as archive:
+            yield from archive
+
+    def contents(self, image: str) -> dict[str, tuple[object, ...]]:
+        """Return what is in an image, by name: kind, mode, owner, target and a digest of the content; no times."""
+        held = {}
+        with self._unpacked(image) as archive:
+            for entry in archive:
+                file = archive.extractfile(entry) if entry.isfile() else None
+                digest = hashlib.file_digest(file, "sha256").hexdigest() if file else ""
+                held[entry.name] = (entry.type, entry.mode, entry.uid, entry.gid, entry.linkname, digest)
+        return held
+
+    @contextlib.contextmanager
+    def _unpacked(self, image: str) -> Iterator[tarfile.TarFile]:
         container = self.call("create", image, "none").stdout.strip()
         packed = subprocess.Popen([self.name, "export", container], stdout=subprocess.PIPE, env=self.environment)
         try:
             with tarfile.open(fileobj=packed.stdout, mode="r|") as archive:
-                yield from archive
+                yield archive
         finally:
             packed.wait()
             self.call("rm", container)
