@@ -116,8 +116,7 @@ class Judge:
             InputError: If the process could not judge them.
         """
         words = [str(export_dir), str(work), *(f"{name}={FORMATS[name].file}" for name in formats)]
-        answer, errors = self._process.communicate(f"{json.dumps(words)}\n")
-        code = self._process.returncode
+        code, answer, errors = self._ask(words)
         if code < 0:
             raise RuntimeError(f"The process that judges the export was killed by signal {-code}.")
         if code:
@@ -125,6 +124,11 @@ class Judge:
                 f"The exported model does not load in a fresh process (exit code {code}): {errors.strip()[-2000:]}"
             )
         return json.loads(answer.splitlines()[-1])
+
+    def _ask(self, words: list[str]) -> tuple[int, str, str]:
+        """Give the process its words; returns its exit code and what it printed on standard output and error."""
+        answer, errors = self._process.communicate(f"{json.dumps(words)}\n")
+        return self._process.returncode, answer, errors
 
 
 def find_too_far(params: ExportParams, compared: Compared, measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -39,6 +39,8 @@ def measure_feed(examples: Examples) -> float:
 def examine_example(name: str, machines: list[str], cache_dir: Path) -> list[tuple[MachineReport, MachineReport]]:
     """For each machine what preflight says where the host hands the data over, and where the device has them."""
     training = load_config(name).training
+    parameters = {key: value for key, value in training.model_parameters.items() if key != "weights"}  # Nowhere here.
+    training = dataclasses.replace(training, model_parameters=parameters)
     interface, num_examples = READY_DATA[training.model]
     draw = np.random.default_rng(0)
     (inputs, kind), (targets, target_kind), _ = interface.batch_shapes(num_examples)

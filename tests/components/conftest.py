@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from components.create_tfrecords import WriteParams, write_records
-from components.export_model import verification
+from components.export_model import exporting, verification
+from components.export_model.comparing import Judge
 from components.train_model import TrainParams, train_model
 from tests.components.preflight_training.warm import WarmCompiler
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
@@ -60,27 +61,30 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
 
 
-@contextlib.contextmanager
-def judged_here() -> Iterator[None]:
-    """Judge exports in this process, which has TensorFlow, where no test asks how their judge is kept apart.
+class _JudgeHere(Judge):
+    """The same program with the same words, in this process; what it prints is read as ever."""
 
-    The judge is the same program with the same arguments, and what it prints is read as ever.
-    """
-    run = subprocess.run
+    def __init__(self) -> None:
+        pass
 
-    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if command[1:3] != ["-I", verification.__file__]:
-            return run(command, **options)
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _ask(self, words: list[str]) -> tuple[int, str, str]:
         stdout = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout):
-            patch.setattr(sys, "argv", command[2:])
+            patch.setattr(sys, "argv", [verification.__file__, *words])
             for name in ("components", "pipelines"):  # It keeps itself from importing them: they come back.
                 patch.setitem(sys.modules, name, sys.modules.get(name))
             runpy.run_path(verification.__file__, run_name="__main__")
-        return subprocess.CompletedProcess(command, 0, stdout.getvalue(), "")
+        return 0, stdout.getvalue(), ""
 
+
+@contextlib.contextmanager
+def judged_here() -> Iterator[None]:
+    """Judge exports in this process, which has TensorFlow, where no test asks how their judge is kept apart."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "run", run_here)
+        patch.setattr(exporting, "Judge", _JudgeHere)
         yield
 
 
