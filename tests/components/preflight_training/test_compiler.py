@@ -189,6 +189,7 @@ def test_what_fits_has_memory_and_every_layers_cost(cache_dir):
     assert outcome.cost.collectives == ()  # One chip.
 
 
+@pytest.mark.slow  # Programs are compiled for TPUs: 10 s.
 def test_of_several_stages_the_largest_is_compiled(cache_dir):
     task = make_task(stages=(Stage(1, ("conv*",), 0.1), Stage(1, ("dense",)), Stage(1)))
     compiled, alone = (compile_one(one, cache_dir) for one in (task, make_task(epochs=1)))
@@ -198,6 +199,7 @@ def test_of_several_stages_the_largest_is_compiled(cache_dir):
         compile_one(make_task(epochs=1, stages=(Stage(1, ("convolution",)),)), cache_dir)
 
 
+@pytest.mark.slow  # Programs are compiled for TPUs: 10 s.
 def test_names_and_precision_are_the_same_for_the_second_of_several(tmp_path):
     """Keras numbers layers through a process, and forgets its settings when the numbers are reset."""
     some = [make_compilation(batch_size=size) for size in (8, 16)]
@@ -207,6 +209,7 @@ def test_names_and_precision_are_the_same_for_the_second_of_several(tmp_path):
     assert second.memory == alone.memory
 
 
+@pytest.mark.slow  # Programs are compiled for TPUs: 10 s.
 def test_tensorflows_step_is_that_of_one_replica(cache_dir):
     outcome = compile_one(make_task(backend="tensorflow"), cache_dir, machine="v2-8")
     assert outcome.verdict == FITS
@@ -250,6 +253,7 @@ def without_places(text):
         return ir.Module.parse(text).operation.get_asm(enable_debug_info=False)
 
 
+@pytest.mark.slow  # Programs are compiled for TPUs: 10 s.
 def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
     plain, augmented = (
         compile_one(make_task(**of_training), cache_dir, machine="v5e-8") for of_training in ({}, EVERYTHING)

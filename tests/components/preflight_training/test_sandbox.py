@@ -150,6 +150,7 @@ def test_comment_in_the_model_compiles_nothing_again_and_a_changed_layer_does(mo
     assert compile_one(task, tmp_path).parameters == 20 != first.parameters
 
 
+@pytest.mark.slow  # Two compilers in processes of their own: 10 s.
 def test_two_at_once_do_not_lock_each_other_out(tmp_path):
     """Without ALLOW_MULTIPLE_LIBTPU_LOAD the second ends with `ABORTED: … multi-process lockfile`.
 
