@@ -6,7 +6,7 @@ environment=$1 lock=$2
 
 install() {  # --no-deps: the lock is complete, and a second look at dependencies could only disagree with it.
   [ -d "$1" ] || python3 -m venv --without-pip "$1"
-  python3 -m pip --python "$1/bin/python" install --no-deps --require-hashes -r "$2"
+  python3 -m pip --python "$1/bin/python" install --no-compile --no-deps --require-hashes -r "$2"
 }
 
 [ -d /opt/sbom ] || install /opt/sbom sbom.lock
@@ -36,5 +36,5 @@ END
 # Not compared with their sources' times at every start. In one process and one order: what an object's references are
 # counted to, which is in the file, depends on what was compiled before it.
 find "$environment/lib" -name '*.py' $([ ! -f compiled ] || echo -newer compiled) | LC_ALL=C sort \
-  | "$environment/bin/python" -m compileall -q --invalidation-mode unchecked-hash -i -
+  | "$environment/bin/python" -m compileall -fq --invalidation-mode unchecked-hash -i -
 touch compiled

@@ -4,7 +4,7 @@
 ARG BASE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 FROM ${BASE} AS environment
-ENV PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 COPY docker/environment.sh docker/sbom.lock docker/serving.lock ./
 RUN sh environment.sh /opt/serving serving.lock
@@ -13,7 +13,7 @@ FROM environment AS code
 COPY components/*.py /code/components/
 COPY components/registry /code/components/registry
 COPY components/serving /code/components/serving
-RUN /opt/serving/bin/python -m compileall -q -s /code -p /opt/serving --invalidation-mode unchecked-hash /code
+RUN /opt/serving/bin/python -m compileall -fq -s /code -p /opt/serving --invalidation-mode unchecked-hash /code
 
 FROM ${BASE} AS serving
 RUN SOURCE_DATE_EPOCH=0 useradd --create-home --uid 1000 server
