@@ -24,8 +24,15 @@ RESTRICTED: dict[str, Any] = {
     "security_opt": ["no-new-privileges"],
 }
 
+
+class RestrictedRunner(local.DockerRunner):
+    """KFP's runner, which allows no more than that."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, **RESTRICTED})
+
+
 if __name__ == "__main__":
     os.umask(0)  # That user writes into folders that this process makes.
-    _runner = local.DockerRunner
-    local.DockerRunner = lambda **options: _runner(**{**options, **RESTRICTED})
+    local.DockerRunner = RestrictedRunner
     sys.exit(main())
