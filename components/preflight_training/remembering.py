@@ -3,6 +3,7 @@
 A file that is damaged, under another name, or that somebody else may have written is none: its result is found anew.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from components import storage
 
 _MAX_BYTES = 64 * 2**20  # The largest outcome, of a program of a thousand layers, has a hundredth of that.
+_MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM)
 T = TypeVar("T")
 
 
@@ -32,7 +34,15 @@ def recall(path: Path, read: Callable[[Any], T]) -> T | None:
 
 
 def keep(path: Path, content: Mapping[str, Any]) -> None:
-    """Keep JSON under a path, in a folder that is private to this user; nothing happens in somebody else's folder."""
+    """Keep JSON under a path, in a folder that is private to this user; nothing happens where there can be none."""
+    try:
+        _write_own(path, content)
+    except OSError as error:  # As in a pod, whose user has no home: the next time, it is found anew.
+        if error.errno not in _MAY_NOT:
+            raise
+
+
+def _write_own(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if is_own(path.parent):

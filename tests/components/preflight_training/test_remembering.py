@@ -1,4 +1,6 @@
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import stat
@@ -70,6 +72,19 @@ def test_another_users_folder_is_neither_read_nor_written(kept, tmp_path, monkey
     before = kept.read_bytes()
     remembering.keep(kept, {**CONTENT, "parameters": 4})
     assert kept.read_bytes() == before
+
+
+@pytest.mark.parametrize(("number", "fails"), [(errno.EROFS, False), (errno.EACCES, False), (errno.EIO, True)])
+def test_where_nothing_may_be_written_nothing_is_kept(tmp_path, monkeypatch, number, fails):
+    """As in a container whose file system is read-only, or whose user has no home."""
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(OSError, match="Input/output error") if fails else contextlib.nullcontext():
+        remembering.keep(tmp_path / "home" / "preflight" / "request-1.json", CONTENT)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_measurement_is_measured_again(tmp_path):
