@@ -75,6 +75,8 @@ class StepCache:
     def drop_leftovers(self) -> None:
         """Delete entries without outputs of this cache, and what interrupted runs left."""
         kept: set[Path] = set()
+        for half in self.entries_dir.glob(".*.tmp"):
+            half.unlink(missing_ok=True)
         for path in self.entries_dir.glob("*.json"):
             outputs = self._read(path)
             if outputs is None:

@@ -77,6 +77,13 @@ def test_entries_that_are_linked_from_elsewhere_are_neither_changed_nor_deleted(
     assert (tmp_path / "steps" / "key.json").read_bytes() == before
 
 
+def test_an_entry_that_a_killed_run_left_half_written_is_deleted(workspace):
+    cache = open_cache(workspace)
+    (cache.entries_dir / ".key.json.abc.tmp").write_text("{")
+    cache.drop_leftovers()
+    assert [path.name for path in cache.entries_dir.iterdir()] == ["key.json"]
+
+
 @pytest.mark.parametrize("absolute", [True, False])
 def test_a_copied_workspace_reads_its_own(workspace, tmp_path, absolute):
     if absolute:  # As versions before wrote it, and as a killed run leaves it.
