@@ -439,6 +439,18 @@ def staged_directory(final: Path) -> Iterator[Path]:
             shutil.rmtree(staged, ignore_errors=True)
 
 
+def drop_half_written(folder: Path) -> None:
+    """Delete what a killed process left of the files and folders that it was writing in a folder.
+
+    Whoever calls this sees to it that nobody else writes there.
+    """
+    for half in folder.glob(".*.tmp"):
+        if half.is_dir():
+            shutil.rmtree(half, ignore_errors=True)
+        else:
+            half.unlink(missing_ok=True)
+
+
 def _copy_to_bucket(staged: Path, final: Path) -> None:
     """Copy a folder to a mounted bucket, which renames no folders.
 

@@ -208,9 +208,9 @@ class _LocalRun:
                 print(printable(f"hint: cached records are not used: {error}"), file=sys.stderr)
                 self._cache.remove(records)
         self._cache.drop_leftovers()
-        for pattern in (".*.tmp", ".*.old"):
-            for half in self._run_dir.glob(pattern):
-                shutil.rmtree(half, ignore_errors=True)
+        storage.drop_half_written(self._run_dir)
+        for replaced in self._run_dir.glob(".*.old"):
+            shutil.rmtree(replaced, ignore_errors=True)
 
     def _pin_champion(self) -> tuple[str, str]:
         """Return the champion as it is now, and the digest by which the cache knows it.

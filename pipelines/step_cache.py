@@ -75,8 +75,7 @@ class StepCache:
     def drop_leftovers(self) -> None:
         """Delete entries without outputs of this cache, and what interrupted runs left."""
         kept: set[Path] = set()
-        for half in self.entries_dir.glob(".*.tmp"):
-            half.unlink(missing_ok=True)
+        storage.drop_half_written(self.entries_dir)
         for path in self.entries_dir.glob("*.json"):
             outputs = self._read(path)
             if outputs is None:

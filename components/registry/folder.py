@@ -5,7 +5,6 @@ import dataclasses
 import datetime
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -281,10 +280,8 @@ class ModelRegistry:
         self.require()
         with storage.locked(self.directory / ".lock"):
             # What processes that were killed left: whoever is alive and writes holds the lock.
-            for half in self._versions_dir.glob(".*.tmp"):
-                shutil.rmtree(half)
-            for half in self.directory.glob(".*.tmp"):
-                half.unlink()
+            for folder in (self._versions_dir, self.directory):
+                storage.drop_half_written(folder)
             yield
 
 
