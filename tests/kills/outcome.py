@@ -13,6 +13,7 @@ Outcome = Mapping[str, str]
 
 _TIMED = {
     "seconds",
+    "first_step_seconds",
     "examples_per_second",
     "latency_ms",
     "created",
@@ -23,7 +24,8 @@ _TIMED = {
 }
 # By file, what depends on how fast this machine was, or on files that do.
 _MEASURED = {
-    "preflight.json": {"epoch", "cost", "feed_per_second", "summary", "advice"},
+    "preflight.json": {"compile_seconds", "epoch", "cost", "feed_per_second", "summary", "advice", "timeout_seconds"},
+    "history.jsonl": {"compute_seconds", "input_seconds", "checkpoint_seconds", "host_seconds"},
     "export.json": {"bytes"},  # The SavedModel's fingerprint has a number drawn anew, of as many digits as it takes.
     "version.json": {"files", "digest"},  # Other files' times are in them; whether they agree is checked apart.
 }
@@ -75,8 +77,7 @@ def _digest(path: Path, top: Path) -> str:
 
 def _plain(value: Any, dropped: set[str], top: str) -> Any:
     if isinstance(value, dict):
-        kept = {name: one for name, one in value.items() if name not in dropped and not name.endswith("_seconds")}
-        return {name: _plain(one, dropped, top) for name, one in kept.items()}
+        return {name: _plain(one, dropped, top) for name, one in value.items() if name not in dropped}
     if isinstance(value, list):
         return [_plain(one, dropped, top) for one in value]
     return value.replace(top, "HERE") if isinstance(value, str) else value
