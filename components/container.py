@@ -6,15 +6,16 @@ from typing import Any
 LOCAL_IMAGE = "tpu-pipelines/python:latest"  # What `make image` builds, and no platform can pull.
 # Read when a pipeline is compiled; a digest is best (`…@sha256:…`), since a tag that moves defeats caching.
 IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", LOCAL_IMAGE)
-# Of the steps that need no TPU and no compiler for one: smaller, where it is named.
-STEPS_IMAGE = os.environ.get("TPU_PIPELINES_STEPS_IMAGE", "") or IMAGE
 SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/serving:latest")
 
 
 def other_steps_image() -> str:
-    """Return the image of the steps that need no TPU, if it is another than training's; else nothing."""
+    """Return the image of the steps that need no TPU and no compiler for one, if it is not training's; else nothing."""
     named = os.environ.get("TPU_PIPELINES_STEPS_IMAGE", "")
     return named if named != IMAGE else ""
+
+
+STEPS_IMAGE = other_steps_image() or IMAGE  # Smaller, where it is named.
 
 
 def in_place_of_shell(component: Any) -> Any:
