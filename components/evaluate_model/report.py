@@ -39,6 +39,7 @@ _TIMES = (
     ("checkpoint_seconds", "for checkpoints", page.GREEN),
     ("host_seconds", "for the host", page.VIOLET),
 )
+_COMPUTES_AND_IS_FED = ("compute_seconds", "the device computes and is fed", page.BLUE)
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 
 
@@ -385,7 +386,11 @@ def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[marku
         for metric in _CURVES
         if has(metric)
     ]
-    return [*curves, curve("seconds", _TIMES)] if has(_TIMES[0][0]) else curves
+    if not has("compute_seconds"):
+        return curves
+    # Where nobody measures the input, as with TensorFlow, it is a part of what the device takes.
+    times = _TIMES if has("input_seconds") else (_COMPUTES_AND_IS_FED, *_TIMES[2:])
+    return [*curves, curve("seconds", times)]
 
 
 def _plot_reliability(axes: "Axes", metrics: Metrics) -> None:

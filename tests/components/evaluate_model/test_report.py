@@ -256,6 +256,9 @@ def test_the_time_of_every_epoch_is_split_by_what_the_device_waited_for():
     assert "training seconds: seconds by epoch" in Page(text).values("aria-label")
     for words in ("the device computes: epoch 2, seconds 4", "it waits for input: epoch 1, seconds 1.5"):
         assert f"<title>{words}</title>" in text
+    del seconds["input_seconds"]
+    text = render_report(_content(history=[{"epoch": 1, **row, **seconds}]))
+    assert "<title>the device computes and is fed: epoch 1, seconds 4</title>" in text
     assert "training seconds" not in render_report(_content(history=[{"epoch": 1, **row}]))
 
 
