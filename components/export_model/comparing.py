@@ -1,11 +1,13 @@
 """How far each format is from the trained model: its answers, and a fresh process that judges by them."""
 
+import contextlib
+import dataclasses
 import json
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,75 +23,87 @@ from components.export_model.params import Compared, ExportParams
 from components.interface import PADDING, CorpusInput
 
 _BATCH_SIZE = 256
+_CHUNK = 16 * _BATCH_SIZE
 # Of the split that a language model is compared on, at most so much, from its start: all answers are held in memory.
 _MAX_PASSAGES, _MAX_ANSWER_BYTES = 2048, 512 << 20
 
 
-def write_expectations(
-    split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path
-) -> Compared:
-    """Leave inputs, labels and the trained model's own answers for the fresh process; returns what is compared."""
-    if isinstance(manifest.input, CorpusInput):
-        return _write_passages(split, trained, records_dir, manifest, work)
-    from components.model_loading.trained import predict
+@dataclasses.dataclass(frozen=True)
+class Questions:
+    """The examples of a split that every format and the trained model answer, with their labels."""
 
+    inputs: np.ndarray
+    labels: np.ndarray
+
+
+def write_questions(split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path) -> Questions:
+    """Leave inputs, labels and the task for the fresh process."""
     num_examples = manifest.split(split).num_examples
+    if isinstance(manifest.input, CorpusInput):
+        answer_bytes = 4 * math.prod(manifest.interface.output_shape)
+        num_examples = max(1, min(num_examples, _MAX_PASSAGES, _MAX_ANSWER_BYTES // answer_bytes))
     (inputs_shape, inputs_dtype), of_labels, _ = manifest.interface.batch_shapes(num_examples)
     inputs = np.lib.format.open_memmap(work / verification.INPUTS_FILE, "w+", inputs_dtype, inputs_shape)
     labels = np.empty(*of_labels)
-    expected = np.empty((num_examples, *manifest.interface.output_shape), np.float32)
     start = 0
-    chunk = _BATCH_SIZE * 16
     texts: list[str] = []
-    for fields in records.read_batches(records_dir, manifest, split, chunk, with_keys=True).as_numpy_iterator():
-        end = start + len(fields[LABEL_FEATURE])
-        inputs[start:end], labels[start:end] = fields[manifest.input.feature], fields[LABEL_FEATURE]
-        expected[start:end] = predict(trained.model, inputs[start:end], _BATCH_SIZE)
+    for fields in records.read_batches(records_dir, manifest, split, _CHUNK, with_keys=True).as_numpy_iterator():
+        end = min(start + len(fields[LABEL_FEATURE]), num_examples)
+        inputs[start:end] = fields[manifest.input.feature][: end - start]
+        labels[start:end] = fields[LABEL_FEATURE][: end - start]
         texts += [text.decode() for text in fields.get(TEXT_FEATURE, ())]
         start = end
+        if start == num_examples:
+            break
     inputs.flush()
     if texts:
         storage.write_json(work / verification.TEXTS_FILE, texts)
     np.save(work / verification.LABELS_FILE, labels)
-    np.save(work / verification.EXPECTED_FILE, expected)
     task = manifest.interface.task
-    facts = {"task": task.name, "judged": task.judged, "answer": task.answer, **trained.scale}
-    storage.write_json(work / verification.TASK_FILE, facts)
-    return Compared(num_examples, task.judged, task.judge(labels, expected))
+    facts = {"task": task.name, "judged": _judged(manifest), "answer": task.answer, **trained.scale}
+    storage.write_json(work / verification.TASK_FILE, {**facts, "num_outputs": manifest.interface.output_shape[-1]})
+    return Questions(inputs, labels)
 
 
-def _write_passages(split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path) -> Compared:
+def _judged(manifest: Manifest) -> str:
+    """Return the figure that is compared; of a language model the next character's accuracy.
+
+    Quantisation lowers that as it lowers a classifier's.
+    """
+    return "accuracy" if isinstance(manifest.input, CorpusInput) else manifest.interface.task.judged
+
+
+def write_expectations(trained: TrainedModel, questions: Questions, manifest: Manifest, work: Path) -> Compared:
+    """Leave the trained model's own answers for the fresh process; returns what is compared."""
     from components.model_loading.trained import predict
 
-    answer_bytes = 4 * math.prod(manifest.interface.output_shape)
-    most = max(1, min(_MAX_PASSAGES, _MAX_ANSWER_BYTES // answer_bytes))
-    inputs, labels = [], []
-    for fields in records.read_batches(records_dir, manifest, split).as_numpy_iterator():
-        inputs.append(fields[manifest.input.feature])
-        labels.append(fields[LABEL_FEATURE])
-        if sum(map(len, inputs)) >= most:
-            break
-    passages, targets = np.concatenate(inputs)[:most], np.concatenate(labels)[:most]
-    expected = predict(trained.model, passages, _BATCH_SIZE)
-    np.save(work / verification.INPUTS_FILE, passages)
-    np.save(work / verification.LABELS_FILE, targets)
+    labels = questions.labels
+    expected = np.empty((len(labels), *manifest.interface.output_shape), np.float32)
+    for start in range(0, len(labels), _CHUNK):
+        expected[start : start + _CHUNK] = predict(trained.model, questions.inputs[start : start + _CHUNK], _BATCH_SIZE)
     np.save(work / verification.EXPECTED_FILE, expected)
-    # Of a language model it is the next character's accuracy, which quantisation lowers as it lowers a classifier's.
-    task = {"task": manifest.task, "judged": "accuracy", "answer": manifest.interface.task.answer}
-    storage.write_json(work / verification.TASK_FILE, task)
-    accuracy = float((expected.argmax(-1) == targets)[targets != PADDING].mean())
-    return Compared(len(passages), "accuracy", accuracy)
+    if isinstance(manifest.input, CorpusInput):
+        score = float((expected.argmax(-1) == labels)[labels != PADDING].mean())
+    else:
+        score = manifest.interface.task.judge(labels, expected)
+    return Compared(len(labels), _judged(manifest), score)
 
 
 class Judge:
-    """A fresh process that judges an export by the files alone; it gets ready while these are made.
+    """A fresh process that judges an export by the files alone: it answers with each while the next one is made.
 
     It runs verification.py as a script: isolated, so that nothing of the training code can help it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, export_dir: Path, work: Path) -> None:
+        """Start the process, which gets ready.
+
+        Args:
+            export_dir: Folder of the formats.
+            work: Folder in which `write_questions` and `write_expectations` leave what to compare them with.
+        """
         self._process = subprocess.Popen(
-            [sys.executable, "-I", verification.__file__],
+            [sys.executable, "-I", verification.__file__, str(export_dir), str(work)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -104,19 +118,17 @@ class Judge:
         self._process.kill()
         self._process.communicate()
 
-    def measure(self, export_dir: Path, work: Path, formats: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return the facts of some formats, by their names; can be asked once.
+    def show(self, name: str) -> None:
+        """Show it a format that is made; the questions must be written."""
+        self._tell(f"{name}={FORMATS[name].file}")
 
-        Args:
-            export_dir: Folder of the formats.
-            work: Folder in which `write_expectations` left what to compare them with.
-            formats: Names of the formats.
+    def measure(self) -> dict[str, dict[str, Any]]:
+        """Return the facts of the formats that it was shown, by their names; the trained model's answers must be there.
 
         Raises:
             InputError: If the process could not judge them.
         """
-        words = [str(export_dir), str(work), *(f"{name}={FORMATS[name].file}" for name in formats)]
-        code, answer, errors = self._ask(words)
+        code, answer, errors = self._ask()
         if code < 0:
             raise RuntimeError(f"The process that judges the export was killed by signal {-code}.")
         if code:
@@ -125,9 +137,13 @@ class Judge:
             )
         return json.loads(answer.splitlines()[-1])
 
-    def _ask(self, words: list[str]) -> tuple[int, str, str]:
-        """Give the process its words; returns its exit code and what it printed on standard output and error."""
-        answer, errors = self._process.communicate(f"{json.dumps(words)}\n")
+    def _tell(self, word: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # It has died; `measure` says of what.
+            print(word, file=self._process.stdin, flush=True)
+
+    def _ask(self) -> tuple[int, str, str]:
+        """Say that no format follows; returns the process's exit code, what it printed, and its errors."""
+        answer, errors = self._process.communicate()
         return self._process.returncode, answer, errors
 
 

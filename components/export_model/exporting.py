@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from components.artifacts import (
 )
 from components.errors import InputError, describe
 from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts
-from components.export_model.comparing import Judge, find_too_far, write_expectations
+from components.export_model.comparing import Judge, find_too_far, write_expectations, write_questions
 from components.export_model.formats.saved_model import INPUT_FACTS
 from components.export_model.formats.table import FORMATS
 from components.export_model.formats.trained import TrainedModel
@@ -62,7 +62,11 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             f"{info.input} and {info.task} of {len(info.class_names)} classes or targets, received {manifest.input} "
             f"and {manifest.task} of {len(manifest.class_names)}."
         )
-    with Judge() as judge, storage.staged_directory(output) as staged:
+    with (
+        storage.staged_directory(output) as staged,
+        tempfile.TemporaryDirectory(prefix="export-") as folder,
+        Judge(staged, work := Path(folder)) as judge,
+    ):
         devices.prepare("tensorflow", "cpu", 1, "float32")
         import keras
 
@@ -75,10 +79,10 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             return records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
 
         trained = TrainedModel(load_trained_model(model_dir), info, model_dir, calibrate)
-        made = _make(trained, staged)
-        with tempfile.TemporaryDirectory(prefix="export-") as work:
-            compared = write_expectations(params.split, trained, records_dir, manifest, Path(work))
-            measured = judge.measure(staged, Path(work), made.formats)
+        questions = write_questions(params.split, trained, records_dir, manifest, work)
+        made = _make(trained, staged, show=judge.show)
+        compared = write_expectations(trained, questions, manifest, work)
+        measured = judge.measure()
         judged = compared.judged
         left_out = made.left_out | find_too_far(params, compared, measured)
         for name in measured:
@@ -219,18 +223,22 @@ class _Made:
     """The formats that could be made of a model.
 
     Attributes:
-        formats: Names of the formats that are made.
         left_out: Reasons why formats could not be made, by format.
         quantization: Quantised parts, by format, for those that have some.
     """
 
-    formats: tuple[str, ...]
     left_out: dict[str, str]
     quantization: dict[str, str]
 
 
-def _make(trained: TrainedModel, directory: Path, wanted: Iterable[str] = FORMATS) -> _Made:
-    formats, left_out, quantization = [], dict[str, str](), {}
+def _make(
+    trained: TrainedModel,
+    directory: Path,
+    wanted: Iterable[str] = FORMATS,
+    show: Callable[[str], None] = lambda name: None,
+) -> _Made:
+    """Make the wanted formats, as far as they can be made, and show each as soon as it is there."""
+    left_out, quantization = dict[str, str](), {}
     with _quiet():
         for name in wanted:
             form = FORMATS[name]
@@ -240,13 +248,13 @@ def _make(trained: TrainedModel, directory: Path, wanted: Iterable[str] = FORMAT
                     raise InputError(left_out[form.made_of])
                 if quantized := form.write(trained, path):
                     quantization[name] = quantized
-                formats.append(name)
+                show(name)
             except OSError:  # Of this machine's disk, not of the model.
                 raise
             except Exception as error:  # TensorFlow raises what it happens upon.
                 left_out[name] = str(error) if isinstance(error, InputError) else describe(error)
                 _remove(path)
-    return _Made(tuple(formats), left_out, quantization)
+    return _Made(left_out, quantization)
 
 
 def _check(params: ExportParams, left_out: Mapping[str, str]) -> None:

@@ -1,11 +1,13 @@
 """Judges an export from outside: run as a script in a process of its own, it knows only the exported files.
 
-Usage: python -I verification.py EXPORT_DIR WORK_DIR NAME=FILE… WORK_DIR holds inputs, labels, the trained model's
-    answers, and the task. Without these words it gets ready, and reads them as a JSON list from its standard input.
+Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR holds inputs, labels and the task, and in
+    the end the trained model's answers. Formats that are not named are read from its standard input, one a line: each
+    answers as it comes, while the next one is made, and is measured when no more come.
 Prints one JSON line: facts by format; of one that does not load or answer, `error` alone. It must not import
 anything of this project, and sees to it that it cannot.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -13,7 +15,7 @@ import queue
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ INPUTS_FILE, LABELS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "labels.npy",
 TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
+# Of the examples that are compared, those by which a format is timed: they wait until nothing else computes.
+_TIMED = 8 * _BATCH_SIZE
 _ENCODED_CHECKED = 8
 # Examples of a large split that are compared, and of a file that takes one example at a time: some seconds of a core.
 # `_most_disagreeing` says what they can miss.
@@ -293,86 +297,130 @@ def _differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.nd
     return np.maximum(distances - 2 * np.spacing(np.abs(expected).astype(np.float32)), 0) / scale
 
 
-def _measure(
-    predict: Predict, inputs: np.ndarray, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any], path: Path
-) -> dict[str, Any]:
-    chosen = _choose(path, len(labels))
-    predict(np.asarray(inputs[:_BATCH_SIZE]))
-    start = time.perf_counter()
-    answers = np.concatenate([predict(np.asarray(inputs[some])) for some in _batches(chosen)])
-    seconds = time.perf_counter() - start
-    times = []
-    predict(np.asarray(inputs[:1]))
-    for run in range(_LATENCY_RUNS):
-        at = run % len(inputs)
-        example = np.asarray(inputs[at : at + 1])
-        begin = time.perf_counter()
-        predict(example)
-        times.append(time.perf_counter() - begin)
+@dataclasses.dataclass
+class Candidate:
+    """A format that is judged.
+
+    Attributes:
+        path: Its file or folder.
+        predict: Function that answers a batch.
+        examples: All examples, as it takes them.
+        chosen: Indices of those that are compared.
+        answers: Its answers so far, in batches, in the order of `chosen`.
+    """
+
+    path: Path
+    predict: Predict
+    examples: np.ndarray
+    chosen: np.ndarray
+    answers: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    def answer(self, some: np.ndarray) -> None:
+        """Answer more of the chosen examples."""
+        self.answers += [self.predict(np.asarray(self.examples[batch])) for batch in _batches(some)]
+
+    def answer_untimed(self) -> None:
+        """Answer all but those by which it is timed, once it has warmed up."""
+        self.predict(np.asarray(self.examples[:_BATCH_SIZE]))
+        self.answer(self.chosen[:-_TIMED])
+
+    def time(self) -> dict[str, float]:
+        """Answer the rest, and single examples; returns how long both take."""
+        rest = self.chosen[-_TIMED:]
+        start = time.perf_counter()
+        self.answer(rest)
+        seconds = time.perf_counter() - start
+        times = []
+        self.predict(np.asarray(self.examples[:1]))
+        for run in range(_LATENCY_RUNS):
+            at = run % len(self.examples)
+            example = np.asarray(self.examples[at : at + 1])
+            begin = time.perf_counter()
+            self.predict(example)
+            times.append(time.perf_counter() - begin)
+        return {"latency_ms": statistics.median(times) * 1e3, "examples_per_second": len(rest) / seconds}
+
+
+def _measure(candidate: Candidate, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]) -> dict[str, Any]:
+    times, chosen = candidate.time(), candidate.chosen
+    answers = np.concatenate(candidate.answers)
     scale, score = task.get("scale", 1.0), _judge(task["task"], labels[chosen], answers)
     if len(chosen) < len(labels):  # The trained model's figure on all, less what is lost on the sample.
         lost = _judge(task["task"], labels[chosen], expected[chosen]) - score
         score = _judge(task["task"], labels, expected) - lost
-    labels, expected = labels[chosen], expected[chosen]
+    count, labels, expected = len(labels), labels[chosen], expected[chosen]
     agrees = _agree(task["task"], answers, expected, scale)
     disagreeing = int(len(chosen) - agrees.reshape(len(chosen), -1).all(axis=1).sum())
     return {
+        "file": candidate.path.name,
+        "bytes": _size(candidate.path),
         task["judged"]: score,
         "drop_interval": _drop_interval(task["task"], labels, expected, answers),
         "agreement": float(agrees.mean()),
         "num_compared": len(chosen),
-        "most_disagreeing": _most_disagreeing(len(inputs), len(chosen), disagreeing),
+        "most_disagreeing": _most_disagreeing(count, len(chosen), disagreeing),
         "max_difference": float(_differences(answers, expected, task.get("scale")).max()),
-        "latency_ms": statistics.median(times) * 1e3,
-        "examples_per_second": len(chosen) / seconds,
+        **times,
     }
 
 
-def main(export_dir: Path, work: Path, formats: Mapping[str, str]) -> None:
-    """Measure some formats, files by name, each by itself, and print the facts."""
-    for name in ("components", "pipelines"):
-        sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
+def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
+    """Load a format, with the examples as it takes them."""
     inputs = np.load(work / INPUTS_FILE, mmap_mode="r")
-    labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
-    task = json.loads((work / TASK_FILE).read_text())
     is_language_model = task["task"] == "language_model"
-    units = task.get("scale", 1.0), task.get("offset", 0.0)
-
-    def saved_model(path: Path) -> tuple[Predict, Any]:
+    examples, some = inputs, np.asarray(inputs[:_ENCODED_CHECKED])
+    if path.suffix == ".tflite":
+        units = task.get("scale", 1.0), task.get("offset", 0.0)
+        predict = step_predictor(path, task["num_outputs"]) if is_language_model else lite_predictor(path, *units)
+    else:
         predict, loaded = _saved_model(path, task["answer"])
         if (work / TEXTS_FILE).is_file():
-            return predict, np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
-        some = np.asarray(inputs[:_ENCODED_CHECKED])
-        if is_language_model:
+            examples = np.array(json.loads((work / TEXTS_FILE).read_bytes()), object)
+        elif is_language_model:
             _check_steps(loaded, some, predict)
         else:
             _check_encoded(loaded, some, predict, task["answer"])
-        return predict, inputs
+    return Candidate(path, predict, examples, _choose(path, len(inputs)))
 
-    def lite(path: Path) -> tuple[Predict, Any]:
-        return step_predictor(path, expected.shape[-1]) if is_language_model else lite_predictor(path, *units), inputs
 
-    def facts(file: str) -> dict[str, Any]:
-        path = export_dir / file
+def _explain(error: Exception) -> str:
+    if isinstance(error, DisagreementError):
+        return str(error)
+    # What a file that does not load raises depends on the library.
+    line, *_ = str(error).strip().splitlines() or [""]
+    return f"It does not answer in a fresh process: {type(error).__name__}: {line}"
+
+
+def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
+    """Have formats, each a name and a file, answer as they come; then measure each by itself, and print the facts."""
+    for name in ("components", "pipelines"):
+        sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
+    candidates, facts = dict[str, Candidate](), dict[str, dict[str, Any]]()
+    for name, file in (word.strip().split("=") for word in formats):
+        facts[name] = {}
         try:
-            predict, examples = lite(path) if path.suffix == ".tflite" else saved_model(path)
-            return {"file": file, "bytes": _size(path), **_measure(predict, examples, labels, expected, task, path)}
-        except DisagreementError as error:
-            return {"error": str(error)}
-        except Exception as error:  # What a file that does not load raises depends on the library.
-            line, *_ = str(error).strip().splitlines() or [""]
-            return {"error": f"It does not answer in a fresh process: {type(error).__name__}: {line}"}
+            candidates[name] = _load(export_dir / file, work, json.loads((work / TASK_FILE).read_text()))
+            candidates[name].answer_untimed()
+        except Exception as error:  # See `_explain`.
+            facts[name] = {"error": _explain(error)}
+    if not (work / EXPECTED_FILE).is_file():  # Whoever started this is gone.
+        return
+    labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
+    task = json.loads((work / TASK_FILE).read_text())
+    for name, candidate in candidates.items():
+        try:
+            facts[name] = facts[name] or _measure(candidate, labels, expected, task)
+        except Exception as error:  # See `_explain`.
+            facts[name] = {"error": _explain(error)}
+    print(json.dumps(facts))
 
-    print(json.dumps({name: facts(file) for name, file in formats.items()}))
 
-
-def _awaited_words() -> list[str]:
-    """Load what takes seconds to load, and return the words that come then; none, if whoever started this is gone."""
+def _formats_as_they_come() -> Iterable[str]:
+    """Load what takes seconds to load, and return the formats that come then."""
     import tensorflow  # noqa: F401
 
-    return json.loads(sys.stdin.readline() or "[]")
+    return sys.stdin
 
 
 if __name__ == "__main__":
-    if words := sys.argv[1:] or _awaited_words():
-        main(Path(words[0]), Path(words[1]), dict(word.split("=") for word in words[2:]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or _formats_as_they_come())

@@ -64,16 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
 class _JudgeHere(Judge):
     """The same program with the same words, in this process; what it prints is read as ever."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, export_dir: Path, work: Path) -> None:
+        self._words = [str(export_dir), str(work)]
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def _ask(self, words: list[str]) -> tuple[int, str, str]:
+    def _tell(self, word: str) -> None:
+        self._words.append(word)
+
+    def _ask(self) -> tuple[int, str, str]:
         stdout = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout):
-            patch.setattr(sys, "argv", [verification.__file__, *words])
+            patch.setattr(sys, "argv", [verification.__file__, *self._words])
             for name in ("components", "pipelines"):  # It keeps itself from importing them: they come back.
                 patch.setitem(sys.modules, name, sys.modules.get(name))
             runpy.run_path(verification.__file__, run_name="__main__")

@@ -34,11 +34,8 @@ def test_verification_cannot_import_this_project_even_if_it_wanted_to(tmp_path):
     program = (
         "import runpy, sys\n"
         f"space = runpy.run_path({str(_SOURCE)!r})\n"
-        "try:\n"
-        f"    folder = space['Path']({str(tmp_path)!r})\n"
-        "    space['main'](folder, folder, {'float': 'model.tflite'})\n"
-        "except FileNotFoundError:\n"  # There is nothing to verify; the block stands by then.
-        "    pass\n"
+        f"folder = space['Path']({str(tmp_path)!r})\n"
+        "space['main'](folder, folder, ['float=model.tflite'])\n"  # There is nothing to verify.
         "for name in ('components', 'pipelines', 'components.models'):\n"
         "    try:\n"
         "        __import__(name)\n"
@@ -54,15 +51,18 @@ def _work(folder, expected):
     np.save(folder / verification.INPUTS_FILE, rng.integers(0, 256, (len(expected), 8, 8, 1), np.uint8))
     np.save(folder / verification.LABELS_FILE, expected.argmax(1).astype(np.int32))
     np.save(folder / verification.EXPECTED_FILE, expected)
-    task = {"task": "classification", "judged": "accuracy", "answer": "probabilities"}
+    task = {"task": "classification", "judged": "accuracy", "answer": "probabilities", "num_outputs": 10}
     (folder / verification.TASK_FILE).write_text(json.dumps(task))
     return folder
 
 
 @pytest.mark.slow  # Another process with TensorFlow: 5 s.
-def test_a_judge_that_nobody_asks_any_more_ends():
+def test_a_judge_that_nobody_asks_any_more_ends(tmp_path):
     alone = subprocess.run(
-        [sys.executable, "-I", str(_SOURCE)], stdin=subprocess.DEVNULL, capture_output=True, check=True
+        [sys.executable, "-I", str(_SOURCE), str(tmp_path), str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
     )
     assert alone.stdout == b""
 
@@ -151,6 +151,25 @@ def test_large_splits_are_compared_on_a_sample_smaller_for_a_file_that_takes_one
     assert verification._choose(float_file, 2000).tolist() == list(range(2000))
     assert len(set(verification._choose(float_file, 25_000).tolist())) == 2000
     assert len(set(verification._choose(float_file.parent, 25_000).tolist())) == 10_000
+
+
+@pytest.mark.parametrize("count", [5, 700])
+def test_a_format_answers_what_it_can_before_the_trained_model_and_is_timed_afterwards(count, tmp_path):
+    asked = []
+
+    def double(inputs):
+        asked.append(inputs)
+        return 2.0 * inputs
+
+    chosen = np.arange(0, 2 * count, 2)
+    candidate = verification.Candidate(tmp_path / "model", double, np.arange(2000), chosen)
+    candidate.answer_untimed()
+    early = sum(map(len, candidate.answers))
+    assert early == max(0, count - verification._TIMED)
+    asked.clear()
+    assert candidate.time()["examples_per_second"] > 0
+    assert np.concatenate(candidate.answers).tolist() == (2 * chosen).tolist()
+    assert sum(map(len, asked)) == count - early + 1 + verification._LATENCY_RUNS, "none is answered twice"
 
 
 def test_lite_predictor_follows_the_batch(exported_digits):
