@@ -4,7 +4,6 @@ Nothing here leaves half a file under its final name: everything is written besi
 """
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -15,7 +14,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from components.errors import InputError
 from components.object_stores import split, store_of
@@ -28,8 +27,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredFile:
+class StoredFile(NamedTuple):
     """One file below a root: its POSIX path relative to it, its size in bytes, and a version that changes with it.
 
     `version` is the object's CRC32C on gs://, its ETag on s3://, and the modification time in nanoseconds on a disk.

@@ -50,7 +50,7 @@ def _model(config: Config, is_here: bool) -> str:
 def _content(place: str) -> str:
     """Return the fingerprint of a file, or of all in a folder; in an object store by their checksums."""
     if storage.is_remote(place):
-        return _digest([dataclasses.astuple(file) for file in _remote_files(place)])
+        return _digest(_remote_files(place))
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
 
 
@@ -154,7 +154,7 @@ def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str,
     model = _model(config, is_here=True)
     champion, champion_files = config.gate.champion, champion_digest
     if storage.is_remote(champion):
-        champion_files = _digest([dataclasses.astuple(file) for file in storage.list_files(champion)])
+        champion_files = _digest(storage.list_files(champion))
     elif champion and Path(champion).is_dir():
         champion_files = _folder_content(Path(champion))
     beside: dict[str, tuple[Any, ...]] = {

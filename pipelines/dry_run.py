@@ -62,7 +62,7 @@ def prices(config: Config, plan: Plan) -> Sequence[str]:
         machines = [job.machine.paid for job in plan.jobs]
         cache_dir = sandbox.default_cache_dir()
         params = preflight_params(config, machines[0])
-        data = describe_data(config, plan.data, cache_dir)
+        data = describe_data(config, plan.data.listing, cache_dir)
         return [machine.summary for machine in examine(params, data, machines, cache_dir).machines]
     except InputError as error:
         return [f"not known: {error}"]

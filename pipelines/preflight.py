@@ -11,6 +11,8 @@ from components import storage
 from components.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.create_tfrecords.sources.kinds import list_examples
+from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
 from components.interface import REGRESSION
@@ -47,7 +49,7 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
     ahead = CompilationsAhead(params, candidates, cache_dir)
-    report = ahead.examine(describe_data(config, plan_dataset(config.data), cache_dir, ahead))
+    report = ahead.examine(describe_data(config, list_examples(config.data), cache_dir, ahead))
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
@@ -74,7 +76,7 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
 
 
 def describe_data(
-    config: Config, plan: DatasetPlan, cache_dir: Path, meanwhile: data.Meanwhile = data.nothing
+    config: Config, listing: Listing, cache_dir: Path, meanwhile: data.Meanwhile = data.nothing
 ) -> data.DataFacts:
     """Return what the training step must know of a configuration's data, measured on a sample written for it.
 
@@ -83,7 +85,7 @@ def describe_data(
 
     Args:
         config: Configuration of the training.
-        plan: Plan of its data.
+        listing: Examples of its data; they are divided only where they are measured.
         cache_dir: Folder that keeps what was measured.
         meanwhile: Called before anything is measured; see `data.measure`.
 
@@ -94,6 +96,7 @@ def describe_data(
     reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
 
     def measure_sample() -> data.DataFacts:
+        plan = plan_dataset(config.data, listing)
         sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task)})
         count = len(sample.order[TRAIN])
         say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
@@ -103,7 +106,7 @@ def describe_data(
             manifest = Manifest.load(records_dir, verify=False)
             return data.measure(records_dir, manifest, plan.split_examples[TRAIN], *reader, meanwhile)
 
-    key = data.facts_key(plan.listing.stat_digest(), dataclasses.asdict(config.data), *reader)
+    key = data.facts_key(listing.stat_digest(), dataclasses.asdict(config.data), *reader)
     return data.remembered(cache_dir, key, measure_sample)
 
 

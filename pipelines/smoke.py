@@ -203,7 +203,7 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
 
 def _estimate(smoke: Smoke) -> str:
     """Return the time of a step by preflight, on this machine."""
-    from components.create_tfrecords.planning import plan_dataset
+    from components.create_tfrecords.sources.kinds import list_examples
     from components.preflight_training import sandbox
     from components.preflight_training.examining import examine
     from pipelines.config import preflight_params
@@ -216,7 +216,9 @@ def _estimate(smoke: Smoke) -> str:
         sandbox.require_compiler()
         cache_dir = sandbox.default_cache_dir()
         params = preflight_params(smoke.config, paid)
-        data = describe_data(smoke.config, smoke.plan.data or plan_dataset(smoke.config.data), cache_dir)
+        planned = smoke.plan.data
+        listing = planned.listing if planned else list_examples(smoke.config.data)
+        data = describe_data(smoke.config, listing, cache_dir)
         (machine_report,) = examine(params, data, (paid,), cache_dir).machines
     except InputError as error:
         return f"not known: {error}"

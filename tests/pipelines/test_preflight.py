@@ -5,8 +5,13 @@ import pytest
 
 from components.create_tfrecords import WriteParams
 from components.create_tfrecords.planning import plan_dataset
+from components.create_tfrecords.sources.kinds import list_examples
+from components.interface import ImageInput, Interface
 from components.machine_spec import load_catalogue, parse_machine
-from pipelines.preflight import SAMPLE_EXAMPLES, _where_configured, sample_of
+from components.preflight_training.data import DataFacts, HostRate
+from pipelines import preflight
+from pipelines.config import load_config
+from pipelines.preflight import SAMPLE_EXAMPLES, _where_configured, describe_data, sample_of
 
 
 @pytest.mark.parametrize(
@@ -48,3 +53,23 @@ def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
 def test_a_machine_that_is_no_spot_machine_has_the_other_price():
     pod = next(one for one in load_catalogue().slices if one.hosts > 1)
     assert not _where_configured(pod, parse_machine({"name": "v5e-1", "spot": True})).spot
+
+
+def test_data_that_were_measured_before_are_not_even_divided(image_folder, tmp_path, monkeypatch):
+    folder = image_folder()
+    config = load_config("digits", [f"data.source=images:{folder}"])
+    facts = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 2), 7, 448, HostRate(1.0, 2.0, True, 2))
+    divided = []
+
+    def divide(*arguments):
+        divided.append(plan_dataset(*arguments))
+        return divided[-1]
+
+    monkeypatch.setattr(preflight, "plan_dataset", divide)
+    monkeypatch.setattr(preflight.data, "measure", lambda *_: facts)
+    for _ in range(2):
+        assert describe_data(config, list_examples(config.data), tmp_path) == facts
+    assert len(divided) == 1
+    (folder / "cat" / "new.png").write_bytes((folder / "cat" / "0000.png").read_bytes())
+    assert describe_data(config, list_examples(config.data), tmp_path) == facts
+    assert len(divided) == 2

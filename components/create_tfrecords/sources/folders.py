@@ -1,8 +1,9 @@
 """A folder for each class, of images or of texts."""
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from components.images import has_image_suffix
 from components.interface import IMAGE, TEXT
 
 
-def _is_utf8(name: str) -> bool:
+def _is_utf8(text: str) -> bool:
     try:
-        name.encode()
+        text.encode()
     except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
         return False
     return True
@@ -31,9 +32,13 @@ def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
     """
     location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
     files = storage.list_files(location)
-    if garbled := [file.name for file in files if not _is_utf8(file.name)]:
+    if not _is_utf8("".join(file.name for file in files)):
+        garbled = [file.name for file in files if not _is_utf8(file.name)]
         raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
-    top = sorted({file.name.split("/")[0] for file in files if "/" in file.name})
+    # Of folders there are few, and of files many: what a folder's name says is found once.
+    folder_of = [file.name.rpartition("/")[0] for file in files]
+    folders = {folder: folder.split("/") if folder else [] for folder in set(folder_of)}
+    top = sorted({parts[0] for parts in folders.values() if parts})
     split_of = {name: split for name in top if (split := split_named(name))}
     has_splits = not {TRAIN, TEST}.isdisjoint(split_of.values())
     if has_splits and (strange := [name for name in top if name not in split_of]):
@@ -46,41 +51,47 @@ def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
             f"Several folders in {location} are for one split: {split_of}. Expected one for each. Join or rename them."
         )
     depth = 3 if has_splits else 2
-    placed = [file for file in files if file.name.count("/") >= depth - 1]
-    misplaced = [file.name for file in files if file.name.count("/") < depth - 1]
-    _check_misplaced(misplaced, bool(placed), kind, location, has_splits)
+    class_of = {folder: parts[depth - 2] for folder, parts in folders.items() if len(parts) >= depth - 1}
+    misplaced = [file.name for file, folder in zip(files, folder_of, strict=True) if folder not in class_of]
+    files, folder_of = _those_in(class_of, files, folder_of)
+    _check_misplaced(misplaced, bool(files), kind, location, has_splits)
     notes = [f"left out {len(misplaced)} files that are in no class's folder"] if misplaced else []
-
-    def class_of(file: storage.StoredFile) -> str:
-        return file.name.split("/")[depth - 2]
-
-    counts = Counter(map(class_of, placed))
     if params.class_names:
+        counts = Counter(class_of[folder] for folder in folder_of)
         if absent := [name for name in params.class_names if name not in counts]:
             raise InputError(
                 f"No folder in {location} for the classes {shown(absent)}. Received: {shown(sorted(counts))}. Correct "
                 "data.class_names, or add the folders."
             )
-        placed = [file for file in placed if class_of(file) in params.class_names]
+        wanted = {folder for folder, name in class_of.items() if name in params.class_names}
+        files, folder_of = _those_in(wanted, files, folder_of)
         notes += [
             f"left out {count:,} files in {name!r}, which data.class_names lacks"
             for name, count in sorted(counts.items())
             if name not in params.class_names
         ]
-    names = list(map(class_of, placed))
-    splits = np.array([split_of[file.name.split("/")[0]] for file in placed]) if has_splits else None
-    labels, classes = index_labels(names, params.class_names, [file.name for file in placed])
+    keys = tuple(file.name for file in files)
+    splits = np.array([split_of[folders[folder][0]] for folder in folder_of]) if has_splits else None
+    labels, classes = index_labels([class_of[folder] for folder in folder_of], params.class_names, keys)
     return Listing(
         source=params.source,
-        keys=tuple(file.name for file in placed),
+        keys=keys,
         labels=labels,
         class_names=classes,
         splits=splits,
         root=location,
-        files={file.name: file for file in placed},
+        files=dict(zip(keys, files, strict=True)),
         kind=kind,
         notes=tuple(notes),
     )
+
+
+def _those_in(
+    folders: Container[str], files: Sequence[storage.StoredFile], folder_of: Sequence[str]
+) -> tuple[list[storage.StoredFile], list[str]]:
+    """Return the files in some folders, and the folder of each."""
+    are_in = [folder in folders for folder in folder_of]
+    return list(itertools.compress(files, are_in)), list(itertools.compress(folder_of, are_in))
 
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:

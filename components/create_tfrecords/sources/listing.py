@@ -65,8 +65,8 @@ class Listing:
         # Only of a folder here does its name say where it is, and only together with the working directory.
         root = os.path.abspath(self.root) if self.files and not storage.is_remote(self.root) else self.root
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
-        for key, label in zip(self.keys, self.labels.tolist(), strict=True):
-            file = self.files.get(key)
+        files = map(self.files.get, self.keys)
+        for key, label, file in zip(self.keys, self.labels.tolist(), files, strict=True):
             digest.update(f"{key}\0{label}\0{file and (file.num_bytes, file.version)}\n".encode())
         return digest.hexdigest()
 
