@@ -1,4 +1,4 @@
-"""A component's inputs as the Params of its step: KFP hands whole numbers over as floats, and tuples as lists."""
+"""A component's inputs as the Params of its step: KFP hands 32 over as 32.0 or 0.0 as 0, and tuples as lists."""
 
 import dataclasses
 import typing
@@ -43,6 +43,8 @@ def _typed(value: Any, kind: Any) -> Any:
     if typing.get_origin(kind) is Mapping:
         (_, item) = typing.get_args(kind)
         return whole_numbers(value) if item is Any else {name: _typed(element, item) for name, element in value.items()}
+    if kind is float and type(value) is int:  # KFP's driver writes 60.0 as 60, and a record would say so.
+        return float(value)
     return int(value) if kind is int else value
 
 
