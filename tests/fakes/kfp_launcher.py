@@ -1,17 +1,23 @@
-"""What Kubeflow's launcher does around a step, with a folder as the object store: `python -m … ENVIRONMENT COMMAND…`.
+"""What Kubeflow's launcher does around a step, with a folder as the object store.
 
 Every step has a pod of its own, and what it is to read is copied there first; what it has written is copied away.
+`python -m … ENVIRONMENT COMMAND…` runs a step of kfp.local in a process whose pod is a folder. This file alone, started
+in a container as the launcher is (`python3 launch --executor_input … -- COMMAND…`), makes that container the pod.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+STORE = Path("/object-store")  # Where a container finds the object store, a folder for each bucket.
+_LOGS = "executor-logs"
 
 
 def _artifacts(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -69,5 +75,94 @@ def launch(environment: dict[str, str], command: list[str]) -> int:
         return code
 
 
+def local_path(uri: str) -> Path:
+    """Where a pod has what lies at an address of the object store."""
+    # Rule: an artifact at gs://, s3:// or minio:// is at /gcs, /s3 or /minio in its pod (kubeflow/pipelines
+    # backend/src/v2/component/launcher_v2.go: LocalPathForURI)
+    scheme, _, rest = uri.partition("://")
+    return Path({"gs": "/gcs", "s3": "/s3", "minio": "/minio"}[scheme], rest)
+
+
+def result_file(store: Path, execution_id: str) -> Path:
+    """Where an execution's end and outputs are told, in place of the metadata store."""
+    return store / ".metadata" / f"{execution_id}.json"
+
+
+def launch_here(arguments: Sequence[str], store: Path = STORE) -> int:
+    """Run a step in this container, with the launcher's own arguments; its exit code is the launcher's.
+
+    Args:
+        arguments: The launcher's options, `--`, and the step's command.
+        store: Folder of the object store.
+    """
+    options, command = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    named = dict(zip(options[::2], options[1::2], strict=True))
+    task, component = (json.loads(named[name]) for name in ("--executor_input", "--component_spec"))
+
+    def stored(artifact: Mapping[str, Any]) -> Path:
+        return store / artifact["uri"].partition("://")[2]
+
+    # Rule: inputs that a task leaves out have the component's defaults in what the step is called with
+    # (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: addDefaultParams)
+    declared = component.get("inputDefinitions", {}).get("parameters", {})
+    defaults = {name: given["defaultValue"] for name, given in declared.items() if "defaultValue" in given}
+    given = {**task["inputs"], "parameterValues": {**defaults, **task["inputs"].get("parameterValues", {})}}
+    # Rule: {{$}} in any word of the command is all of the executor's input, as JSON (kubeflow/pipelines
+    # backend/src/v2/component/launcher_v2.go: compileCmdAndArgs)
+    words = [word.replace("{{$}}", json.dumps({**task, "inputs": given})) for word in command]
+    for artifact in _artifacts(task["inputs"]):
+        copy_objects(stored(artifact), local_path(artifact["uri"]))
+    for place in (
+        *(local_path(artifact["uri"]) for artifact in _artifacts(task["outputs"])),
+        *(Path(output["outputFile"]) for output in task["outputs"].get("parameters", {}).values()),
+    ):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    # Rule: what a step prints is an artifact of its own, also of one that fails (kubeflow/pipelines
+    # backend/src/v2/component/launcher_v2.go: getLogWriter, uploadOutputArtifacts)
+    logs = [local_path(artifact["uri"]) for artifact in _artifacts({"artifacts": _only(task["outputs"], _LOGS)})]
+    code = _run(words, logs)
+    told = Path(task["outputs"]["outputFile"])
+    output = json.loads(told.read_text()) if code == 0 and told.is_file() else {}
+    kept = task["outputs"] if code == 0 else {"artifacts": _only(task["outputs"], _LOGS)}
+    for artifact in _artifacts(kept):
+        # Rule: an output that was not written is no failure (kubeflow/pipelines
+        # backend/src/v2/component/launcher_v2.go: uploadOutputArtifacts)
+        copy_objects(local_path(artifact["uri"]), stored(artifact))
+    values = dict(output.get("parameterValues", {}))
+    # Rule: an output parameter that the step does not tell is read from its file, and fails the step where there is
+    # none (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: collectOutputParameters)
+    for name, parameter in task["outputs"].get("parameters", {}).items() if code == 0 else ():
+        if name not in values:
+            text = Path(parameter["outputFile"]).read_text()
+            kind = component["outputDefinitions"]["parameters"][name]["parameterType"]
+            values[name] = text if kind == "STRING" else json.loads(text)
+    result = result_file(store, named["--execution_id"])
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.write_text(json.dumps({"code": code, "parameters": values, "artifacts": output.get("artifacts", {})}))
+    # Rule: the launcher ends with 1, whatever the step ended with (kubeflow/pipelines
+    # backend/src/v2/cmd/launcher-v2/main.go: main)
+    return int(code != 0)
+
+
+def _only(outputs: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: artifacts for key, artifacts in outputs.get("artifacts", {}).items() if key == name}
+
+
+def _run(words: Sequence[str], logs: Sequence[Path]) -> int:
+    """Run a command, and keep what it prints; its exit code."""
+    # Rule: the launcher passes no signal on, and SIGTERM ends it, and with it the container (kubeflow/pipelines
+    # backend/src/v2/component/launcher_v2.go: execute)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(path.open("wb")) for path in logs]
+        process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        for line in process.stdout or ():
+            for target in (sys.stdout.buffer, *files):
+                target.write(line)
+                target.flush()
+    return process.returncode
+
+
 if __name__ == "__main__":
+    if sys.argv[1].startswith("--"):
+        sys.exit(launch_here(sys.argv[1:]))
     sys.exit(launch(json.loads(sys.argv[1]), sys.argv[2:]))

@@ -4,9 +4,11 @@ Exit code 0 where all of that holds, 1 where some of it does not, and 5 where co
 """
 
 import argparse
+import functools
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -22,7 +24,10 @@ from components.container import is_pinned
 from components.export_model.component import export_model
 from components.train_model.component import train_model
 from tests.cli import REPOSITORY
+from tests.fakes import kfp_launcher
+from tests.fakes.kfp_driver import Driver, StepFailedError
 from tests.images.engine import CannotRunError, Engine, tagged
+from tests.images.pods import InCluster, WithEngine
 from tests.images.registry import Registry
 from tests.kills.outcome import differences, outcome
 from tests.licences import KNOWN
@@ -32,6 +37,14 @@ NO_CONTAINERS = 5
 BUDGETS = {"serving": 350e6, "steps": 2.2e9, "train": 3.0e9}
 _STARTUP_SECONDS = 3.0  # A step in its container beside the plain process, and the server's first answer.
 _COMPARED = ("records", "model", "evaluation")
+# What a step on Kubeflow leaves, and where a run on this machine has the same.
+_ON_KUBEFLOW = {
+    "create-tfrecords/records": "records",
+    "preflight-training/preflight": "preflight",
+    "train-model/trained": "model",
+    "evaluate-model/evaluation": "evaluation",
+    "export-model/exported": "export",
+}
 _PORT = 8089
 # Where anyone may write in any image: emptied, or mounted over, when a container starts.
 _FOR_ALL = ("tmp", "var/tmp", "run/lock", "dev/shm")
@@ -127,6 +140,39 @@ def _run_digits(engine: Engine, work: Path, name: str, words: Sequence[str], rep
     report.check(done.returncode == 0, f"digits in {name}: exit code {done.returncode}")
     if done.returncode:
         print(done.stderr[-2000:])
+
+
+def _kubeflow(engine: Engine, work: Path, report: _Report, kubeconfig: Path | None = None) -> None:
+    """Run the compiled Kubeflow pipeline, a pod for each step, and compare with what the processes left.
+
+    The training asks for a TPU: a cluster must have a node that says it has one, and the step is told to use the CPU.
+    """
+    compiled, store = work / "digits.yaml", work / "object-store"
+    images = {"TPU_PIPELINES_IMAGE": _tag("train"), "TPU_PIPELINES_STEPS_IMAGE": _tag("steps")}
+    compile_ = [sys.executable, "-P", "-m", "pipelines.cli", "compile", "digits", "--target", "kubeflow"]
+    compile_ += ["--set", "machine=v5e-1", "--output", str(compiled)]
+    subprocess.run(compile_, check=True, capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, **images})
+    store.mkdir()
+    store.chmod(0o777)  # A bucket knows no owners.
+    pods = InCluster(kubeconfig) if kubeconfig else WithEngine(engine)
+    driver = Driver(
+        compiled.read_text(), store, Path(kfp_launcher.__file__), pods.start, {"train-model": {"accelerator": "cpu"}}
+    )
+    try:
+        report.timed(f"the compiled Kubeflow pipeline, each step in a pod {pods}", driver.run)
+    except StepFailedError as error:
+        report.check(False, f"{error}\n{list(pods.logs.values())[-1][-2000:]}")
+        return
+    report.check(not driver.skipped, f"{len(pods.logs)} pods, and nothing skipped {driver.skipped}")
+    # A run on this machine has a registry, whose champion it met; this pipeline has none.
+    alone = shutil.copytree(work / "processes" / "digits", work / "alone")
+    evaluation = json.loads((alone / "evaluation" / "evaluation.json").read_text())
+    (alone / "evaluation" / "evaluation.json").write_text(json.dumps({**evaluation, "registered_champion": None}))
+    for output, part in _ON_KUBEFLOW.items():
+        ours = store / driver.places[output].removeprefix("s3://")
+        received, expected = outcome(ours, Path("/s3")), outcome(alone / part, work / "processes")
+        apart = differences(received, expected)
+        report.check(bool(expected) and not apart, f"{output}: the same {len(expected)} files as a process's {apart}")
 
 
 def _serve(engine: Engine, work: Path, report: _Report) -> None:
@@ -261,6 +307,7 @@ def _push(engine: Engine, work: Path, report: _Report) -> None:
 
 _PARTS: Mapping[str, Callable[[Engine, Path, _Report], None]] = {
     "digits": _digits,
+    "kubeflow": _kubeflow,
     "serve": _serve,
     "start": _start_up,
     "kills": _kills,
@@ -274,7 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", default="", help="What to build on; else docker/Dockerfile's, or Debian's own.")
     parser.add_argument("--parts", nargs="*", default=list(_PARTS), choices=_PARTS, help="What to try; all of it.")
     parser.add_argument("--twice", nargs="*", default=[], choices=BUDGETS, help="Images to build twice and to compare.")
+    parser.add_argument("--kubeconfig", type=Path, help="A cluster for the pods, on this machine and with the images.")
     asked = parser.parse_args(arguments)
+    parts = {**_PARTS, "kubeflow": functools.partial(_kubeflow, kubeconfig=asked.kubeconfig)}
     report = _Report()
     with tempfile.TemporaryDirectory(prefix="images-") as folder:
         work = Path(folder)
@@ -290,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if asked.parts != ["push"]:
                 _run_digits(engine, work, "processes", ["-P", "-m", "pipelines.cli", "run", "digits"], report)
             for part in asked.parts:
-                _PARTS[part](engine, work, report)
+                parts[part](engine, work, report)
         except CannotRunError as error:
             print(f"skipped, which is no pass: {error}")
             return NO_CONTAINERS
