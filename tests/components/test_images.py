@@ -257,9 +257,11 @@ def _of_many_scans(size: int, num_scans: int) -> bytes:
     return content[:end] + scan * num_scans + content[end:]
 
 
-@pytest.mark.parametrize("content", [_file((3000, 3000), "PNG"), _of_many_scans(1000, 400)], ids=["PNG", "JPEG"])
-def test_an_image_is_given_up_when_watch_says_so(content):
-    calls = 0
+@pytest.mark.parametrize(
+    "make", [lambda: _file((3000, 3000), "PNG"), lambda: _of_many_scans(1000, 400)], ids=["PNG", "JPEG"]
+)
+def test_an_image_is_given_up_when_watch_says_so(make):
+    content, calls = make(), 0
 
     def watch():
         nonlocal calls
