@@ -1,5 +1,6 @@
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -9,6 +10,9 @@ from tests.fakes.storage import bucket, s3_server, storage_server  # noqa: F401 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # Tests judge numbers on the CPU, also where there is a GPU.
+# Compiled code is kept beside its source: a hundred processes start here, and each would compile all of it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 if "PYTEST_XDIST_WORKER" not in os.environ:  # Whose processes inherit what is set here.
     # Compilations are kept between tests, and apart from the user's own; deleted when the tests end.
     _cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-")
@@ -16,9 +20,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # Whose processes inherit what is s
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of every collection of garbage: it stays, and there is much of it."""
+    """Leave what was imported, and stays, out of every collection of garbage, and collect much more rarely."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
