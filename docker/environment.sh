@@ -20,18 +20,7 @@ find "$environment/lib" -type f \( -name stablehlo_extension.so -o -name libLite
 
 /opt/sbom/bin/cyclonedx-py environment --output-reproducible --output-file "$environment/sbom.cdx.json" \
   "$environment/bin/python"
-# A licence that its package names in words alone is none of SPDX's, and is left out.
-"$environment/bin/python" - "$environment/sbom.cdx.json" <<'END'
-import importlib.metadata, json, pathlib, sys
-
-path = pathlib.Path(sys.argv[1])
-bill = json.loads(path.read_text())
-for part in bill["components"]:
-    words = importlib.metadata.metadata(part["name"]).get("License", "").partition("\n")[0]
-    if words and "licenses" not in part:
-        part["licenses"] = [{"license": {"name": words, "acknowledgement": "declared"}}]
-path.write_text(json.dumps(bill, indent=1))
-END
+"$environment/bin/python" bill.py "$environment/sbom.cdx.json"
 
 # Not compared with their sources' times at every start. In one process and one order: what an object's references are
 # counted to, which is in the file, depends on what was compiled before it.

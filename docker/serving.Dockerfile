@@ -6,7 +6,7 @@ ARG BASE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e0
 FROM ${BASE} AS environment
 ENV PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
-COPY docker/environment.sh docker/sbom.lock docker/serving.lock ./
+COPY docker/environment.sh docker/bill.py docker/sbom.lock docker/serving.lock ./
 RUN sh environment.sh /opt/serving serving.lock
 
 FROM environment AS code

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from components.container import is_pinned
 from components.export_model.component import export_model
 from components.train_model.component import train_model
+from pipelines import STEPS
 from tests.cli import REPOSITORY
 from tests.fakes import kfp_launcher
 from tests.fakes.kfp_driver import Driver, StepFailedError
@@ -49,6 +50,7 @@ _PORT = 8089
 # Where anyone may write in any image: emptied, or mounted over, when a container starts.
 _FOR_ALL = ("tmp", "var/tmp", "run/lock", "dev/shm")
 _SECRETS = re.compile(r"(^|/)(\.git|\.netrc|\.ssh|\.aws|\.env|pip\.conf|id_rsa|credentials[^/]*\.json|[^/]*\.key)(/|$)")
+_DEB = "pkg:deb/"
 _TESTS = re.compile(r"^opt/.*/tests(/|$)")
 _Result = TypeVar("_Result")
 
@@ -91,16 +93,42 @@ def _bill(engine: Engine, name: str, report: _Report) -> None:
     """Read an image's bill of materials, and compare it with the lock that it was filled from."""
     engine.make(f"sbom-{name}", tagged(name, _tag(name)))
     bill = json.loads((REPOSITORY / "build" / "sbom" / f"{name}.cdx.json").read_text())
-    listed = {part["name"].lower().replace("_", "-").replace(".", "-"): part for part in bill["components"]}
+    debian = {part["name"]: part for part in bill["components"] if _DEB in part.get("purl", "")}
+    rest = [part for part in bill["components"] if _DEB not in part.get("purl", "")]
+    python = {part["name"].lower().replace("_", "-").replace(".", "-"): part for part in rest}
     lock = (REPOSITORY / "docker" / f"{name}.lock").read_text()
     # What is for another system stands behind a condition; none of ours is for another Python.
     locked = set(re.findall(r"^([a-z0-9][^ =\[]*)==\S+ \\$", lock, re.MULTILINE))
     report.check(
-        bill["bomFormat"] == "CycloneDX" and locked <= listed.keys(),
-        f"the bill of {name} has {len(listed)} packages: {sorted(locked - listed.keys())[:5]} are missing",
+        bill["bomFormat"] == "CycloneDX" and locked <= python.keys(),
+        f"the bill of {name} has {len(python)} packages of Python's: {sorted(locked - python.keys())[:5]} are missing",
     )
-    without = sorted(name for name, part in listed.items() if not part.get("licenses") and name not in KNOWN)
+    without = sorted(name for name, part in python.items() if not part.get("licenses") and name not in KNOWN)
     report.check(not without, f"each with its licence: {without}")
+    words = ["--show", "--showformat", "${Package} ${Version}\n"]
+    said = engine.run(_tag(name), words, "--entrypoint", "dpkg-query").stdout
+    installed = dict(line.split() for line in said.splitlines())
+    told = {name: part["version"] for name, part in debian.items()}
+    with_licence = sum("licenses" in part for part in debian.values())
+    report.check(told == installed, f"and all {len(installed)} of Debian's, {with_licence} with licences")
+    _say_updates(installed)
+
+
+def _say_updates(installed: Mapping[str, str]) -> None:
+    """Say which of an image's Debian packages have a newer version, as those have that mend a vulnerability.
+
+    Debian's advisories end in a version of its security suite, and that is all this machine's package manager can say
+    of them. The base is its maker's: a newer one, and not the image, is what mends it.
+    """
+    if not shutil.which("apt-cache"):
+        return
+    said = subprocess.run(["apt-cache", "policy", *installed], capture_output=True, text=True, check=True).stdout
+    candidates = re.findall(r"^(\S+):\n.*\n  Candidate: (\S+)$", said, re.MULTILINE)
+    compare = ["dpkg", "--compare-versions"]
+    newer = [name for name, to in candidates if not subprocess.run([*compare, installed[name], "lt", to]).returncode]
+    print(
+        f"                 a newer version here: of {len(candidates)} Debian packages {len(newer)} {newer}", flush=True
+    )
 
 
 def _again(engine: Engine, base: str, name: str, report: _Report) -> None:
@@ -127,6 +155,9 @@ def _digits(engine: Engine, work: Path, report: _Report) -> None:
             theirs, ours = ({k: v for k, v in of.items() if k.startswith(part)} for of in left.values())
             apart = differences(ours, theirs)
             report.check(bool(theirs) and not apart, f"{part} of the {name}: the same {len(theirs)} files {apart}")
+        lines = (work / name / "digits" / "run.log").read_text().splitlines()
+        homeless = [line for line in lines if re.search("(?i)cache directory|not writable|read-only file system", line)]
+        report.check(not homeless, f"no word of a missing home in {len(lines)} lines of the {name}' log {homeless[:2]}")
 
 
 def _run_digits(engine: Engine, work: Path, name: str, words: Sequence[str], report: _Report) -> None:
@@ -150,7 +181,8 @@ def _kubeflow(engine: Engine, work: Path, report: _Report, kubeconfig: Path | No
     compiled, store = work / "digits.yaml", work / "object-store"
     images = {"TPU_PIPELINES_IMAGE": _tag("train"), "TPU_PIPELINES_STEPS_IMAGE": _tag("steps")}
     compile_ = [sys.executable, "-P", "-m", "pipelines.cli", "compile", "digits", "--target", "kubeflow"]
-    compile_ += ["--set", "machine=v5e-1", "--output", str(compiled)]
+    room = ", ".join(f"{step}: {{cpu: 2, memory: 8Gi}}" for step in STEPS if step != "deploy_model")
+    compile_ += ["--set", "machine=v5e-1", "--set", f"resources={{{room}}}", "--output", str(compiled)]
     subprocess.run(compile_, check=True, capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, **images})
     store.mkdir()
     store.chmod(0o777)  # A bucket knows no owners.

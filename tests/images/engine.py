@@ -14,8 +14,10 @@ from pathlib import Path
 from tests.cli import REPOSITORY
 
 CERTIFICATES = Path("/etc/ssl/certs")
+_DEBIAN = "localhost/debian-12:latest"
+_SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"  # What docker/Dockerfile asks of a base.
-_FOR_APT = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
+_FOR_APT = ("var/cache/apt", "var/lib/apt/lists", "usr/share/man", "usr/share/locale")
 # Where this machine is a container or a small virtual machine itself, it has no network and no control groups to give.
 _PLAIN = """
 [containers]
@@ -92,12 +94,27 @@ class Engine:
         with tempfile.TemporaryDirectory(dir=self._work) as folder:
             made = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", folder]
             subprocess.run(made, check=True, capture_output=True)
+            self._update(Path(folder))
             for needless in _FOR_APT:
                 shutil.rmtree(Path(folder) / needless)
-            command = [self.name, "import", "-", "localhost/debian-12:latest"]
+            for document in Path(folder).glob("usr/share/doc/*/*"):
+                if document.is_dir() and not document.is_symlink():
+                    shutil.rmtree(document)
+                elif document.name != "copyright":  # The licences, which are to be passed on with what they are of.
+                    document.unlink()
+            command = [self.name, "import", "-", _DEBIAN]
             with subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE) as packed:
                 subprocess.run(command, stdin=packed.stdout, check=True, capture_output=True, env=self.environment)
-        return "localhost/debian-12:latest"
+        return _DEBIAN
+
+    def _update(self, root: Path) -> None:
+        """Bring a Debian below a folder up to date, from where this machine has its own packages: security's too."""
+        if not _SOURCES.is_file():
+            return
+        shutil.copy(_SOURCES, root / "etc" / "apt" / "sources.list.d")
+        for words in (["update"], ["--yes", "upgrade"]):
+            subprocess.run(["chroot", root, "apt-get", *words], check=True, capture_output=True)
+        (root / "etc" / "apt" / "sources.list.d" / _SOURCES.name).unlink()
 
     def make(self, *words: str) -> str:
         """Make something of the Makefile with this engine; returns what it prints. `CalledProcessError` says more."""
