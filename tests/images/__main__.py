@@ -290,9 +290,29 @@ def _ended(
     return f"exit code {code} after {time.monotonic() - start:.1f} s: {last!r}"
 
 
+def _on_gpu_image(engine: Engine, base: str, work: Path, report: _Report) -> None:
+    """Build the image for a GPU, and train in it on the CPU as in the TPU's image: the same weights."""
+    report.timed("built train-gpu", lambda: engine.build("train-gpu", _tag("train-gpu"), base))
+    report.check(True, f"train-gpu is {engine.size(_tag('train-gpu')) / 1e6:,.0f} MB")
+    records, left = work / "processes" / "digits" / "records", {}
+    params = {"model": "digits_cnn", "epochs": 5, "backend": "jax", "accelerator": "cpu", "num_replicas": 1}
+    for name in ("train", "train-gpu"):
+        output = work / f"jax-in-{name}" / "model"
+        call = _as_platforms_call(train_model, {"records": records}, output, **params)
+        run = functools.partial(engine.run, _tag(name), call, *_mounted(work))
+        report.timed(f"5 epochs with JAX in {name}", run)
+        left[name] = {file: digest for file, digest in outcome(output).items() if file.endswith(".h5")}
+    apart = differences(left["train-gpu"], left["train"])
+    report.check(bool(left["train"]) and not apart, f"the same weights in both {apart}")
+
+
+def _mounted(work: Path) -> list[str]:
+    return ["--volume", f"{work}:{work}", "--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp"]
+
+
 def _kills(engine: Engine, work: Path, report: _Report) -> None:
     """End the container of a training, start it again, and compare the weights with an undisturbed one's."""
-    mounted = ["--volume", f"{work}:{work}", "--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp"]
+    mounted = _mounted(work)
     records = work / "processes" / "digits" / "records"
     for backend, signals in {"tensorflow": ("TERM", "KILL"), "jax": ("TERM",)}.items():
         params = {"model": "digits_cnn", "epochs": 20, "backend": backend, "num_replicas": 1}
@@ -353,6 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", default="", help="What to build on; else docker/Dockerfile's, or Debian's own.")
     parser.add_argument("--parts", nargs="*", default=list(_PARTS), choices=_PARTS, help="What to try; all of it.")
     parser.add_argument("--twice", nargs="*", default=[], choices=BUDGETS, help="Images to build twice and to compare.")
+    parser.add_argument("--gpu", action="store_true", help="Build train-gpu too: gigabytes of CUDA's libraries.")
     parser.add_argument("--kubeconfig", type=Path, help="A cluster for the pods, on this machine and with the images.")
     asked = parser.parse_args(arguments)
     parts = {**_PARTS, "kubeflow": functools.partial(_kubeflow, kubeconfig=asked.kubeconfig)}
@@ -372,6 +393,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _run_digits(engine, work, "processes", ["-P", "-m", "pipelines.cli", "run", "digits"], report)
             for part in asked.parts:
                 parts[part](engine, work, report)
+            if asked.gpu:
+                _on_gpu_image(engine, base, work, report)
         except CannotRunError as error:
             print(f"skipped, which is no pass: {error}")
             return NO_CONTAINERS

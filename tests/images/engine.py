@@ -33,7 +33,7 @@ runtime = "runc"
 
 def tagged(name: str, tag: str) -> str:
     """Return the variable by which the Makefile is told what an image is called."""
-    return f"{'IMAGE' if name == 'train' else f'{name.upper()}_IMAGE'}={tag}"
+    return f"{'IMAGE' if name == 'train' else f'{name.upper()}_IMAGE'.replace('-', '_')}={tag}"
 
 
 class CannotRunError(Exception):
