@@ -104,7 +104,7 @@ def describe_data(
             records_dir = Path(folder) / "records"
             write_records(_alone(config.data, plan, count), records_dir, sample)
             manifest = Manifest.load(records_dir, verify=False)
-            return data.measure(records_dir, manifest, plan.split_examples[TRAIN], *reader, meanwhile)
+            return data.measure(records_dir, manifest, plan.split_examples, *reader, meanwhile)
 
     key = data.facts_key(listing.stat_digest(), dataclasses.asdict(config.data), *reader)
     return data.remembered(cache_dir, key, measure_sample)

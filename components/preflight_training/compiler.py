@@ -32,7 +32,7 @@ from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 from components.step_record import end_with
 from components.training_step.compiling import compile_model
 from components.training_step.hyperparameters import TrainParams
-from components.training_step.program import BATCH_AXIS, plan_program
+from components.training_step.program import BATCH_AXIS, held_bytes, plan_program
 from components.training_step.stages import freeze_least
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
@@ -79,11 +79,19 @@ class Compilation:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """A device's memory during a step, in bytes: what stays in it, what a step adds, and the most at any time."""
+    """A device's memory during a step, in bytes.
+
+    Attributes:
+        peak_bytes: Most bytes in use at any time.
+        argument_bytes: Bytes that stay in use.
+        temporary_bytes: Bytes that a step adds.
+        held_bytes: Bytes that training counts when it decides whether data fit beside the program.
+    """
 
     peak_bytes: int
     argument_bytes: int
     temporary_bytes: int
+    held_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +316,9 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
     outcome = Outcome(
         FITS,
         compile_seconds=time.monotonic() - start,
-        memory=Memory(stats.peak_memory_in_bytes, stats.argument_size_in_bytes, stats.temp_size_in_bytes),
+        memory=Memory(
+            stats.peak_memory_in_bytes, stats.argument_size_in_bytes, stats.temp_size_in_bytes, held_bytes(stats)
+        ),
         cost=read_cost(text, layers, compilation.bytes_per_cycle),
         parameters=program.parameters,
         stage=program.stage,

@@ -8,12 +8,12 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from components import feeding, records, schema
-from components.artifacts import LABEL_FEATURE, TRAIN, Manifest
+from components.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
 from components.fingerprint import code_of
 from components.interface import Interface
 from components.preflight_training import remembering
@@ -22,11 +22,11 @@ _MEASURED_SECONDS = 0.5
 _MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
 
 
-# What else is to be found of an interface and a number of training examples, once these are known.
-Meanwhile = Callable[[Interface, int], None]
+# What else is to be found of an interface and the numbers of examples that train and validate, once these are known.
+Meanwhile = Callable[[Interface, int, int], None]
 
 
-def nothing(interface: Interface, num_examples: int) -> None:
+def nothing(interface: Interface, num_examples: int, num_validation: int) -> None:
     """Find nothing else."""
 
 
@@ -62,12 +62,14 @@ class DataFacts:
         num_examples: Number of examples in the training split.
         decoded_bytes: Bytes of the training split in memory.
         host: Rate at which this machine feeds it.
+        num_validation: Number of examples in the validation split; 0 where there is none.
     """
 
     interface: Interface
     num_examples: int
     decoded_bytes: int
     host: HostRate
+    num_validation: int = 0
 
 
 def load_facts(
@@ -94,11 +96,11 @@ def load_facts(
     manifest = Manifest.load(records_dir, verify=False)
     manifest.split(TRAIN)
     key = facts_key(manifest.fingerprint, batch_size, in_memory_mib, shuffle_buffer)
-    num_examples = manifest.split(TRAIN).num_examples
+    counts = {name: split.num_examples for name, split in manifest.splits.items()}
     return remembered(
         cache_dir,
         key,
-        lambda: measure(records_dir, manifest, num_examples, batch_size, in_memory_mib, shuffle_buffer, meanwhile),
+        lambda: measure(records_dir, manifest, counts, batch_size, in_memory_mib, shuffle_buffer, meanwhile),
     )
 
 
@@ -132,7 +134,7 @@ def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> Data
 def measure(
     records_dir: Path,
     manifest: Manifest,
-    num_examples: int,
+    split_examples: Mapping[str, int],
     batch_size: int,
     in_memory_mib: int,
     shuffle_buffer: int,
@@ -143,18 +145,19 @@ def measure(
     Args:
         records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.
         manifest: Its manifest.
-        num_examples: Number of examples in the whole training split.
+        split_examples: Number of examples in each whole split.
         batch_size: Number of examples in a batch.
         in_memory_mib: Parameter of train_model.
         shuffle_buffer: Parameter of train_model.
         meanwhile: Called while TensorFlow is imported, and over before anything is measured: a compilation takes every
             core.
     """
+    num_examples, num_validation = split_examples[TRAIN], split_examples.get(VALIDATION, 0)
     # Takes seconds, which are no part of any rate.
     importing = threading.Thread(target=records.tensorflow)
     importing.start()
     try:
-        meanwhile(manifest.interface, num_examples)
+        meanwhile(manifest.interface, num_examples, num_validation)
     finally:
         importing.join()
     decoded_bytes = num_examples * records.input_bytes(manifest.input)
@@ -172,6 +175,7 @@ def measure(
         num_examples=num_examples,
         decoded_bytes=decoded_bytes,
         host=HostRate(read, feed, in_memory, _cpus()),
+        num_validation=num_validation,
     )
 
 

@@ -110,21 +110,26 @@ class CompilationsAhead:
         self._params, self._machines, self._cache_dir = params, machines, cache_dir
         self._found: list[tuple[Outcome, bool, bool]] = []
 
-    def __call__(self, interface: Interface, num_examples: int) -> None:
+    def __call__(self, interface: Interface, num_examples: int, num_validation: int) -> None:
         """Compile for every machine.
+
+        Args:
+            interface: Input and output of the model.
+            num_examples: Number of examples in the training split.
+            num_validation: Number of examples in the validation split.
 
         Raises:
             InputError: If the model cannot be used, or the TPU compiler is not installed.
         """
         training, names = self._params.training, ", ".join(paid.machine for paid in self._machines)
         progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
-        session = _Compiler(self._params, interface, num_examples, self._cache_dir)
+        session = _Compiler(self._params, interface, num_examples, num_validation, self._cache_dir)
         self._found = session.compile_where_data_fit([paid.slice for paid in self._machines])
 
     def examine(self, data: DataFacts) -> PreflightReport:
         """Report, once the data are measured."""
         if not self._found:
-            self(data.interface, data.num_examples)
+            self(data.interface, data.num_examples, data.num_validation)
         return _report(self._params, data, self._machines, self._cache_dir, self._found)
 
 
@@ -182,8 +187,12 @@ def _most_fed(data: DataFacts) -> float:
 class _Compiler:
     """The compilations of one training for some machines."""
 
-    def __init__(self, params: PreflightParams, interface: Interface, num_examples: int, cache_dir: Path) -> None:
+    def __init__(
+        self, params: PreflightParams, interface: Interface, num_examples: int, num_validation: int, cache_dir: Path
+    ) -> None:
         self._params, self._cache_dir = params, cache_dir
+        # Where the training split lies in the devices' memory, the validation split lies there too.
+        self._beside_bytes = num_validation * input_bytes(interface.input)
         training = params.training.program
         backend = "jax" if training.backend == "auto" else training.backend
         precision = choose_precision("tpu", backend, ()) if training.precision == "auto" else training.precision
@@ -223,14 +232,39 @@ class _Compiler:
             for machine, batch_size in programs
         ]
         limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
-        return sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
+        outcomes = sandbox.compile_all(self.task, compilations, limits, self._cache_dir)
+        if not resident:
+            return outcomes
+        return [
+            (self._beside_validation(outcome, machine), known)
+            for (machine, _), (outcome, known) in zip(programs, outcomes, strict=True)
+        ]
+
+    def _beside_validation(self, outcome: Outcome, machine: Slice) -> Outcome:
+        """Return the outcome of a program whose devices hold the validation split beside it, as in training."""
+        memory, beside = outcome.memory, self._beside_bytes
+        if memory is None or not beside:
+            return outcome
+        needed = memory.held_bytes + beside
+        if needed > machine.generation.hbm_usable_bytes:
+            reason = (
+                f"the {beside:,} bytes that it is validated on have no room beside the program and the training split"
+            )
+            return Outcome(DOES_NOT_FIT, reason, compile_seconds=outcome.compile_seconds, needed_bytes=needed)
+        with_validation = dataclasses.replace(
+            memory,
+            peak_bytes=memory.peak_bytes + beside,
+            argument_bytes=memory.argument_bytes + beside,
+            held_bytes=needed,
+        )
+        return dataclasses.replace(outcome, memory=with_validation)
 
 
 class _Examination(_Compiler):
     """The compilations of one training for some machines, and what they say of its data."""
 
     def __init__(self, params: PreflightParams, data: DataFacts, cache_dir: Path) -> None:
-        super().__init__(params, data.interface, data.num_examples, cache_dir)
+        super().__init__(params, data.interface, data.num_examples, data.num_validation, cache_dir)
         self._data = data
 
     def report(

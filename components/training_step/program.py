@@ -194,9 +194,13 @@ def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
             return False
         raise
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return limit is None or needed + beside_bytes <= limit
+    return limit is None or held_bytes(memory) + beside_bytes <= limit
+
+
+def held_bytes(memory: Any) -> int:
+    """Return the bytes of a device that a program and all that it is given take, by the compiler's statistics."""
+    needed: int = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    return needed + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def state_of(model: Any) -> tuple[Sequence[Any], ...]:

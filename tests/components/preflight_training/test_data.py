@@ -50,11 +50,11 @@ def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_p
     done = []
     monkeypatch.setattr(data, "_rate", lambda open_pass: done.append("measured") or 1.0)
 
-    def compile_it(interface, num_examples):
-        done.append((interface.input.shape, num_examples))
+    def compile_it(interface, num_examples, num_validation):
+        done.append((interface.input.shape, num_examples, num_validation))
 
     load_facts(digits_records, 256, 4096, 1000, tmp_path, compile_it)
-    assert done == [((8, 8, 1), 1259), "measured", "measured"]
+    assert done == [((8, 8, 1), 1259, 179), "measured", "measured"]
     load_facts(digits_records, 256, 4096, 1000, tmp_path, compile_it)
     assert len(done) == 3
 

@@ -9,7 +9,7 @@ import pytest
 from components.errors import InputError
 from components.interface import ImageInput, Interface
 from components.machine_spec import PaidMachine, parse_machine
-from components.preflight_training import PreflightParams, preflight_training
+from components.preflight_training import PreflightParams, examining, preflight_training
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.examining import examine
 from components.preflight_training.params import timeout_seconds
@@ -102,6 +102,22 @@ def test_data_that_do_not_fit_beside_the_model_are_handed_over(cache_dir):
     assert (report.verdict, report.is_resident) == ("fits", False)
     must = _examine(cache_dir, large, residency="device", in_memory_mib=1 << 20)
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
+
+
+def test_the_validation_split_lies_on_the_device_too(cache_dir, monkeypatch):
+    """As in training: 16 GB a device hold the digits, but not 400 million to validate on."""
+
+    def examined(num_validation, residency="auto"):
+        return _examine(cache_dir, dataclasses.replace(_DATA, num_validation=num_validation), residency=residency)
+
+    without, some, many = map(examined, (0, 1000, 400_000_000))
+    assert (some.is_resident, some.peak_bytes) == (True, without.peak_bytes + 64_000)
+    assert some.largest_batch.size <= without.largest_batch.size
+    assert (many.verdict, many.is_resident) == ("fits", False)
+    monkeypatch.setattr(examining._Examination, "_search_largest_batch", lambda *_: None)  # It would compile again.
+    must = examined(400_000_000, "device")
+    assert (must.verdict, must.is_resident) == ("does_not_fit", True)
+    assert must.reason.startswith("the 25,600,000,000 bytes that it is validated on have no room beside")
 
 
 def test_a_training_gets_the_time_of_the_slower_host(cache_dir):
