@@ -10,7 +10,7 @@ import google_crc32c
 
 from components import schema
 from components.errors import InputError
-from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput
+from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
 from components.schema import JsonFile
 
 MANIFEST_FILE = "dataset.json"
@@ -177,7 +177,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
 def _with_flat_input(artifact: Any) -> dict[str, Any]:
     """Return a dataclass as JSON, the fields of its input among its own."""
     raw = dataclasses.asdict(artifact)
-    fields = raw.pop("input")
+    fields = as_fields(artifact.input)
     return {**raw, "input": fields.pop("kind"), **fields}
 
 

@@ -26,14 +26,14 @@ def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
 
     Args:
         files: Image files as records hold them, turned already where they had to be.
-        inputs: Shape that they are resized to, and the way.
+        inputs: Shape that they are resized to, with its margin, and the way.
 
     Raises:
         UnreadableImageError: If one is damaged.
     """
-    height, width, channels = inputs.image_shape
+    height, width, channels = inputs.fed_shape
     rule = ImageRule((height, width), channels, reduced=inputs.reduced)
-    batch = _aligned((len(files), *inputs.image_shape))
+    batch = _aligned((len(files), height, width, channels))
     size = max(1, len(files) // (_RUNS_PER_WORKER * _WORKERS))
 
     def decode(start: int) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from components import schema
 from components.artifacts import EXPORT_FILE
-from components.interface import CLASSIFICATION, IMAGE, TASKS, AnyInput
+from components.interface import CLASSIFICATION, IMAGE, TASKS, AnyInput, as_fields
 from components.metric_table import BY_NAME
 from components.schema import Amount, JsonFile, Share
 
@@ -98,7 +98,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the file holds."""
-        fields = {**dataclasses.asdict(self.input), "dtype": self.input.dtype, "shape": [None, *self.input.shape]}
+        fields = {**as_fields(self.input), "dtype": self.input.dtype, "shape": [None, *self.input.shape]}
         pixels = {"range": self.range} if self.range else {}
         output = dataclasses.asdict(self.output)
         return {

@@ -120,7 +120,9 @@ class StreamingReader:
             weight = tf.cast(position < num_examples, tf.float32)
             return fields[self._manifest.input.feature], fields[LABEL_FEATURE], weight
 
-        numbered = records.parse_batches(batches, self._manifest).enumerate(start=start_step).map(weigh)
+        numbered = (
+            records.parse_batches(batches, self._manifest, with_margin=True).enumerate(start=start_step).map(weigh)
+        )
         return numbered.apply(tf.data.experimental.assert_cardinality(steps - start_step)).prefetch(2)
 
 
@@ -156,5 +158,5 @@ def open_training_split(
         InputError: If there is no training split.
     """
     if is_held_in_memory(records.decoded_bytes(manifest, TRAIN), in_memory_mib):
-        return InMemoryReader(records.load_split(directory, manifest, TRAIN), batch_size, seed)
+        return InMemoryReader(records.load_split(directory, manifest, TRAIN, with_margin=True), batch_size, seed)
     return StreamingReader(directory, manifest, batch_size, seed, shuffle_buffer)

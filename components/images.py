@@ -6,7 +6,7 @@ import functools
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -52,6 +52,7 @@ class ImageRule:
         formats: Formats that may be read, by Pillow's names; empty for all that can be.
         reduced: Whether libjpeg decodes a JPEG file at the smallest scale that leaves no side shorter than
             `image_size`; see `reduction`.
+        margin: Rows and columns by which to resize to more than `image_size`, of which the middle is taken then.
     """
 
     image_size: tuple[int, int] | None
@@ -60,6 +61,7 @@ class ImageRule:
     upright: bool = False
     formats: tuple[str, ...] = ()
     reduced: bool = False
+    margin: tuple[int, int] = (0, 0)
 
 
 def has_image_suffix(name: str) -> bool:
@@ -160,6 +162,11 @@ def open_image(
     Raises:
         UnreadableImageError: If `decode_pixels` raises it; `decode` raises it too.
     """
+    if rule.image_size and any(rule.margin):
+        size = rule.image_size
+        larger = size[0] + rule.margin[0], size[1] + rule.margin[1]
+        whole = open_image(content, dataclasses.replace(rule, image_size=larger, margin=(0, 0)), watch)
+        return dataclasses.replace(whole, decode=lambda: middle(whole.decode()[None], size)[0])
     height, width, kind = jpeg_header(content, rule.max_pixels)
     if kind in ("", UNUSUAL) or content.count(_START_OF_SCAN) > _MAX_SCANS:
         image = _open_with_pillow(content, rule, watch)
@@ -179,6 +186,18 @@ def open_image(
         return pixels if rule.image_size is None or keep_size else resize_pixels(pixels, rule.image_size)
 
     return OpenImage(height * width, len(content), decode)
+
+
+def middle(pictures: Any, size: Sequence[int]) -> Any:
+    """Return the middle of pictures of one shape, uint8[N, height, width, channels]; `size` begins with its sides.
+
+    Example:
+        >>> middle(np.arange(16).reshape(1, 4, 4, 1), (2, 2))[0, :, :, 0].tolist()
+        [[5, 6], [9, 10]]
+    """
+    (_, height, width, _), (rows, columns, *_) = pictures.shape, size
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return pictures[:, top : top + rows, left : left + columns]
 
 
 def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:

@@ -43,6 +43,10 @@ class Input(Protocol):
         """Shape of one example, as the model gets it."""
 
     @property
+    def fed_shape(self) -> tuple[int, ...]:
+        """Shape of one example, as a training step gets it."""
+
+    @property
     def dtype(self) -> str:
         """Dtype of an example's values."""
 
@@ -65,6 +69,8 @@ class ImageInput:
         upright: Whether photos were turned as their EXIF says; then those that a model is to answer are too.
         reduced: Whether larger JPEG files are decoded at a reduced scale, see `images.reduction`; then those that a
             model is to answer are too.
+        margin: Rows and columns, even numbers, that pictures have more in records, for training to choose from; all
+            others take the middle, also of a picture that a model is to answer, brought to the larger size.
     """
 
     image_shape: tuple[int, int, int]
@@ -72,6 +78,7 @@ class ImageInput:
     upright: bool = dataclasses.field(default=False, compare=False)
     # Not shown, so that a data set of small images keeps the fingerprint that it had before there was this.
     reduced: bool = dataclasses.field(default=False, compare=False, repr=False)
+    margin: tuple[int, int] = dataclasses.field(default=(0, 0), repr=False)
     kind: str = dataclasses.field(default=IMAGE, init=False)
 
     noun, plural = "image", "images"
@@ -84,12 +91,24 @@ class ImageInput:
         return self.image_shape
 
     @property
+    def fed_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of a picture in a record, with its margin."""
+        (height, width, channels), (rows, columns) = self.image_shape, self.margin
+        return height + rows, width + columns, channels
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """See `Input`."""
         return {"image_shape": self.image_shape}
 
     def __str__(self) -> str:
         return f"images {self.image_shape}"
+
+
+def as_fields(inputs: Any) -> dict[str, Any]:
+    """Return an input as its fields by name, as files have it; a margin only where there is one, as ever."""
+    fields = dataclasses.asdict(inputs)
+    return fields if any(fields.get("margin", ())) else {k: v for k, v in fields.items() if k != "margin"}
 
 
 class _Tokens:
@@ -106,6 +125,11 @@ class _Tokens:
     def shape(self) -> tuple[int, ...]:
         """(num_tokens,)."""
         return (self.num_tokens,)
+
+    @property
+    def fed_shape(self) -> tuple[int, ...]:
+        """(num_tokens,)."""
+        return self.shape
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -451,10 +475,10 @@ class Interface:
         """Shape of one example's target."""
         return self.task.target_shape(self)
 
-    def batch_shapes(self, batch_size: int) -> list[tuple[tuple[int, ...], str]]:
-        """Return the shape and dtype of a training batch's inputs, targets and weights."""
+    def batch_shapes(self, batch_size: int, with_margin: bool = True) -> list[tuple[tuple[int, ...], str]]:
+        """Return the shape and dtype of a batch's inputs, targets and weights, for training or without the margin."""
         return [
-            ((batch_size, *self.input.shape), self.input.dtype),
+            ((batch_size, *(self.input.fed_shape if with_margin else self.input.shape)), self.input.dtype),
             ((batch_size, *self.target_shape), self.task.target_dtype),
             ((batch_size,), "float32"),
         ]

@@ -16,7 +16,8 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from components.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, Manifest
+from components import images
+from components.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, TRAIN, Manifest
 from components.images import REDUCTIONS
 from components.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
 
@@ -185,8 +186,14 @@ def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
     return [str(directory / shard.name) for shard in manifest.split(split).shards]
 
 
-def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) -> Any:
+def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, with_margin: bool = False) -> Any:
     """Turn a tf.data.Dataset of batches of serialized examples into one of batches of tensors.
+
+    Args:
+        serialized: The batches.
+        manifest: Manifest of the records.
+        with_keys: Whether to tell where examples came from.
+        with_margin: Whether pictures keep their margin, as training takes them; else it is their middle.
 
     Returns:
         A dataset of dictionaries: the input under the name of its feature, as `image` uint8[batch, height, width,
@@ -198,6 +205,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
     inputs, interface = manifest.input, manifest.interface
     task, parse_input = interface.task, _parser(inputs)
     finish = _next_characters(inputs) if isinstance(inputs, CorpusInput) else None
+    is_cut = inputs.fed_shape != inputs.shape and not with_margin
     spec = {
         inputs.feature: tf.io.FixedLenFeature([], tf.string),
         LABEL_FEATURE: tf.io.FixedLenFeature(
@@ -210,7 +218,8 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False) 
 
     def parse(batch: Any) -> Any:
         fields = tf.io.parse_example(batch, spec)
-        fields[inputs.feature] = parse_input(fields[inputs.feature])
+        whole = parse_input(fields[inputs.feature])
+        fields[inputs.feature] = images.middle(whole, inputs.shape) if is_cut else whole
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
         return fields | finish(fields) if finish else fields
 
@@ -226,7 +235,7 @@ def _parser(inputs: Any) -> Callable[[Any], Any]:
 @_parser.register
 def _(inputs: ImageInput) -> Callable[[Any], Any]:
     tf = tensorflow()
-    shape = inputs.image_shape
+    shape = inputs.fed_shape
 
     def parse_raw(stored: Any) -> Any:
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8, fixed_length=math.prod(shape)), (-1, *shape))
@@ -265,7 +274,12 @@ def _next_characters(inputs: CorpusInput) -> Callable[[Mapping[str, Any]], dict[
 
 
 def read_batches(
-    directory: Path, manifest: Manifest, split: str, batch_size: int = _PARSE_BATCH, with_keys: bool = False
+    directory: Path,
+    manifest: Manifest,
+    split: str,
+    batch_size: int = _PARSE_BATCH,
+    with_keys: bool = False,
+    with_margin: bool = False,
 ) -> Any:
     """Read a split once in its stored order, as a tf.data.Dataset of batches; see `parse_batches`.
 
@@ -274,7 +288,7 @@ def read_batches(
     tf = tensorflow()
     files = shard_paths(directory, manifest, split)
     serialized = tf.data.TFRecordDataset(files, buffer_size=_READ_BUFFER_BYTES).batch(batch_size)
-    return parse_batches(serialized, manifest, with_keys).prefetch(2).with_options(static_options())
+    return parse_batches(serialized, manifest, with_keys, with_margin).prefetch(2).with_options(static_options())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,17 +306,20 @@ class Examples:
     keys: tuple[str, ...] = ()
 
 
-def load_split(directory: Path, manifest: Manifest, split: str, with_keys: bool = False) -> Examples:
-    """Read a whole split into memory.
+def load_split(
+    directory: Path, manifest: Manifest, split: str, with_keys: bool = False, with_margin: bool = False
+) -> Examples:
+    """Read a whole split into memory; see `parse_batches`.
 
     Raises:
         InputError: If the split has no examples.
     """
     num_examples = manifest.split(split).num_examples
-    (inputs, labels, _) = (np.empty(*shape) for shape in manifest.interface.batch_shapes(num_examples))
+    (inputs, labels, _) = (np.empty(*shape) for shape in manifest.interface.batch_shapes(num_examples, with_margin))
     keys: list[str] = []
     start = 0
-    for batch in read_batches(directory, manifest, split, with_keys=with_keys).as_numpy_iterator():
+    batches = read_batches(directory, manifest, split, with_keys=with_keys, with_margin=with_margin)
+    for batch in batches.as_numpy_iterator():
         end = start + len(batch[LABEL_FEATURE])
         inputs[start:end] = batch[manifest.input.feature]
         labels[start:end] = batch[LABEL_FEATURE]
@@ -311,14 +328,14 @@ def load_split(directory: Path, manifest: Manifest, split: str, with_keys: bool 
     return Examples(inputs, labels, tuple(keys))
 
 
-def input_bytes(inputs: AnyInput) -> int:
+def input_bytes(inputs: AnyInput, with_margin: bool = False) -> int:
     """Return the size of one example's input in memory, in bytes."""
-    return math.prod(inputs.shape) * np.dtype(inputs.dtype).itemsize
+    return math.prod(inputs.fed_shape if with_margin else inputs.shape) * np.dtype(inputs.dtype).itemsize
 
 
 def decoded_bytes(manifest: Manifest, split: str) -> int:
-    """Return the size of a split's inputs in memory, in bytes."""
-    return manifest.split(split).num_examples * input_bytes(manifest.input)
+    """Return the size of a split's inputs in memory, in bytes; those that train have their margin."""
+    return manifest.split(split).num_examples * input_bytes(manifest.input, with_margin=split == TRAIN)
 
 
 def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:

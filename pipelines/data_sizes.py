@@ -53,7 +53,8 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
         decoded = stored = held / count
     else:
         held, size = 0, params.image_size
-        decoded = math.prod(size) * (params.channels or 3) if size else _DECODED * files / count
+        margin = (1 + params.crop_margin) ** 2
+        decoded = math.prod(size) * margin * (params.channels or 3) if size else _DECODED * files / count
         is_small = files / count < _SMALL_FILE_BYTES
         stored = max(files / count, decoded if size or is_small else 0)
     return DataSize(

@@ -27,6 +27,7 @@ def create_tfrecords(
     convert_arrays: bool = True,
     encoding: str = "auto",
     jpeg_quality: int = 92,
+    crop_margin: float = 0.0,
     vocabulary_size: int = 15_000,
     num_tokens: int = 250,
     truncate: str = "start",

@@ -17,7 +17,7 @@ from components.interface import PADDING, UNKNOWN, CorpusInput
 from components.records import encode_example, frame_record
 
 _RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so they are none.
-_FOR_OTHERS = ("image_size", "channels", "encoding", "class_names", "vocabulary_size", "truncate")
+_FOR_OTHERS = ("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "truncate")
 _RECORD_OVERHEAD_BYTES = 100
 
 

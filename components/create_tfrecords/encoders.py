@@ -125,7 +125,7 @@ class ImageEncoder:
             payload, shape, pixels = self._encode(content)
         except UnreadableImageError as error:
             raise UnusableError(str(error)) from error
-        if shape != self.input.image_shape:
+        if shape != self.input.fed_shape:
             raise OddShapeError(shape)
         # Of what stays encoded the look alone tells that two files hold the same pixels.
         identity = known if known and pixels is content else identify(payload)
@@ -210,6 +210,9 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
     """Choose how to encode images, by the first readable one; returns the estimated bytes of a record too."""
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
+    margin = _margin(size, params.crop_margin)
+    if size:  # In records pictures have their margin.
+        size = size[0] + margin[0], size[1] + margin[1]
     image = ImageRule(size, params.channels, upright=params.apply_rotation, reduced=listing.images is None)
     if listing.images is not None:
         height, width, channels = listing.images.shape[1:]
@@ -218,7 +221,9 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
         shape = _first_shape(plan, image)
     raw_bytes = math.prod(shape)
     encoding = params.encoding
-    if encoding == "auto":
+    if encoding == "auto" and any(margin) and listing.images is None:
+        encoding = RESIZED
+    elif encoding == "auto":
         encoding = RAW if raw_bytes <= _MAX_RAW_BYTES or listing.images is not None else _for_photos(plan, image)
     if encoding != RAW and listing.images is not None:
         raise InputError(
@@ -228,8 +233,20 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
         payload = sum(file.num_bytes for file in listing.files.values()) // len(listing.files)
     else:
         payload = raw_bytes if encoding == RAW else math.ceil(raw_bytes * _JPEG_SHARE)
-    inputs = ImageInput((shape[0], shape[1], shape[2]), encoding, image.upright, image.reduced)
+    if any(margin) and encoding != RESIZED:
+        raise InputError(
+            f"crop_margin={params.crop_margin} is for image files that are stored resized. Received: "
+            f"{params.source!r}, stored {encoding}. Set data.encoding to resized for image files, or remove it."
+        )
+    of_model = shape[0] - margin[0], shape[1] - margin[1], shape[2]
+    inputs = ImageInput(of_model, encoding, image.upright, image.reduced, margin)
     return ImageEncoder(listing.root, image, inputs, params.jpeg_quality), payload + _RECORD_OVERHEAD_BYTES
+
+
+def _margin(size: tuple[int, int] | None, share: float) -> tuple[int, int]:
+    """Return the rows and columns that pictures have more, as many on each side; none where no size is wanted."""
+    height, width = (2 * round(side * share / 2) for side in size or (0, 0))
+    return height, width
 
 
 def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:

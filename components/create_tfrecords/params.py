@@ -55,6 +55,8 @@ class WriteParams:
         encoding: `raw` pixels, `resized` to image_size as JPEG, image files `encoded` as they are, or `auto`: raw up to
             64×64×3 and of arrays, resized where photos are more than a tenth larger than image_size, else encoded.
         jpeg_quality: Quality of `resized` images, from 1 to 100.
+        crop_margin: Share by which `resized` images are stored larger than `image_size`, so that a random crop takes
+            real pixels in training; evaluation and serving take the middle.
         vocabulary_size: Number of ids for texts, padding and unknown among them; the most frequent words of the
             training split get one.
         num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
@@ -84,6 +86,7 @@ class WriteParams:
     convert_arrays: bool = True
     encoding: str = "auto"
     jpeg_quality: int = 92
+    crop_margin: float = 0.0
     vocabulary_size: int = 15_000
     num_tokens: int = 250
     truncate: str = START
@@ -107,6 +110,14 @@ class WriteParams:
             raise InputError(f"encoding must be one of {', '.join(ENCODINGS)}. Received: encoding={self.encoding!r}.")
         if not 1 <= self.jpeg_quality <= 100:
             raise InputError(f"jpeg_quality must be from 1 to 100. Received: jpeg_quality={self.jpeg_quality}.")
+        if not 0 <= self.crop_margin <= 1:
+            raise InputError(f"crop_margin must be from 0 to 1. Received: crop_margin={self.crop_margin}.")
+        if self.crop_margin and (not self.image_size or self.encoding not in ("auto", "resized")):
+            raise InputError(
+                "crop_margin needs image_size, and images that are stored resized. Received: "
+                f"crop_margin={self.crop_margin} with image_size={list(self.image_size)} and "
+                f"encoding={self.encoding!r}. Set data.image_size, and data.encoding to resized or auto."
+            )
         if self.channels not in (0, 1, 3):
             raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
         if len(self.image_size) == 1:

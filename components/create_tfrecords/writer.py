@@ -145,7 +145,7 @@ def _write_all(
             for (split, name, indices), part in zip(tasks, written, strict=True):
                 if part.odd is not None:
                     assert isinstance(encoder.input, ImageInput)
-                    raise _odd_shape_error(encoder.input.image_shape, *part.odd)
+                    raise _odd_shape_error(encoder.input.fed_shape, *part.odd)
                 merger.add(split, name, indices, part, Path(part.path).read_bytes())
                 os.unlink(part.path)
                 bar.update(len(indices))

@@ -20,7 +20,7 @@ from components.export_model import verification
 from components.export_model.formats.table import FORMATS
 from components.export_model.formats.trained import TrainedModel
 from components.export_model.params import Compared, ExportParams
-from components.interface import PADDING, CorpusInput
+from components.interface import PADDING, CorpusInput, ImageInput
 
 _BATCH_SIZE = 256
 _CHUNK = 16 * _BATCH_SIZE
@@ -42,7 +42,7 @@ def write_questions(split: str, trained: TrainedModel, records_dir: Path, manife
     if isinstance(manifest.input, CorpusInput):
         answer_bytes = 4 * math.prod(manifest.interface.output_shape)
         num_examples = max(1, min(num_examples, _MAX_PASSAGES, _MAX_ANSWER_BYTES // answer_bytes))
-    (inputs_shape, inputs_dtype), of_labels, _ = manifest.interface.batch_shapes(num_examples)
+    (inputs_shape, inputs_dtype), of_labels, _ = manifest.interface.batch_shapes(num_examples, with_margin=False)
     inputs = np.lib.format.open_memmap(work / verification.INPUTS_FILE, "w+", inputs_dtype, inputs_shape)
     labels = np.empty(*of_labels)
     start = 0
@@ -61,7 +61,9 @@ def write_questions(split: str, trained: TrainedModel, records_dir: Path, manife
     np.save(work / verification.LABELS_FILE, labels)
     task = manifest.interface.task
     facts = {"task": task.name, "judged": _judged(manifest), "answer": task.answer, **trained.scale}
-    storage.write_json(work / verification.TASK_FILE, {**facts, "num_outputs": manifest.interface.output_shape[-1]})
+    margin = manifest.input.margin if isinstance(manifest.input, ImageInput) else (0, 0)
+    of_files = {"num_outputs": manifest.interface.output_shape[-1], "margin": margin}
+    storage.write_json(work / verification.TASK_FILE, {**facts, **of_files})
     return Questions(inputs, labels)
 
 

@@ -15,7 +15,7 @@ import queue
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,15 @@ def _refuse_device_ops(signature: Any) -> None:
             )
 
 
-def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str) -> None:
-    """Check that the signature for encoded images answers like the one for pixels."""
+def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str, margin: Sequence[int]) -> None:
+    """Check that the signature for encoded images answers like the one for pixels, which lack the margin of a file."""
     import tensorflow as tf
 
-    some = images[:_ENCODED_CHECKED]
-    encoded = tf.stack([tf.io.encode_png(image) for image in some])
+    rows, columns = margin
+    around = [(0, 0), (rows // 2, rows // 2), (columns // 2, columns // 2), (0, 0)]
+    encoded = tf.stack([tf.io.encode_png(image) for image in np.pad(images, around)])
     answer = loaded.signatures["encoded"](encoded=encoded)[name].numpy()
-    if not np.array_equal(answer, pixels(some)):
+    if not np.array_equal(answer, pixels(images)):
         raise DisagreementError("The SavedModel answers differently to encoded images and to their pixels.")
 
 
@@ -379,7 +380,7 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
         elif is_language_model:
             _check_steps(loaded, some, predict)
         else:
-            _check_encoded(loaded, some, predict, task["answer"])
+            _check_encoded(loaded, some, predict, task["answer"], task["margin"])
     return Candidate(path, predict, examples, _choose(path, len(inputs)))
 
 

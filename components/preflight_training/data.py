@@ -160,11 +160,15 @@ def measure(
         meanwhile(manifest.interface, num_examples, num_validation)
     finally:
         importing.join()
-    decoded_bytes = num_examples * records.input_bytes(manifest.input)
+    decoded_bytes = num_examples * records.input_bytes(manifest.input, with_margin=True)
     in_memory = feeding.is_held_in_memory(decoded_bytes, in_memory_mib)
     part = _first_shards(manifest)
     batch_size = min(batch_size, part.split(TRAIN).num_examples)
-    read = _rate(lambda: (len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN)))
+    read = _rate(
+        lambda: (
+            len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN, with_margin=True)
+        )
+    )
     # A part of a split that is held in memory fits there too; of one that is not, none is to be held.
     reader = feeding.open_training_split(
         records_dir, part, batch_size, 0, in_memory_mib if in_memory else 0, shuffle_buffer

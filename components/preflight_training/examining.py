@@ -198,7 +198,7 @@ class _Compiler:
         precision = choose_precision("tpu", backend, ()) if training.precision == "auto" else training.precision
         training = dataclasses.replace(training, epochs=params.run_epochs, backend=backend, precision=precision)
         self.task = Task(training, interface, num_examples)
-        decoded_bytes = num_examples * input_bytes(interface.input)
+        decoded_bytes = num_examples * input_bytes(interface.input, with_margin=True)
         self._may_be_resident = is_resident(training.residency, backend, decoded_bytes, params.training.in_memory_mib)
 
     def compile_where_data_fit(self, machines: Sequence[Slice]) -> list[tuple[Outcome, bool, bool]]:

@@ -316,7 +316,9 @@ def _read_image(path: str, wanted: ImageInput) -> np.ndarray:
 def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:
     height, width, channels = wanted.image_shape
     try:
-        rule = ImageRule((height, width), channels, upright=wanted.upright, reduced=wanted.reduced)
+        rule = ImageRule(
+            (height, width), channels, upright=wanted.upright, reduced=wanted.reduced, margin=wanted.margin
+        )
         return decode_pixels(content, rule)[None]
     except UnreadableImageError as error:
         raise InputError(

@@ -328,7 +328,8 @@ def _(wanted: PromptReader | Tokenizer, instance: Any, limits: ServeParams, time
 
 def _open_file(content: bytes, wanted: ImageInput, limits: ServeParams, time: _ProcessorTime) -> OpenImage:
     height, width, channels = wanted.image_shape
-    rule = ImageRule((height, width), channels, limits.max_image_pixels, wanted.upright, SERVED_FORMATS, wanted.reduced)
+    size, most = (height, width), limits.max_image_pixels
+    rule = ImageRule(size, channels, most, wanted.upright, SERVED_FORMATS, wanted.reduced, wanted.margin)
     with time.spending(), _naming_what_is_expected():
         time.check()
         return open_image(content, rule, time.check)

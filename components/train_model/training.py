@@ -181,7 +181,7 @@ class _Session:
             assert program is not None
             beside = records.decoded_bytes(manifest, VALIDATION) if VALIDATION in manifest.splits else 0
             if self.device.accelerator == "cpu" or fits(program, mesh, beside):
-                examples = records.load_split(self._records_dir, manifest, TRAIN)
+                examples = records.load_split(self._records_dir, manifest, TRAIN, with_margin=True)
                 return DeviceLoop(self, program, ResidentFeed(program, examples, params.seed, mesh), mesh)
             if params.residency == DEVICE:
                 raise InputError(

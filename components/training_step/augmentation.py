@@ -1,7 +1,8 @@
 """Random changes of a batch of images and their labels, on the device, within the training step.
 
-Every function takes uint8 images and gives uint8 images of the same shape, as the model expects them, so that a model
-is the same with and without augmentation. What is drawn depends on the seed, the step and the replica alone.
+Every function takes uint8 images and gives uint8 images as the model expects them, so that a model is the same with and
+without augmentation; images that have a margin lose it here. What is drawn depends on the seed, the step and the
+replica alone.
 """
 
 from typing import Any
@@ -91,25 +92,36 @@ class Draws:
         return ops.cast(self.integers(size, 1 << 24), "float32") / (1 << 24)
 
 
-def augment(images: Any, labels: Any, settings: TrainParams, draws: Draws, num_classes: int, groups: int) -> Any:
+def augment(
+    images: Any,
+    labels: Any,
+    settings: TrainParams,
+    draws: Draws,
+    num_classes: int,
+    groups: int,
+    size: tuple[int, ...] = (),
+) -> Any:
     """Return a batch as the training step is to see it.
 
     Args:
-        images: uint8[batch, height, width, channels].
+        images: uint8[batch, height, width, channels], of pictures that may have a margin.
         labels: int32[batch].
         settings: Augmentations to apply.
         draws: Source of random numbers.
         num_classes: Number of classes of the model.
         groups: Equal parts of the batch within which images are mixed: replicas that share this array.
+        size: (height, width) that the model takes; empty for that of the images.
 
     Returns:
         (images, labels); the latter float32[batch, num_classes] where `settings.softens_labels`.
     """
     from keras import ops
 
+    size = tuple(size) or tuple(images.shape[1:3])
     if settings.random_resized_crop:
-        images = _cut_and_resize(images, settings.random_resized_crop, draws)
-    images = _flip_and_crop(images, settings, draws)
+        images = _cut_and_resize(images, settings.random_resized_crop, draws, size)
+    if len(images.shape) == 4:  # Labels of texts may be softened too.
+        images = _flip_and_crop(images, settings, draws, size)
     if not settings.softens_labels:
         return images, labels
     targets = ops.one_hot(labels, num_classes, dtype="float32")
@@ -123,8 +135,8 @@ def augment(images: Any, labels: Any, settings: TrainParams, draws: Draws, num_c
     return images, targets
 
 
-def _cut_and_resize(images: Any, least_area: float, draws: Draws) -> Any:
-    """Cut a part out of every image and resize it to the whole (bilinear), by two products of matrices.
+def _cut_and_resize(images: Any, least_area: float, draws: Draws, size: tuple[int, ...]) -> Any:
+    """Cut a part out of every image, its margin included, and resize it (bilinear), by two products of matrices.
 
     The part's share of the area is drawn evenly, its aspect evenly on a logarithmic scale; what would be longer than
     the image is as long (https://arxiv.org/abs/1409.4842, section 6).
@@ -137,44 +149,51 @@ def _cut_and_resize(images: Any, least_area: float, draws: Draws) -> Any:
     for axis, side in ((1, ops.sqrt(area / aspect)), (2, ops.sqrt(area * aspect))):
         side = ops.minimum(side, 1.0)
         start = draws.shares(batch) * (1 - side)
-        weights = _magnifying(images.shape[axis], start[:, None, None], side[:, None, None])
+        weights = _magnifying(images.shape[axis], start[:, None, None], side[:, None, None], size[axis - 1])
         pixels = ops.einsum("bih,bhwc->biwc" if axis == 1 else "biw,bhwc->bhic", weights, pixels)
     return ops.cast(ops.round(pixels), "uint8")
 
 
-def _magnifying(size: int, start: Any, side: Any) -> Any:
-    """Return float32[batch, size, size]: what each place of a line takes of the places of the line's part.
+def _magnifying(length: int, start: Any, side: Any, size: int) -> Any:
+    """Return float32[batch, size, length]: what each of `size` places takes of the places of a line's part.
 
     Args:
-        size: Places of the line.
+        length: Places of the line.
         start: float32[batch, 1, 1], where the part begins, as a share of the line.
         side: float32[batch, 1, 1], how long it is, at most 1.
+        size: Places that it is resized to, no more than `length`.
     """
     from keras import ops
 
-    places = ops.arange(size, dtype="float32") + 0.5
-    centres = start * size + side * places[None, :, None]
+    places = ops.arange(length, dtype="float32") + 0.5
+    wanted = (ops.arange(size, dtype="float32") + 0.5) * (length / size)
+    centres = start * length + side * wanted[None, :, None]
     near = ops.maximum(1 - ops.abs(places[None, None, :] - centres), 0.0)
     return near / ops.sum(near, axis=-1, keepdims=True)  # At the edge there is one neighbour alone.
 
 
-def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws) -> Any:
-    """Move images by up to `random_crop_pixels` either way, mirrored at the edge, and flip them."""
+def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws, wanted: tuple[int, ...]) -> Any:
+    """Take the middle of images, moved by up to `random_crop_pixels` either way and mirrored at the edge; flip it."""
     from keras import ops
 
     batch = ops.shape(images)[0]
     for axis, direction in ((1, "vertical"), (2, "horizontal")):
         pixels, flips = settings.random_crop_pixels, direction in settings.random_flip
+        length, size = images.shape[axis], wanted[axis - 1]
+        before = (length - size) // 2
         if not flips and not pixels:
+            if before:
+                images = images[:, before : before + size] if axis == 1 else images[:, :, before : before + size]
             continue
-        size = images.shape[axis]
         places = ops.arange(size, dtype="int32")[None, :]
         if flips:
             turned = draws.integers(batch, 2)[:, None]
             places = turned * (size - 1 - places) + (1 - turned) * places
+        if before:
+            places = places + before
         if pixels:
             places = ops.abs(places + draws.integers(batch, 2 * pixels + 1)[:, None] - pixels)
-            places = (size - 1) - ops.abs((size - 1) - places)
+            places = (length - 1) - ops.abs((length - 1) - places)
         images = _take(images, places, axis)
     return images
 

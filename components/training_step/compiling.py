@@ -214,14 +214,14 @@ def compile_model(
     )
     model.optimizer.build(model.trainable_variables)
     # Makes the metrics' variables, as `fit` does at its first step: a checkpoint is restored before that.
-    inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1))
+    inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1, with_margin=False))
     if softened:
         targets = np.ones((1, *interface.output_shape), np.float32)
     try:
         model._symbolic_build(data_batch=(inputs, targets, weights))
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(_why_not_built(error, inputs)) from error
-    prepare_batches(model, settings, num_replicas)
+    prepare_batches(model, settings, num_replicas, are_larger=interface.input.fed_shape != interface.input.shape)
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)
     return average_weights(model, settings.ema_decay) if settings.ema_decay else model.variables

@@ -13,8 +13,14 @@ from components.training_step.augmentation import Draws, augment, check_images
 from components.training_step.hyperparameters import TrainParams
 
 
-def prepare_batches(model: Any, settings: TrainParams, num_replicas: int) -> None:
+def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_larger: bool = False) -> None:
     """Augment every batch that the compiled model trains on, if `settings` say so.
+
+    Args:
+        model: Compiled model.
+        settings: Augmentations to apply.
+        num_replicas: Number of replicas that share a batch.
+        are_larger: Whether images have a margin around what the model takes.
 
     Raises:
         InputError: If the model's input cannot be augmented.
@@ -22,7 +28,7 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int) -> Non
     import keras
 
     check_images(settings, model.input_shape)
-    if not settings.moves_pixels and not settings.softens_labels:
+    if not settings.moves_pixels and not settings.softens_labels and not are_larger:
         return
     uses_jax = keras.backend.backend() == "jax"
     # A variable, not a constant: the program is the same for every seed. Keras has seeded Python's generator.
@@ -40,7 +46,8 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int) -> Non
     def prepare(data: Any, seed_value: Any, step: Any) -> Any:
         images, labels, weights = data
         draws = Draws(seed_value, step)
-        return *augment(images, labels, settings, draws, model.output_shape[-1], groups), weights
+        size = model.input_shape[1:3]
+        return *augment(images, labels, settings, draws, model.output_shape[-1], groups, size), weights
 
     @functools.wraps(plain)  # The program keeps its name.
     def jax_step(state: Any, data: Any) -> Any:

@@ -47,7 +47,10 @@ def examine_example(name: str, machines: list[str], cache_dir: Path) -> list[tup
     noise = Examples(draw.integers(0, 50, inputs).astype(kind), draw.integers(0, 2, targets).astype(target_kind))
     rate = measure_feed(noise)
     facts = DataFacts(
-        interface, num_examples, num_examples * input_bytes(interface.input), HostRate(rate, rate, True, _cpus())
+        interface,
+        num_examples,
+        num_examples * input_bytes(interface.input, with_margin=True),
+        HostRate(rate, rate, True, _cpus()),
     )
     found = []
     for residency in ("host", "auto"):

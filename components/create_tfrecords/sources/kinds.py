@@ -161,7 +161,7 @@ def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
 
 
 def _check_kind(listing: Listing, params: WriteParams) -> None:
-    of_images = ("image_size", "channels", "encoding", "jpeg_quality")
+    of_images = ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin")
     of_texts = ("vocabulary_size", "num_tokens", "truncate")
     default = WriteParams(params.source)
     for name in of_images if listing.kind == TEXT else of_texts:

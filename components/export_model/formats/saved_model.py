@@ -7,6 +7,7 @@ from typing import Any
 
 from components import records
 from components.export_model.formats.trained import TrainedModel
+from components.images import middle
 from components.interface import (
     CLASSIFICATION,
     CORPUS,
@@ -76,11 +77,11 @@ def _(inputs: ImageInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
 
     def from_encoded(encoded: Any) -> Any:
         pixels = tf.map_fn(
-            lambda file: records.decode_image(file, shape, inputs.reduced),
+            lambda file: records.decode_image(file, inputs.fed_shape, inputs.reduced),
             encoded,
-            fn_output_signature=tf.TensorSpec(shape, tf.uint8),
+            fn_output_signature=tf.TensorSpec(inputs.fed_shape, tf.uint8),
         )
-        return answer(pixels)
+        return answer(middle(pixels, shape))
 
     def from_pixels(image: Any) -> Any:
         return answer(image)

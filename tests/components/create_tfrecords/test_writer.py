@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import filecmp
+import json
 import os
 import re
 import signal
@@ -155,6 +156,34 @@ def test_resized_images_are_jpegs_of_one_shape_that_models_read_as_they_are_serv
     assert kept == ["dog/0005.png"]
     read = load_split(out, Manifest.load(out), "train").inputs
     np.testing.assert_array_equal(read, [decode_pixels(image, ImageRule(None, 0)) for _, _, image in written])
+
+
+def test_resized_images_keep_a_margin_that_only_training_sees(image_folder, tmp_path):
+    folder = image_folder(per_class=5, size=(60, 90))
+    params = WriteParams(f"images:{folder}", image_size=(20, 24), crop_margin=0.25, **ALL_TRAIN)
+    for name, share in (("margin", 0.25), ("none", 0.0)):
+        write_records(dataclasses.replace(params, crop_margin=share), tmp_path / name)
+    manifest = Manifest.load(tmp_path / "margin")
+    assert (manifest.input.encoding, manifest.input.shape, manifest.input.margin) == ("resized", (20, 24, 3), (4, 6))
+    assert "margin" not in json.loads((tmp_path / "none" / "dataset.json").read_text())
+    assert Manifest.load(tmp_path / "none").input.margin == (0, 0)
+    files = [image for _, _, image in _read(tmp_path / "margin", "train")]
+    larger = np.array([decode_pixels(file, ImageRule(None, 0)) for file in files])
+    assert larger.shape == (10, 24, 30, 3)
+    np.testing.assert_array_equal(load_split(tmp_path / "margin", manifest, "train", with_margin=True).inputs, larger)
+    middle = load_split(tmp_path / "margin", manifest, "train").inputs
+    np.testing.assert_array_equal(middle, larger[:, 2:22, 3:27])
+    served = [decode_pixels(file, ImageRule((20, 24), 3, margin=(4, 6))) for file in files]
+    np.testing.assert_array_equal(served, middle)
+
+
+def test_a_margin_is_for_files_that_are_stored_resized(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((20, 8, 8, 1), np.uint8), y=np.arange(20) % 2)
+    params = WriteParams(f"npz:{tmp_path}/x.npz", image_size=(8, 8), crop_margin=0.5, **ALL_TRAIN)
+    with pytest.raises(
+        InputError, match=r"crop_margin=0.5 is for image files that are stored resized\. Received: .*raw"
+    ):
+        write_records(params, tmp_path / "out")
 
 
 def test_a_lower_quality_takes_less_space(image_folder, tmp_path):

@@ -12,6 +12,7 @@ from PIL import Image
 
 from components import records
 from components.artifacts import Manifest, ModelInfo
+from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.export_model import ExportParams, comparing, export_model, exporting, verification
 from components.export_model.params import Compared
@@ -19,6 +20,7 @@ from components.interface import ImageInput, Interface
 from components.model_loading.trained import load_trained_model, predict
 from components.registry.versions import version_digest
 from components.serving.exported import load_model
+from components.serving.inputs import predict_inputs
 from components.train_model import train_model
 
 # What a server does: it knows the export and nothing of this project.
@@ -226,6 +228,22 @@ def test_a_model_of_images_with_a_loop_exports(quick, digits_records, tmp_path, 
     images = records.load_split(digits_records, Manifest.load(digits_records), "test").inputs[:5]
     answers = [load_model(tmp_path / "export", use_int8).predict(images) for use_int8 in (False, True)]
     np.testing.assert_allclose(answers[0], answers[1], atol=0.05)
+
+
+def test_pictures_with_a_margin_are_trained_on_judged_and_served_alike(quick, image_folder, tmp_path, judged_here):
+    """Files of the larger size are kept to the byte, so a served model sees the very pixels that it is judged by."""
+    folder = image_folder(per_class=20, size=(12, 12), kind="JPEG")
+    write_records(WriteParams(f"images:{folder}", image_size=(8, 8), crop_margin=0.5), tmp_path / "records")
+    params = dataclasses.replace(quick, epochs=1, batch_size_per_replica=8, random_crop_pixels=1)
+    train_model(params, tmp_path / "records", tmp_path / "model")
+    result = export_model(ExportParams(), tmp_path / "records", tmp_path / "model", tmp_path / "export")
+    assert result.left_out == {}, "the signature for files answers as that for pixels"
+    test = records.load_split(tmp_path / "records", Manifest.load(tmp_path / "records"), "test", with_keys=True)
+    model = load_model(tmp_path / "export")
+    assert model.input.margin == (4, 4)
+    answers = predict_inputs(tmp_path / "export", [str(folder / key) for key in test.keys])
+    likeliest = [dict(answer.classes)[model.class_names[0]] for answer in answers]
+    np.testing.assert_array_equal(likeliest, model.predict(test.inputs)[:, 0])
 
 
 def test_a_figure_that_cannot_be_measured_is_not_judged():

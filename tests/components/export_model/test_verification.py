@@ -51,7 +51,13 @@ def _work(folder, expected):
     np.save(folder / verification.INPUTS_FILE, rng.integers(0, 256, (len(expected), 8, 8, 1), np.uint8))
     np.save(folder / verification.LABELS_FILE, expected.argmax(1).astype(np.int32))
     np.save(folder / verification.EXPECTED_FILE, expected)
-    task = {"task": "classification", "judged": "accuracy", "answer": "probabilities", "num_outputs": 10}
+    task = {
+        "task": "classification",
+        "judged": "accuracy",
+        "answer": "probabilities",
+        "num_outputs": 10,
+        "margin": [0, 0],
+    }
     (folder / verification.TASK_FILE).write_text(json.dumps(task))
     return folder
 

@@ -18,8 +18,8 @@ def _tensorflow():
     device.prepare("tensorflow", "cpu", 1, "float32")
 
 
-def _augment(settings, seed=1, step=2, groups=1, images=_IMAGES):
-    images, labels = augment(images, _LABELS, settings, Draws(seed, step), 4, groups)
+def _augment(settings, seed=1, step=2, groups=1, images=_IMAGES, size=()):
+    images, labels = augment(images, _LABELS, settings, Draws(seed, step), 4, groups, size)
     return np.asarray(images), np.asarray(labels)
 
 
@@ -54,6 +54,31 @@ def test_crops_move_an_image_both_ways_and_mirror_its_edge():
     assert len(moves) > 15
 
 
+def test_a_crop_of_images_with_a_margin_takes_their_own_pixels():
+    larger = np.random.default_rng(0).integers(0, 256, (96, 10, 9, 3), np.uint8)
+    settings = TrainParams("digits_cnn", random_crop_pixels=2, random_flip="horizontal")
+    cropped, _ = _augment(settings, images=larger, size=(6, 5))
+    moves = set()
+    for image, out in zip(larger, cropped, strict=True):
+        crops = {(y, x): image[y : y + 6, x : x + 5] for y in range(5) for x in range(5)}
+        moves |= {at for at, crop in crops.items() if np.array_equal(out, crop) or np.array_equal(out, crop[:, ::-1])}
+    assert moves >= {(y, x) for y in (0, 4) for x in (0, 4)}
+    padded = np.pad(larger, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+    further, _ = _augment(TrainParams("digits_cnn", random_crop_pixels=3), images=larger, size=(6, 5))
+    for image, out in zip(padded, further, strict=True):
+        assert any(np.array_equal(out, image[y : y + 6, x : x + 5]) for y in range(7) for x in range(7))
+
+
+def test_images_with_a_margin_lose_it_whatever_else_is_asked_for():
+    larger = np.random.default_rng(0).integers(0, 256, (96, 10, 9, 3), np.uint8)
+    middle, _ = _augment(TrainParams("digits_cnn", label_smoothing=0.1), images=larger, size=(6, 5))
+    assert np.array_equal(middle, larger[:, 2:8, 2:7])
+    settings = TrainParams("digits_cnn", random_resized_crop=1.0)
+    whole, _ = _augment(settings, images=np.full((96, 10, 9, 3), 7, np.uint8), size=(6, 5))
+    assert whole.shape == (96, 6, 5, 3)
+    assert (whole == 7).all()
+
+
 def test_a_crop_and_a_flip_are_one_of_the_flipped_images_crops():
     padded = np.pad(_IMAGES, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
     changed, _ = _augment(TrainParams("digits_cnn", random_flip="horizontal", random_crop_pixels=1))
@@ -83,7 +108,7 @@ def test_the_whole_of_an_image_is_the_image():
     from components.training_step.augmentation import _magnifying
 
     zero, one = np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32)
-    np.testing.assert_array_equal(np.asarray(_magnifying(7, zero, one))[0], np.eye(7))
+    np.testing.assert_array_equal(np.asarray(_magnifying(7, zero, one, 7))[0], np.eye(7))
 
 
 @pytest.mark.parametrize("groups", [1, 4])
