@@ -10,7 +10,7 @@ from pathlib import Path
 
 from components import page, progress, storage
 from components.artifacts import PREFLIGHT_FILE
-from components.decoding import MOST_PER_SECOND
+from components.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
 from components.device import choose_precision
 from components.feeding import DEVICE, draw_order, is_resident
 from components.interface import ImageInput, Interface
@@ -36,7 +36,7 @@ from components.preflight_training.largest_batch import LargestBatch, Trial, fin
 from components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
 from components.preflight_training.report import write_report
 from components.preflight_training.wording import dollars, time
-from components.records import RAW, input_bytes
+from components.records import ENCODED, RAW, input_bytes
 
 _STEP = "preflight_training"
 _DRAWN = 4 << 20  # Examples whose order is drawn at most, to measure how fast.
@@ -180,8 +180,9 @@ def order_rate(num_examples: int, global_batch: int) -> float:
 def _most_fed(data: DataFacts) -> float:
     """Return the examples per second that no number of CPUs exceeds."""
     inputs = data.interface.input
-    are_decoded = isinstance(inputs, ImageInput) and inputs.encoding != RAW and not data.host.in_memory
-    return MOST_PER_SECOND if are_decoded else math.inf
+    if not isinstance(inputs, ImageInput) or inputs.encoding == RAW or data.host.in_memory:
+        return math.inf
+    return MOST_RESIZED_PER_SECOND if inputs.encoding == ENCODED else MOST_PER_SECOND
 
 
 class _Compiler:

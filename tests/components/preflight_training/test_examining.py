@@ -81,6 +81,8 @@ def test_the_machines_own_host_feeds_it(cache_dir):
     streamed = dataclasses.replace(small.host, in_memory=False)
     files = dataclasses.replace(small, interface=Interface(ImageInput((8, 8, 1), "resized"), 10), host=streamed)
     assert _examine(cache_dir, files).feed_per_second == 100_000, "Python hands on no more files"
+    whole = dataclasses.replace(files, interface=Interface(ImageInput((8, 8, 1), "encoded"), 10))
+    assert _examine(cache_dir, whole).feed_per_second == 17_000, "and copies the pixels of those that it resizes"
     unknown = _examine(cache_dir, small, machine="v2-8")
     assert (unknown.host_cpus, unknown.feed_per_second) == (0, 100_000), "nobody says what its host has"
 
