@@ -22,6 +22,7 @@ from tests.fakes.kfp_launcher import STORE, local_path, result_file
 from tests.fakes.kubeflow import executor_config
 
 BUCKET = "s3://pipelines"
+_RUN = "run-1"
 LAUNCHER = "/kfp-launcher/launch"
 # Rule: Argo's pod gives each of these folders to the step, empty (kubeflow/pipelines
 # backend/src/v2/compiler/argocompiler/container.go: addContainerExecutorTemplate)
@@ -113,7 +114,7 @@ class Driver:
         # Rule: outputs lie below the root, the pipeline's name, the run, the task and something drawn anew, by their
         # names; the executor's own beside them (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs;
         # backend/src/v2/metadata/client.go: GetPipeline)
-        root = f"{BUCKET}/{self._name}/run-1/{name}/{execution}"
+        root = f"{BUCKET}/{self._name}/{_RUN}/{name}/{execution}"
         declared = component.get("outputDefinitions", {})
         # Rule: what a step prints is an output of every step (kubeflow/pipelines backend/src/v2/driver/driver.go:
         # provisionOutputs)
@@ -136,44 +137,18 @@ class Driver:
             raise NotImplementedError(
                 f"{name} asks Kubernetes for {sorted(unknown)}, and this driver does not know that."
             )
-        # Rule: the launcher is called with these, and after `--` with the step's command and arguments
-        # (kubeflow/pipelines backend/src/v2/driver/driver.go: initPodSpecPatch)
-        options = {
-            "executor_type": "container",
-            "pipeline_name": self._name,
-            "run_id": "run-1",
-            "execution_id": execution,
-            "executor_input": json.dumps(executor_input),
-            "component_spec": json.dumps(component),
-            "pod_name": "$(KFP_POD_NAME)",
-            "pod_uid": "$(KFP_POD_UID)",
-            "publish_logs": "true",
-        }
-        launcher = [
-            "python3",
-            LAUNCHER,
-            *itertools.chain(*((f"--{key}", value) for key, value in options.items())),
-            "--",
-        ]
-        # Rule: a pod is told its name and id, and, where it may be retried, which attempt it is (kubeflow/pipelines
-        # backend/src/v2/compiler/argocompiler/common.go: commonEnvs, retryIndexEnv)
-        environment: list[dict[str, Any]] = [*container.get("env", ())]
-        for variable, field in {"KFP_POD_NAME": "metadata.name", "KFP_POD_UID": "metadata.uid"}.items():
-            environment.append({"name": variable, "valueFrom": {"fieldRef": {"fieldPath": field}}})
-        environment += [] if attempt is None else [{"name": "KFP_RETRY_INDEX", "value": str(attempt)}]
         volumes = {path: {"emptyDir": {}} for path in SCRATCH}
         volumes |= {LAUNCHER: {"hostPath": {"path": str(self.launcher), "type": "File"}}}
         volumes |= {str(STORE): {"hostPath": {"path": str(self.store), "type": "Directory"}}}
-        mounts = [{"name": _as_name(path), "mountPath": path} for path in volumes]
         main = {
             "name": "main",
             "image": container["image"],
             "imagePullPolicy": "IfNotPresent",
-            "command": launcher,
+            "command": self._launcher_call(component, executor_input, execution),
             "args": [*container.get("command", ()), *container.get("args", ())],
-            "env": environment,
+            "env": [*container.get("env", ()), *_environment(attempt)],
             "resources": _resources(container.get("resources", {})),
-            "volumeMounts": mounts,
+            "volumeMounts": [{"name": _as_name(path), "mountPath": path} for path in volumes],
             # Rule: a step may gain no rights, and has no capability (kubeflow/pipelines
             # backend/src/v2/compiler/argocompiler/security_context.go: defaultUserContainerSecurityContext)
             "securityContext": {
@@ -182,24 +157,54 @@ class Driver:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
         }
-        pod = {
+        spec = {
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "containers": [main],
             "volumes": [{"name": _as_name(path), **source} for path, source in volumes.items()],
+            **_placement(asked),
         }
-        # Rule: what a pipeline asks of Kubernetes for a task is put into its pod (kubeflow/pipelines
-        # backend/src/v2/driver/k8s.go: extendPodSpecPatch)
-        if "activeDeadlineSeconds" in asked:
-            pod["activeDeadlineSeconds"] = int(asked["activeDeadlineSeconds"])
-        if "nodeSelector" in asked:
-            pod["nodeSelector"] = asked["nodeSelector"]["labels"]
-        if "tolerations" in asked:
-            pod["tolerations"] = asked["tolerations"]
-        labels = {"pipeline/runid": "run-1"}
         number = "" if attempt is None else f"-{attempt}"
-        metadata = {"name": f"{self._name}-{name}-{execution}{number}", "labels": labels}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
+        metadata = {"name": f"{self._name}-{name}-{execution}{number}", "labels": {"pipeline/runid": _RUN}}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+    def _launcher_call(self, component: Mapping[str, Any], executor_input: Any, execution: str) -> list[str]:
+        # Rule: the launcher is called with these, and after `--` with the step's command and arguments
+        # (kubeflow/pipelines backend/src/v2/driver/driver.go: initPodSpecPatch)
+        options = {
+            "executor_type": "container",
+            "pipeline_name": self._name,
+            "run_id": _RUN,
+            "execution_id": execution,
+            "executor_input": json.dumps(executor_input),
+            "component_spec": json.dumps(component),
+            "pod_name": "$(KFP_POD_NAME)",
+            "pod_uid": "$(KFP_POD_UID)",
+            "publish_logs": "true",
+        }
+        return ["python3", LAUNCHER, *itertools.chain(*((f"--{key}", value) for key, value in options.items())), "--"]
+
+
+def _environment(attempt: int | None) -> list[dict[str, Any]]:
+    # Rule: a pod is told its name and id, and, where it may be retried, which attempt it is (kubeflow/pipelines
+    # backend/src/v2/compiler/argocompiler/common.go: commonEnvs, retryIndexEnv)
+    fields = {"KFP_POD_NAME": "metadata.name", "KFP_POD_UID": "metadata.uid"}
+    told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
+    return [*told, *([] if attempt is None else [{"name": "KFP_RETRY_INDEX", "value": str(attempt)}])]
+
+
+def _placement(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a pipeline asks of Kubernetes for a task, as its pod says it."""
+    # Rule: what a pipeline asks of Kubernetes for a task is put into its pod (kubeflow/pipelines
+    # backend/src/v2/driver/k8s.go: extendPodSpecPatch)
+    placed: dict[str, Any] = {}
+    if "activeDeadlineSeconds" in asked:
+        placed["activeDeadlineSeconds"] = int(asked["activeDeadlineSeconds"])
+    if "nodeSelector" in asked:
+        placed["nodeSelector"] = asked["nodeSelector"]["labels"]
+    if "tolerations" in asked:
+        placed["tolerations"] = asked["tolerations"]
+    return placed
 
 
 def _is_triggered(task: Mapping[str, Any], inputs: Scope) -> bool:

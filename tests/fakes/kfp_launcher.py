@@ -98,54 +98,59 @@ def launch_here(arguments: Sequence[str], store: Path = STORE) -> int:
     options, command = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
     named = dict(zip(options[::2], options[1::2], strict=True))
     task, component = (json.loads(named[name]) for name in ("--executor_input", "--component_spec"))
-
-    def stored(artifact: Mapping[str, Any]) -> Path:
-        return store / artifact["uri"].partition("://")[2]
-
-    # Rule: inputs that a task leaves out have the component's defaults in what the step is called with
-    # (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: addDefaultParams)
-    declared = component.get("inputDefinitions", {}).get("parameters", {})
-    defaults = {name: given["defaultValue"] for name, given in declared.items() if "defaultValue" in given}
-    given = {**task["inputs"], "parameterValues": {**defaults, **task["inputs"].get("parameterValues", {})}}
-    # Rule: {{$}} in any word of the command is all of the executor's input, as JSON (kubeflow/pipelines
-    # backend/src/v2/component/launcher_v2.go: compileCmdAndArgs)
-    words = [word.replace("{{$}}", json.dumps({**task, "inputs": given})) for word in command]
+    outputs = task["outputs"]
     for artifact in _artifacts(task["inputs"]):
-        copy_objects(stored(artifact), local_path(artifact["uri"]))
-    for place in (
-        *(local_path(artifact["uri"]) for artifact in _artifacts(task["outputs"])),
-        *(Path(output["outputFile"]) for output in task["outputs"].get("parameters", {}).values()),
-    ):
+        copy_objects(_stored(artifact, store), local_path(artifact["uri"]))
+    written = [local_path(artifact["uri"]) for artifact in _artifacts(outputs)]
+    for place in (*written, *(Path(one["outputFile"]) for one in outputs.get("parameters", {}).values())):
         place.parent.mkdir(parents=True, exist_ok=True)
     # Rule: what a step prints is an artifact of its own, also of one that fails (kubeflow/pipelines
     # backend/src/v2/component/launcher_v2.go: getLogWriter, uploadOutputArtifacts)
-    logs = [local_path(artifact["uri"]) for artifact in _artifacts({"artifacts": _only(task["outputs"], _LOGS)})]
-    code = _run(words, logs)
-    told = Path(task["outputs"]["outputFile"])
-    output = json.loads(told.read_text()) if code == 0 and told.is_file() else {}
-    kept = task["outputs"] if code == 0 else {"artifacts": _only(task["outputs"], _LOGS)}
-    for artifact in _artifacts(kept):
+    printed = {"artifacts": {key: listed for key, listed in outputs.get("artifacts", {}).items() if key == _LOGS}}
+    code = _run(_filled(command, task, component), [local_path(artifact["uri"]) for artifact in _artifacts(printed)])
+    for artifact in _artifacts(printed if code else outputs):
         # Rule: an output that was not written is no failure (kubeflow/pipelines
         # backend/src/v2/component/launcher_v2.go: uploadOutputArtifacts)
-        copy_objects(local_path(artifact["uri"]), stored(artifact))
-    values = dict(output.get("parameterValues", {}))
-    # Rule: an output parameter that the step does not tell is read from its file, and fails the step where there is
-    # none (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: collectOutputParameters)
-    for name, parameter in task["outputs"].get("parameters", {}).items() if code == 0 else ():
-        if name not in values:
-            text = Path(parameter["outputFile"]).read_text()
-            kind = component["outputDefinitions"]["parameters"][name]["parameterType"]
-            values[name] = text if kind == "STRING" else json.loads(text)
+        copy_objects(local_path(artifact["uri"]), _stored(artifact, store))
+    told = {} if code else _told(outputs, component)
     result = result_file(store, named["--execution_id"])
     result.parent.mkdir(parents=True, exist_ok=True)
-    result.write_text(json.dumps({"code": code, "parameters": values, "artifacts": output.get("artifacts", {})}))
+    result.write_text(json.dumps({"code": code, **told}))
     # Rule: the launcher ends with 1, whatever the step ended with (kubeflow/pipelines
     # backend/src/v2/cmd/launcher-v2/main.go: main)
     return int(code != 0)
 
 
-def _only(outputs: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: artifacts for key, artifacts in outputs.get("artifacts", {}).items() if key == name}
+def _stored(artifact: Mapping[str, Any], store: Path) -> Path:
+    return store / artifact["uri"].partition("://")[2]
+
+
+def _filled(command: Sequence[str], task: Mapping[str, Any], component: Mapping[str, Any]) -> list[str]:
+    """Return a step's command with what it is called with."""
+    # Rule: inputs that a task leaves out have the component's defaults in what the step is called with
+    # (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: addDefaultParams)
+    declared = component.get("inputDefinitions", {}).get("parameters", {})
+    values = {name: given["defaultValue"] for name, given in declared.items() if "defaultValue" in given}
+    values |= task["inputs"].get("parameterValues", {})
+    # Rule: {{$}} in any word of the command is all of the executor's input, as JSON (kubeflow/pipelines
+    # backend/src/v2/component/launcher_v2.go: compileCmdAndArgs)
+    whole = json.dumps({**task, "inputs": {**task["inputs"], "parameterValues": values}})
+    return [word.replace("{{$}}", whole) for word in command]
+
+
+def _told(outputs: Mapping[str, Any], component: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a step that has ended well tells of its outputs."""
+    path = Path(outputs["outputFile"])
+    told = json.loads(path.read_text()) if path.is_file() else {}
+    values = dict(told.get("parameterValues", {}))
+    # Rule: an output parameter that the step does not tell is read from its file, and fails the step where there is
+    # none (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: collectOutputParameters)
+    for name, parameter in outputs.get("parameters", {}).items():
+        if name not in values:
+            text = Path(parameter["outputFile"]).read_text()
+            kind = component["outputDefinitions"]["parameters"][name]["parameterType"]
+            values[name] = text if kind == "STRING" else json.loads(text)
+    return {"parameters": values, "artifacts": told.get("artifacts", {})}
 
 
 def _run(words: Sequence[str], logs: Sequence[Path]) -> int:
