@@ -28,6 +28,7 @@ _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
 # Of the examples that are compared, those by which a format is timed: they wait until nothing else computes.
 _TIMED = 8 * _BATCH_SIZE
+_TEXTS_AT_ONCE = 4 * _BATCH_SIZE  # Of those that are not timed: a loop over tokens costs as much for more texts.
 _ENCODED_CHECKED = 8
 # Examples of a large split that are compared, and of a file that takes one example at a time: some seconds of a core.
 # `_most_disagreeing` says what they can miss.
@@ -224,9 +225,9 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 
 
-def _batches(chosen: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(chosen), _BATCH_SIZE):
-        yield chosen[start : start + _BATCH_SIZE]
+def _batches(chosen: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(chosen), size):
+        yield chosen[start : start + size]
 
 
 def _contributions(task: str, labels: np.ndarray, answers: np.ndarray) -> np.ndarray:
@@ -316,14 +317,14 @@ class Candidate:
     chosen: np.ndarray
     answers: list[np.ndarray] = dataclasses.field(default_factory=list)
 
-    def answer(self, some: np.ndarray) -> None:
+    def answer(self, some: np.ndarray, batch_size: int = _BATCH_SIZE) -> None:
         """Answer more of the chosen examples."""
-        self.answers += [self.predict(np.asarray(self.examples[batch])) for batch in _batches(some)]
+        self.answers += [self.predict(np.asarray(self.examples[batch])) for batch in _batches(some, batch_size)]
 
     def answer_untimed(self) -> None:
         """Answer all but those by which it is timed, once it has warmed up."""
         self.predict(np.asarray(self.examples[:_BATCH_SIZE]))
-        self.answer(self.chosen[:-_TIMED])
+        self.answer(self.chosen[:-_TIMED], _TEXTS_AT_ONCE if self.examples.dtype == object else _BATCH_SIZE)
 
     def time(self) -> dict[str, float]:
         """Answer the rest, and single examples; returns how long both take."""
