@@ -12,6 +12,7 @@ from components import schema
 from components.errors import InputError
 from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
 from components.schema import JsonFile
+from components.share import WHOLE, Share
 
 MANIFEST_FILE = "dataset.json"
 COPIES_FILE = "copies.json"
@@ -150,15 +151,18 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         manifest.check_shards(directory, verify)
         return manifest
 
-    def check_shards(self, directory: Path, verify: bool = True) -> None:
-        """Check that every shard is there and whole, and with `verify` unchanged.
+    def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
+        """Check that every shard is there and whole, and with `verify` those of a share of the examples unchanged.
 
         Raises:
             InputError: If one does not match the manifest.
         """
         for split in self.splits.values():
+            own, start = share.within(split.num_examples), 0
             for shard in split.shards:
-                _check_shard(directory / shard.name, shard, verify)
+                is_own = start < own.stop and own.start < start + shard.num_examples
+                _check_shard(directory / shard.name, shard, verify and is_own)
+                start += shard.num_examples
 
     def split(self, name: str) -> Split:
         """Return a split by name.

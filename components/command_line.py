@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -36,6 +37,13 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'expected a JSON object such as {{"accuracy": 0.9}}, received {text!r}')
     return value
+
+
+def _read(kind: Callable[[str], Any], text: str) -> Any:
+    try:
+        return kind(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_params(parser: argparse.ArgumentParser, params: type) -> None:
@@ -76,7 +84,7 @@ def run_step(
     reads: Mapping[str, str],
     example: str,
     accepted: str = "",
-    optional: Mapping[str, str] = {},
+    optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
 ) -> int:
     """Run a step from its command line; returns the exit code, 3 where its result is not accepted.
 
@@ -86,7 +94,7 @@ def run_step(
         reads: Flags of the folders that it reads, and the steps that wrote these.
         example: Arguments as somebody may give them.
         accepted: Field of the result that says whether it is accepted; empty where every result is.
-        optional: Flags of further folders, each with its help; `work` takes them by name.
+        optional: Further flags, each with what reads its text, and its help; `work` takes them by name.
     """
     program = f"python -m {work.__module__.rpartition('.')[0]}"
     parser = argparse.ArgumentParser(
@@ -97,8 +105,8 @@ def run_step(
     for flag, step in reads.items():
         parser.add_argument(f"--{flag}", required=True, type=Path, help=f"Folder that {step} wrote.")
     parser.add_argument("--output", required=True, type=Path, help="Folder to write; appears whole or not at all.")
-    for flag, text in optional.items():
-        parser.add_argument(f"--{flag.replace('_', '-')}", type=Path, help=text)
+    for flag, (kind, text) in optional.items():
+        parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(_read, kind), help=text)
     add_params(parser, params)
 
     def call(arguments: argparse.Namespace) -> tuple[Any, int]:
@@ -128,6 +136,6 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
         return FAILED
     except termination.Terminated as error:
         print(f"error: {error}", file=sys.stderr)
-        return termination.EXIT_CODE
+        return error.exit_code
     print(json.dumps(dataclasses.asdict(result)))
     return code

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import InputError
+from components.hosts import ALONE, Hosts, connect
 
 BACKENDS = ("auto", "tensorflow", "jax")
 ACCELERATORS = ("auto", "cpu", "gpu", "tpu")
@@ -86,17 +87,26 @@ def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> st
     return "float32"
 
 
-def prepare(backend: str = "auto", accelerator: str = "auto", num_replicas: int = 0, precision: str = "auto") -> Device:
+def prepare(
+    backend: str = "auto",
+    accelerator: str = "auto",
+    num_replicas: int = 0,
+    precision: str = "auto",
+    hosts: Hosts = ALONE,
+) -> Device:
     """Choose a device and set Keras up for it.
 
     Args:
         backend: `auto` is jax on TPU and tensorflow elsewhere.
         accelerator: `auto` is a GPU where there is one, else the CPU. `tpu` must be asked for, and fails without one.
-        num_replicas: 0 is every device there is (one on a CPU); on a CPU any number is simulated.
+        num_replicas: 0 is every device there is (one on a CPU); on a CPU any number is simulated. Those of all hosts.
         precision: `auto` chooses for the device.
+        hosts: Hosts that train together; they are met here.
 
     Raises:
-        InputError: If a value is unknown, the device is not there, or Keras already runs another backend.
+        InputError: If a value is unknown, the device is not there, Keras already runs another backend, or the backend
+            cannot use several hosts.
+        Terminated: If the other hosts do not come.
     """
     for name, value, known in (
         ("backend", backend, BACKENDS),
@@ -109,9 +119,16 @@ def prepare(backend: str = "auto", accelerator: str = "auto", num_replicas: int 
         raise InputError(f"num_replicas must not be negative. Received: num_replicas={num_replicas}.")
     if backend == "auto":
         backend = "jax" if accelerator == "tpu" else "tensorflow"
+    if hosts.count > 1 and backend != "jax":
+        raise InputError(
+            f"Cannot train on {hosts.count} hosts with the {backend} backend: expected training.backend=jax, which "
+            "alone trains on several."
+        )
     _claim_backend(backend)
-    setup = _prepare_tensorflow if backend == "tensorflow" else _prepare_jax
-    accelerator, num_replicas, distribution = setup(accelerator, num_replicas)
+    if backend == "tensorflow":
+        accelerator, num_replicas, distribution = _prepare_tensorflow(accelerator, num_replicas)
+    else:
+        accelerator, num_replicas, distribution = _prepare_jax(accelerator, num_replicas, hosts)
     if precision == "auto":
         precision = choose_precision(accelerator, backend, cpu_flags())
     import keras
@@ -213,7 +230,7 @@ def _check_all_cores(num_replicas: int, available: int) -> None:
         )
 
 
-def _prepare_jax(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
+def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str, int, Any]:
     import jax
     import tensorflow as tf
 
@@ -221,17 +238,25 @@ def _prepare_jax(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
     # A TPU must be asked for. Where libtpu is installed for preflight, looking for one takes seconds and prints errors.
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     has_gpu_plugin = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
-    if accelerator == "cpu" or (accelerator == "auto" and (num_replicas > 1 or not has_gpu_plugin)):
+    if num_replicas % hosts.count:
+        raise InputError(
+            f"Cannot share {num_replicas} replicas out among {hosts.count} hosts: expected num_replicas=0, or a "
+            "multiple of the number of hosts."
+        )
+    own_replicas = num_replicas // hosts.count
+    if accelerator == "cpu" or (accelerator == "auto" and (own_replicas > 1 or not has_gpu_plugin)):
         jax.config.update("jax_platforms", "cpu")
         # One device's program runs at once: handing a small step over to another thread takes as long as the step.
-        jax.config.update("jax_cpu_enable_async_dispatch", num_replicas > 1)
-    if num_replicas > 1 and accelerator in ("auto", "cpu"):
+        jax.config.update("jax_cpu_enable_async_dispatch", own_replicas > 1)
+    if own_replicas > 1 and accelerator in ("auto", "cpu"):
         with contextlib.suppress(RuntimeError):  # JAX has started; its devices are counted below.
-            jax.config.update("jax_num_cpu_devices", num_replicas)
+            jax.config.update("jax_num_cpu_devices", own_replicas)
     if accelerator == "tpu":
         jax.config.update("jax_platforms", "tpu,cpu")
+    connect(hosts)
     try:
-        devices = jax.devices()
+        # A host's own in a row: it gives a batch's part for them in one piece.
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     except RuntimeError as error:
         raise InputError(f"Cannot use a {accelerator}: JAX says {error}. Set accelerator to auto or cpu.") from error
     platform = devices[0].platform
@@ -242,13 +267,15 @@ def _prepare_jax(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
         )
     if platform == "tpu":
         _check_all_cores(num_replicas, len(devices))
-    num_replicas = num_replicas or (1 if platform == "cpu" else len(devices))
+    num_replicas = num_replicas or (hosts.count if platform == "cpu" else len(devices))
     if num_replicas > len(devices):
         raise InputError(f"Cannot use {num_replicas} replicas: expected at most {len(devices)}, the devices JAX sees.")
     import keras
 
     distribution = None
     if num_replicas > 1:
-        distribution = keras.distribution.DataParallel(devices=[f"{platform}:{i}" for i in range(num_replicas)])
+        distribution = keras.distribution.DataParallel(
+            devices=[f"{platform}:{device.id}" for device in devices[:num_replicas]]
+        )
     keras.distribution.set_distribution(distribution)
     return platform, num_replicas, distribution

@@ -7,6 +7,7 @@ Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/
 
 import dataclasses
 import functools
+import itertools
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from components import images
 from components.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, TRAIN, Manifest
 from components.images import REDUCTIONS
 from components.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
+from components.share import WHOLE, Share
 
 RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
@@ -186,6 +188,27 @@ def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
     return [str(directory / shard.name) for shard in manifest.split(split).shards]
 
 
+def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
+    """Return int64[parts, 3], what a share reads of shards in a row: the shard, records to skip, and to take.
+
+    Args:
+        counts: Examples of each shard.
+        share: Share of all of them.
+
+    Example:
+        >>> parts_of_shards([4, 4, 4], Share(1, 2)).tolist()
+        [[1, 2, 2], [2, 0, 4]]
+    """
+    ends = np.cumsum([0, *counts])
+    wanted = share.within(int(ends[-1]))
+    parts = [
+        (shard, max(wanted.start - start, 0), min(end, wanted.stop) - max(start, wanted.start))
+        for shard, (start, end) in enumerate(itertools.pairwise(ends.tolist()))
+        if start < wanted.stop and wanted.start < end
+    ]
+    return np.array(parts, np.int64).reshape(-1, 3)
+
+
 def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, with_margin: bool = False) -> Any:
     """Turn a tf.data.Dataset of batches of serialized examples into one of batches of tensors.
 
@@ -280,20 +303,26 @@ def read_batches(
     batch_size: int = _PARSE_BATCH,
     with_keys: bool = False,
     with_margin: bool = False,
+    share: Share = WHOLE,
 ) -> Any:
-    """Read a split once in its stored order, as a tf.data.Dataset of batches; see `parse_batches`.
+    """Read a share of a split once in its stored order, as a tf.data.Dataset of batches; see `parse_batches`.
 
     The batch comes first and the parsing second: one op parses hundreds of examples.
     """
     tf = tensorflow()
     files = shard_paths(directory, manifest, split)
-    serialized = tf.data.TFRecordDataset(files, buffer_size=_READ_BUFFER_BYTES).batch(batch_size)
+    parts = parts_of_shards([shard.num_examples for shard in manifest.split(split).shards], share)
+    serialized = tf.data.TFRecordDataset([files[shard] for shard in parts[:, 0]], buffer_size=_READ_BUFFER_BYTES)
+    if share != WHOLE:
+        skipped = int(parts[0, 1]) if len(parts) else 0
+        serialized = serialized.skip(skipped).take(int(parts[:, 2].sum()))
+    serialized = serialized.batch(batch_size)
     return parse_batches(serialized, manifest, with_keys, with_margin).prefetch(2).with_options(static_options())
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """A whole split in memory, in its stored order.
+    """A split in memory, or a host's share of it, in its stored order.
 
     Attributes:
         inputs: dtype[num_examples, *shape] as the manifest's input says, of images uint8[N, height, width, channels].
@@ -307,18 +336,23 @@ class Examples:
 
 
 def load_split(
-    directory: Path, manifest: Manifest, split: str, with_keys: bool = False, with_margin: bool = False
+    directory: Path,
+    manifest: Manifest,
+    split: str,
+    with_keys: bool = False,
+    with_margin: bool = False,
+    share: Share = WHOLE,
 ) -> Examples:
-    """Read a whole split into memory; see `parse_batches`.
+    """Read a split, or a share of it, into memory; see `parse_batches`.
 
     Raises:
         InputError: If the split has no examples.
     """
-    num_examples = manifest.split(split).num_examples
+    num_examples = len(share.within(manifest.split(split).num_examples))
     (inputs, labels, _) = (np.empty(*shape) for shape in manifest.interface.batch_shapes(num_examples, with_margin))
     keys: list[str] = []
     start = 0
-    batches = read_batches(directory, manifest, split, with_keys=with_keys, with_margin=with_margin)
+    batches = read_batches(directory, manifest, split, with_keys=with_keys, with_margin=with_margin, share=share)
     for batch in batches.as_numpy_iterator():
         end = start + len(batch[LABEL_FEATURE])
         inputs[start:end] = batch[manifest.input.feature]

@@ -16,6 +16,7 @@ from typing import Annotated
 
 from components import storage, termination
 from components.errors import InputError
+from components.hosts import is_writer
 from components.outages import PlatformError
 from components.schema import Amount, JsonFile
 
@@ -62,6 +63,8 @@ def end_with(pid: int) -> None:
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
     """Write `step.json` beside `artifact_path` when the block ends, however it ends; the exception goes on.
 
+    Of several hosts that train together, host 0 alone writes it.
+
     Within the block SIGTERM is heard; see `termination`.
     """
     if runner := os.environ.get(RUNNER_VARIABLE):
@@ -78,4 +81,5 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
         message = str(error) if in_words else traceback.format_exc()
         raise
     finally:
-        StepRecord(step, state, time.time() - start, message, mistake).save(Path(artifact_path).parent)
+        if is_writer():
+            StepRecord(step, state, time.time() - start, message, mistake).save(Path(artifact_path).parent)

@@ -20,13 +20,22 @@ _GRACE_SECONDS = 25.0
 
 
 class Terminated(SystemExit):
-    """End of a process that SIGTERM asked for. It is no Exception, so nobody takes it for an error of what runs."""
+    """End of a process that SIGTERM asked for, or the loss of a host that it works with: another start continues.
 
-    def __init__(self) -> None:
-        super().__init__(EXIT_CODE)
+    It is no Exception, so nobody takes it for an error of what runs.
+
+    Attributes:
+        exit_code: Exit code of the process.
+    """
+
+    def __init__(
+        self, exit_code: int = EXIT_CODE, words: str = "ended by SIGTERM; run the same step again to continue"
+    ) -> None:
+        super().__init__(exit_code)
+        self.exit_code, self._words = exit_code, words
 
     def __str__(self) -> str:
-        return "ended by SIGTERM; run the same step again to continue"
+        return self._words
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """Train from the command line: `python -m components.train_model --model NAME --records DIR --output DIR`."""
 
 import sys
+from pathlib import Path
 
 from components import command_line
+from components.hosts import parse_host
 from components.train_model import TrainParams, train_model
 
 
@@ -13,7 +15,14 @@ def main() -> int:
         TrainParams,
         reads={"records": "create_tfrecords"},
         example="--records records --output model --model digits_cnn",
-        optional={"checkpoint_dir": "Folder of the checkpoints between sessions; beside the output if not given."},
+        optional={
+            "checkpoint_dir": (Path, "Folder of the checkpoints between sessions; beside the output if not given."),
+            "hosts": (
+                parse_host,
+                "Where several hosts train together, which one this is: INDEX/COUNT@ADDRESS[:PORT], with the address "
+                "of host 0; as the environment says if not given.",
+            ),
+        },
     )
 
 

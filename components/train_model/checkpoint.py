@@ -24,13 +24,15 @@ class TrainingProgress:
     """The progress of a training.
 
     Attributes:
-        identity: Facts that must be equal for a checkpoint to be continued: parameters, data set and device.
+        identity: Facts that must be equal for a checkpoint to be continued: parameters, data set and kind of device.
         epoch: Epochs finished.
         step: Steps finished within the epoch after these.
         seconds: Training time so far.
         best_epoch: Epoch (from 1) with the lowest validation loss so far, 0 before the first.
         best_loss: That loss.
         history: One mapping per finished epoch.
+        batch_size: Examples of a step, of all replicas together.
+        start_seconds: Seconds of `seconds` in which sessions compiled and made their first step.
     """
 
     identity: str
@@ -40,6 +42,8 @@ class TrainingProgress:
     best_epoch: int = 0
     best_loss: float | None = None
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    batch_size: int = 0
+    start_seconds: float = 0.0
 
 
 def _array(variable: Any) -> np.ndarray:
@@ -128,4 +132,18 @@ def restore(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> N
     if variables.keys() != arrays.keys():
         raise ValueError(f"Checkpoint of another model: {sorted(variables.keys() ^ arrays.keys())[:4]} differ.")
     for name, variable in variables.items():
-        variable.assign(arrays[name])
+        variable.assign(_placed(arrays[name], variable))
+
+
+def _placed(array: np.ndarray, variable: Any) -> Any:
+    """Return a value for a variable that lies on the devices of several hosts: no host has to wait for another."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return array
+    import jax
+
+    if jax.process_count() == 1:
+        return array
+    value = array.astype(variable.dtype)
+    return jax.make_array_from_callback(value.shape, variable.value.sharding, lambda index: value[index])

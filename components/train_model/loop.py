@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from components.feeding import EpochReader, draw_order
+from components.hosts import Company
 from components.progress import Progress
 from components.records import Examples
+from components.share import WHOLE, Share
 from components.train_model import checkpoint as checkpoints
 from components.train_model.stopwatch import COMPUTE, INPUT, Stopwatch
 from components.training_step.hyperparameters import TrainParams
@@ -27,6 +29,7 @@ class Session(Protocol):
     steps: int
     batch_size: int
     stopwatch: Stopwatch
+    company: Company
 
     def examples_before(self, step: int) -> int:
         """Return how many examples of the epoch come before a step."""
@@ -87,13 +90,11 @@ class Feed(Protocol):
 class ResidentFeed:
     """A split in the device's memory; an epoch's order is all that it needs."""
 
-    def __init__(self, program: Program, examples: Examples, seed: int, mesh: Any) -> None:
-        inputs, targets, self._order = program.source
+    def __init__(self, program: Program, examples: Examples, seed: int, mesh: Any, share: Share) -> None:
+        inputs, _, self._order = program.source
         self._program, self._seed, self._mesh = program, seed, mesh
-        self._examples = (
-            put(examples.inputs.reshape(inputs.shape), mesh, inputs.shared_axis),
-            put(examples.labels, mesh, targets.shared_axis),
-        )
+        flat = examples.inputs.reshape(-1, *inputs.shape[1:])
+        self._examples = tuple(put_everywhere(array, mesh, share, inputs.shape[0]) for array in (flat, examples.labels))
         self._source: Any = None
         self._pool = ThreadPoolExecutor(1)
         self._drawn: dict[int, Future[Any]] = {}
@@ -127,40 +128,89 @@ class HandedOverFeed:
     def take(self, limit: int) -> tuple[Any, int]:
         """See `Feed`; a block that the epoch does not fill is filled up with anything."""
         arrays = self._program.source
-        if not self._program.block_steps:
-            source, count = next(self._batches), 1
-        else:
-            count = min(limit, self._program.block_steps)
-            source = tuple(np.empty(array.shape, array.dtype) for array in arrays)
+        source, count = next(self._batches), 1
+        if self._program.block_steps:
+            count, batch = min(limit, self._program.block_steps), source
+            source = tuple(np.empty((self._program.block_steps, *part.shape), part.dtype) for part in batch)
             for i in range(count):
-                for block, part in zip(source, next(self._batches), strict=True):
+                for block, part in zip(source, batch if i == 0 else next(self._batches), strict=True):
                     block[i] = part
-        return tuple(put(part, self._mesh, at.shared_axis) for part, at in zip(source, arrays, strict=True)), count
+        return tuple(put_part(part, self._mesh, at.shared_axis) for part, at in zip(source, arrays, strict=True)), count
 
 
 def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
-    """Return an array on the device, or on those of a mesh: shared along an axis, or whole on each."""
+    """Return an array on the device, or on those of a mesh: shared along an axis, or whole on each.
+
+    Of several hosts each has the whole array, and puts on its devices what is theirs.
+    """
     import jax
 
-    return jax.device_put(array, None if mesh is None else shared(mesh, axis))
+    if jax.process_count() == 1:
+        return jax.device_put(array, None if mesh is None else shared(mesh, axis))
+    return jax.make_array_from_callback(array.shape, shared(mesh, axis), lambda index: array[index])
+
+
+def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
+    """Return an array on the devices of a mesh, shared along an axis, of which each host has its own part."""
+    import jax
+
+    if jax.process_count() == 1:
+        return put(array, mesh, axis)
+    return jax.make_array_from_process_local_data(shared(mesh, axis), array)
+
+
+def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> Any:
+    """Return an array whole on each device, of whose first axis each host has its share.
+
+    The hosts' parts go from device to device: none reads what another has read.
+
+    Args:
+        array: The share of this host.
+        mesh: Devices of all hosts; None is one.
+        share: This host's share of the whole.
+        length: Size of the first axis of the whole array.
+    """
+    import jax
+    from jax import numpy as jnp
+
+    if share == WHOLE:
+        return put(array, mesh)
+    own_devices = mesh.size // share.count
+    ranges = [Share(host, share.count).within(length) for host in range(share.count)]
+    rows = -(-max(map(len, ranges)) // own_devices) * own_devices  # As many on every device.
+    padded = np.zeros((rows, *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+
+    def join(parts: Any) -> Any:
+        return jnp.concatenate([parts[host * rows : host * rows + len(own)] for host, own in enumerate(ranges)])
+
+    return jax.jit(join, out_shardings=shared(mesh, None))(put_part(padded, mesh, 0))
 
 
 class _Pace:
-    """Number of steps to run before the host looks: as many as asked for, else ever more until they take a while."""
+    """Number of steps to run before the host looks: as many as asked for, else ever more until they take a while.
 
-    def __init__(self, params: TrainParams) -> None:
+    Several hosts have one pace, that of host 0; they agree on it ever more seldom.
+    """
+
+    def __init__(self, params: TrainParams, company: Company) -> None:
         self.steps = params.steps_per_execution or 1
-        self._is_fixed = params.steps_per_execution > 0
+        self._is_fixed, self._company = params.steps_per_execution > 0, company
         self._seconds = min(_LOOK_SECONDS, params.checkpoint_seconds)
+        self._learnt = 0
 
     def learn(self, seconds: float) -> None:
         """Take in how long the last ones took."""
         if self._is_fixed:
             return
+        self._learnt += 1
+        if self._company.hosts.count > 1 and self._learnt.bit_count() > 1:  # Not at 1, 2, 4, 8, …
+            return
         if seconds < self._seconds / 2:
             self.steps *= 2
         elif seconds > self._seconds:
             self.steps = max(self.steps // 2, 1)
+        self.steps = self._company.agree(self.steps)
 
 
 class DeviceLoop:
@@ -169,7 +219,7 @@ class DeviceLoop:
     def __init__(self, session: Session, program: Program, feed: Feed, mesh: Any) -> None:
         self._session, self._feed, self._mesh = session, feed, mesh
         self._model, self._program, self._has_loop = program.model, program, program.block_steps > 0
-        self._pace = _Pace(session.params)
+        self._pace = _Pace(session.params, session.company)
         self.first_step_at: float | None = None  # Of this session, by the monotonic clock.
         self._to_profile = 0  # Steps that a profile is to have, and no more.
         self.take_up_model()

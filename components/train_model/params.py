@@ -33,6 +33,10 @@ class TrainResult:
             included; 0 where it had none left.
         time: Seconds of all epochs by what the host waited for: `compute`, the device, validation with it; `input`,
             which the tensorflow backend has in `compute`; `checkpoint`; the rest is the `host`'s own.
+        sessions: Starts that it took: one more than it was interrupted.
+        goodput: Share of all sessions' time in which it learned what is in the result: what is lost is start-up,
+            compilation, steps made twice, and saving the model. A killed session counts to its last sign of life, at
+            most 10 s before.
     """
 
     epochs: int
@@ -50,3 +54,5 @@ class TrainResult:
     num_synchronized_layers: int
     first_step_seconds: float = 0.0
     time: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    sessions: int = 1
+    goodput: float = 0.0

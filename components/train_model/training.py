@@ -30,13 +30,15 @@ from components.artifacts import (
 )
 from components.errors import InputError
 from components.feeding import DEVICE, is_resident, open_training_split, steps_per_epoch
+from components.hosts import Company, Hosts, find_hosts
 from components.identities import save_trained_on
 from components.model_loading.lookup import build_model
 from components.model_loading.trained import check_rebuilds, predict, save_architecture
 from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
-from components.train_model.answering import ResidentInputs
+from components.train_model.answering import SharedInputs
 from components.train_model.checkpoint import TrainingProgress
+from components.train_model.goodput import Sessions
 from components.train_model.loop import DeviceLoop, HandedOverFeed, Loop, ResidentFeed
 from components.train_model.params import TrainParams, TrainResult
 from components.train_model.profiling import PROFILES, StepProfile, profiler
@@ -52,8 +54,8 @@ _TENSORBOARD_DIR = "tensorboard"
 _PROGRAMS_DIR = "programs"  # What JAX has compiled: a restart does not compile again.
 _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.proto, base_output_directory.
 _CHUNK_BYTES = 256 << 20  # Answers of the validation split held in memory at a time.
-# What may change between two sessions of one training without changing its result.
-_FREE_TO_CHANGE = ("checkpoint_seconds", "profile_steps", "residency", "steps_per_execution")
+# What may change between two sessions of one training; of these the number of replicas alone changes its result.
+_FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")
 
 
 def default_checkpoint_dir(output: Path) -> Path:
@@ -65,11 +67,16 @@ def default_checkpoint_dir(output: Path) -> Path:
 
 
 def train_model(
-    params: TrainParams, records_dir: Path, output: Path, checkpoint_dir: Path | None = None
+    params: TrainParams,
+    records_dir: Path,
+    output: Path,
+    checkpoint_dir: Path | None = None,
+    hosts: Hosts | None = None,
 ) -> TrainResult:
     """Train a Keras model on a data set's training split.
 
-    1. Continue from this training's checkpoint, if there is one. 2. Otherwise start fresh.
+    1. Continue from this training's checkpoint, if there is one. 2. Otherwise start fresh. Where several hosts train
+    together, host 0 alone writes and needs the checkpoint; all return its result.
 
     Args:
         params: Hyper-parameters of the training.
@@ -77,32 +84,41 @@ def train_model(
         output: The model's folder; appears whole or not at all, with best and last weights, history and TensorBoard
             logs.
         checkpoint_dir: Folder of the checkpoints between sessions; see `default_checkpoint_dir`.
+        hosts: Hosts that train together, and which of them this is; None is as the environment says.
 
     Raises:
         InputError: If parameters, data and device do not fit, or training diverges; the last good checkpoint stays.
+        Terminated: If the platform ends a host, or one is lost: another start goes on from the checkpoint.
     """
     begun, started = time.monotonic(), time.time()
     storage.require_output(output, MODEL_FILE)
     manifest = Manifest.load(records_dir, verify=False)
     num_examples = manifest.split(TRAIN).num_examples
     params.check_batch_fits(num_examples)
-    device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision)
+    hosts = hosts or find_hosts(os.environ)
+    if not hosts.is_writer:
+        os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # What host 0 says holds for all.
+    device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
     dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     if device.backend == "jax":
         devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
-    unchanged = _in_background(lambda: manifest.check_shards(records_dir))
-    try:
-        session = _Session(params, manifest, records_dir, device, checkpoint_dir, unchanged)
-        first_step_at = session.run()
-    except InputError:
-        raise
-    except Exception:
-        unchanged.result()  # What cannot be read may be what has changed: then this says so.
-        raise
-    unchanged.result()
-    result = session.save(output, first_step_at - begun if first_step_at else 0.0)
-    leave_report(device, output.parent, result, started)
+    unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
+    company = Company(hosts)
+    with company.together():
+        try:
+            session = _Session(params, manifest, records_dir, device, checkpoint_dir, unchanged, company)
+            first_step_at = session.run(started)
+        except InputError:
+            raise
+        except Exception:
+            unchanged.result()  # What cannot be read may be what has changed: then this says so.
+            raise
+        unchanged.result()
+        result = session.result(first_step_at - begun if first_step_at else 0.0)
+        if hosts.is_writer:
+            session.save(output, result)
+            leave_report(device, output.parent, result, started)
     return result
 
 
@@ -132,10 +148,12 @@ class _Session:
         device: devices.Device,
         checkpoint_dir: Path,
         unchanged: "Future[None]",
+        company: Company,
     ) -> None:
         import keras
 
-        self.params, self.manifest, self.device = params, manifest, device
+        self.params, self.manifest, self.device, self.company = params, manifest, device, company
+        self._share, self._is_writer = company.hosts.share, company.hosts.is_writer
         self._records_dir, self._checkpoint_dir = records_dir, checkpoint_dir
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self._num_examples = manifest.split(TRAIN).num_examples
@@ -155,20 +173,31 @@ class _Session:
         self._num_synchronized = count_synchronized_layers(self.model, device.num_replicas)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
         self._is_resident = is_resident(
-            params.residency, device.backend, records.decoded_bytes(manifest, TRAIN), params.in_memory_mib
+            params.residency,
+            device.backend,
+            records.decoded_bytes(manifest, TRAIN) // self._share.count,
+            params.in_memory_mib,
         )
         distribution = device.distribution if device.backend == "jax" else None
         self._mesh = None if distribution is None else distribution.device_mesh.backend_mesh
         self._loop = self._make_loop()
-        self._validation = (
-            records.load_split(records_dir, manifest, VALIDATION) if VALIDATION in manifest.splits else None
-        )
-        self._resident_validation: ResidentInputs | None = None
-        if self._validation is not None and self._is_resident:
-            self._resident_validation = ResidentInputs(self.model, self._validation.inputs, self.batch_size, self._mesh)
+        self._validation: records.Examples | None = None
+        self._shared_validation: SharedInputs | None = None
+        if VALIDATION in manifest.splits:
+            self._validation = records.load_split(records_dir, manifest, VALIDATION, share=self._share)
+            if self._is_resident or self._share.count > 1:
+                self._shared_validation = SharedInputs(
+                    self.model,
+                    self._validation.inputs,
+                    self.batch_size,
+                    self._mesh,
+                    self._share,
+                    manifest.split(VALIDATION).num_examples,
+                    self._is_resident,
+                )
         # The figure whose lowest value is the best epoch's, and which early stopping follows.
         self._judged_by = "loss" if self._validation is None else "validation_loss"
-        self.progress = TrainingProgress(identity=self._identity())
+        self.progress = TrainingProgress(identity=self._identity(), batch_size=self.batch_size)
         self._best: dict[str, np.ndarray] | None = None
         self._writer = checkpoints.Writer()
         self._is_asked_to_end: Callable[[], bool] = lambda: False
@@ -180,9 +209,10 @@ class _Session:
         if self._is_resident:
             assert program is not None
             beside = records.decoded_bytes(manifest, VALIDATION) if VALIDATION in manifest.splits else 0
-            if self.device.accelerator == "cpu" or fits(program, mesh, beside):
-                examples = records.load_split(self._records_dir, manifest, TRAIN, with_margin=True)
-                return DeviceLoop(self, program, ResidentFeed(program, examples, params.seed, mesh), mesh)
+            if self.device.accelerator == "cpu" or self.company.agree(fits(program, mesh, beside)):
+                examples = records.load_split(self._records_dir, manifest, TRAIN, with_margin=True, share=self._share)
+                feed = ResidentFeed(program, examples, params.seed, mesh, self._share)
+                return DeviceLoop(self, program, feed, mesh)
             if params.residency == DEVICE:
                 raise InputError(
                     "The training split does not fit in the device's memory beside the model, as residency=device asks "
@@ -191,7 +221,13 @@ class _Session:
             progress.say(_STEP, "the data do not fit in the device's memory beside the model: the host hands them over")
             self._is_resident, program = False, self._plan(False)
         reader = open_training_split(
-            self._records_dir, manifest, self.batch_size, params.seed, params.in_memory_mib, params.shuffle_buffer
+            self._records_dir,
+            manifest,
+            self.batch_size,
+            params.seed,
+            params.in_memory_mib,
+            params.shuffle_buffer,
+            self._share,
         )
         if program is not None:
             return DeviceLoop(self, program, HandedOverFeed(program, reader, mesh), mesh)
@@ -231,8 +267,8 @@ class _Session:
         if (stage := stage_of(self._stages, epoch)) is not self._stage:
             self._compile(stage)
             self._loop.take_up_model()
-            if self._resident_validation is not None:
-                self._resident_validation.take_up_model()
+            if self._shared_validation is not None:
+                self._shared_validation.take_up_model()
 
     def _say_stage(self) -> None:
         stage, settings = self._stage, self._stage.settings
@@ -250,7 +286,6 @@ class _Session:
             sorted(fixed.items()),
             self.manifest.fingerprint,
             self.device.backend,
-            self.device.num_replicas,
             self.device.precision,
             self.model.get_config(),
         )
@@ -272,21 +307,28 @@ class _Session:
         """Return how many examples of an epoch count in its first steps; the filling of the last batch does not."""
         return min(step * self.batch_size, self._num_examples)
 
-    def run(self) -> float | None:
-        """Train to the end, from the checkpoint if there is one; when the first step ended, if there was one left."""
+    def run(self, started: float) -> float | None:
+        """Train to the end, from the checkpoint if there is one; when the first step ended, if there was one left.
+
+        Args:
+            started: Start of this session, in seconds since 1970.
+        """
         if self._validation is None:
             progress.say(_STEP, "there is no validation split: the best epoch is that of the lowest training loss")
         restored = self._restore()
-        if restored is None:  # Curves of another training would be drawn into this one's.
-            shutil.rmtree(self._checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
-        # Between sessions the optimizer's state, averages and two sets of weights, in the end two more sets.
-        weight_bytes = sum(array.nbytes for array in checkpoints.snapshot(self._weights()).values())
-        storage.require_free_bytes(self._checkpoint_dir, 7 * weight_bytes)
         import tensorflow as tf
 
-        curves = tf.summary.create_file_writer(str(self._tensorboard_dir()))
+        curves = tf.summary.create_noop_writer()
+        if self._is_writer:
+            if restored is None:  # Curves of another training would be drawn into this one's.
+                shutil.rmtree(self._checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
+            # Between sessions the optimizer's state, averages and two sets of weights, in the end two more sets.
+            weight_bytes = sum(array.nbytes for array in checkpoints.snapshot(self._weights()).values())
+            storage.require_free_bytes(self._checkpoint_dir, 7 * weight_bytes)
+            curves = tf.summary.create_file_writer(str(self._tensorboard_dir()))
+        self._sessions = Sessions(self._checkpoint_dir, self.progress.identity, started)
         try:
-            with termination.put_off() as self._is_asked_to_end:
+            with termination.put_off() as self._is_asked_to_end, self._sessions.signed(self._is_writer):
                 self._run_epochs(restored, curves)
                 self._writer.wait()
         finally:
@@ -296,7 +338,9 @@ class _Session:
     def _run_epochs(self, restored: dict[str, np.ndarray] | None, curves: Any) -> None:
         plural = self.manifest.input.plural
         trace = profiler(self.device.backend)
-        profile = StepProfile(self.params.profile_steps, self.batch_size, self._tensorboard_dir(), *trace)
+        profiled = self.params.profile_steps if self._is_writer else 0
+        profile = StepProfile(profiled, self.batch_size, self._tensorboard_dir(), *trace)
+        self._epochs_begun: float | None = time.monotonic()
         while self.progress.epoch < self.params.epochs and not self._should_stop():
             epoch = self.progress.epoch
             self._enter_stage_of(epoch)
@@ -328,7 +372,35 @@ class _Session:
                 storage.write_bytes(target, path.read_bytes())
 
     def _restore(self) -> dict[str, np.ndarray] | None:
-        """Load the checkpoint of this training, if there is one; returns its arrays."""
+        """Take up the checkpoint of this training, if host 0 has one; returns its arrays."""
+        loaded = self._load() if self._is_writer else None
+        told = self.company.share(json.dumps(None if loaded is None else dataclasses.asdict(self.progress)).encode())
+        if (saved := json.loads(told)) is None:
+            return None
+        self.progress = now = TrainingProgress(**saved)
+        self._enter_stage_of(now.epoch if now.step else now.epoch - 1)  # Whose optimizer was saved.
+        arrays = self.company.share_arrays(loaded or checkpoints.snapshot(self.variables()))
+        with self.device.scope():
+            checkpoints.restore(self.variables(), arrays)
+            if now.batch_size != self.batch_size:
+                self._change_batch_size(now)
+        progress.say(_STEP, f"continuing at epoch {now.epoch + 1}, step {now.step} of {self.steps}")
+        return arrays
+
+    def _change_batch_size(self, now: TrainingProgress) -> None:
+        """Go on with another number of replicas than the checkpoint's: at the same share of the epoch's examples.
+
+        Of these, those that the steps so far have seen are not all told apart from the others.
+        """
+        now.step = now.step * now.batch_size // self.batch_size
+        now.batch_size = self.batch_size
+        # Schedules follow the optimizer's steps, of which an epoch has another number now.
+        epochs = now.epoch - self._stage.first_epoch
+        self.model.optimizer.iterations.assign(epochs * self.steps + now.step)
+        progress.say(_STEP, f"the checkpoint is of another number of replicas; a batch has {self.batch_size} now")
+
+    def _load(self) -> dict[str, np.ndarray] | None:
+        """Load the checkpoint of this training with its progress, if there is one; returns its arrays."""
         path = self._checkpoint_dir / checkpoints.CHECKPOINT_FILE
         if not path.is_file():
             return None
@@ -345,15 +417,21 @@ class _Session:
             progress.say(_STEP, f"the checkpoint in {self._checkpoint_dir} is of another training; starting fresh")
             return None
         self.progress = saved
-        self._enter_stage_of(saved.epoch if saved.step else saved.epoch - 1)  # Whose optimizer was saved.
-        with self.device.scope():
-            checkpoints.restore(self.variables(), arrays)
-        progress.say(_STEP, f"continuing at epoch {saved.epoch + 1}, step {saved.step} of {self.steps}")
         return arrays
 
     def is_due(self, seconds: float) -> bool:
-        """Return whether a checkpoint is due: some time after the last one, or at once where a platform ends this."""
-        return seconds >= self.params.checkpoint_seconds or self._is_asked_to_end()
+        """Return whether a checkpoint is due: some time after the last one, or at once where a platform ends this.
+
+        Of several hosts, host 0 alone saves; another one that is to end tells it, and computes on until all leave.
+        """
+        if not self._is_writer:
+            if self._is_asked_to_end():
+                self.company.ask_to_end()
+            return False
+        return seconds >= self.params.checkpoint_seconds or self._ends()
+
+    def _ends(self) -> bool:
+        return self._is_asked_to_end() or self.company.is_asked_to_end()
 
     def save_checkpoint(self, step: int, seconds: float) -> None:
         """Save where training stands, unless a value is not finite: the last good checkpoint is kept then.
@@ -364,6 +442,7 @@ class _Session:
             InputError: If training diverged before the checkpoint before this one.
             Terminated: If SIGTERM has come; the checkpoint is written.
         """
+        self._count_start()
         now = dataclasses.replace(
             self.progress,
             step=step,
@@ -375,8 +454,14 @@ class _Session:
             self._writer.submit(lambda: self._write_checkpoint(arrays, now))
         self._end_if_asked()
 
+    def _count_start(self) -> None:
+        """Count the time to this session's first step, once, as one in which nothing was learned."""
+        if self._epochs_begun is not None and self._loop.first_step_at is not None:
+            self.progress.start_seconds += self._loop.first_step_at - self._epochs_begun
+            self._epochs_begun = None
+
     def _end_if_asked(self) -> None:
-        if self._is_asked_to_end():
+        if self._is_writer and self._ends():
             self._writer.wait()
             progress.say(_STEP, f"SIGTERM: the checkpoint is saved in {self._checkpoint_dir}; the next start goes on")
             raise termination.Terminated
@@ -409,6 +494,7 @@ class _Session:
     def _end_epoch(self, logs: dict[str, float], curves: Any) -> None:
         import tensorflow as tf
 
+        self._count_start()
         now, metric = self.progress, self.manifest.interface.task.metric
         seconds = logs["seconds"]
         steps_of_stage = (now.epoch + 1 - self._stage.first_epoch) * self.steps
@@ -431,7 +517,7 @@ class _Session:
             if self.params.ema_decay:
                 self._assign(weights)
             with self.stopwatch.measure(COMPUTE):
-                entry |= self._validate(self._validation)
+                entry |= self._validate(self._validation, self.manifest.split(VALIDATION).num_examples)
             if self.params.ema_decay:
                 self._assign(arrays)
         judged = entry[self._judged_by]
@@ -443,13 +529,15 @@ class _Session:
         if now.best_loss is None or judged < now.best_loss:
             now.best_loss, now.best_epoch = judged, now.epoch
             self._best = weights
-        with self.stopwatch.measure(CHECKPOINT):
-            self._save_epoch(arrays, weights if now.best_epoch == now.epoch else None)
+        if self._is_writer:
+            with self.stopwatch.measure(CHECKPOINT):
+                self._save_epoch(arrays, weights if now.best_epoch == now.epoch else None)
         with curves.as_default(step=now.epoch):
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
-        curves.flush()
-        self._publish_curves()
+        if self._is_writer:
+            curves.flush()
+            self._publish_curves()
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
 
     def _save_epoch(self, arrays: Mapping[str, np.ndarray], best: Mapping[str, np.ndarray] | None) -> None:
@@ -477,14 +565,16 @@ class _Session:
         with self.device.scope():
             checkpoints.restore(self._weights(), {name: arrays[name] for name in self._judged})
 
-    def _validate(self, examples: records.Examples) -> dict[str, float]:
+    def _validate(self, examples: records.Examples, num_examples: int) -> dict[str, float]:
+        """Return loss and metric of the validation split, of which every host judges its share."""
         interface, losses, scores = self.manifest.interface, [], []
         # A language model answers every character with a probability of each: gigabytes for a long text.
-        chunk = -(-_CHUNK_BYTES // (4 * math.prod(interface.output_shape) * self.batch_size)) * self.batch_size
-        for start in range(0, len(examples.labels), chunk):
+        own_batch = self.batch_size // self._share.count
+        chunk = -(-_CHUNK_BYTES // (4 * math.prod(interface.output_shape) * own_batch)) * own_batch
+        for start in range(0, -(-num_examples // self._share.count), chunk):  # As often on every host.
             part = slice(start, start + chunk)
-            if self._resident_validation is not None:
-                outputs = self._resident_validation.answers(start, chunk)
+            if self._shared_validation is not None:
+                outputs = self._shared_validation.answers(start, chunk)
             else:
                 outputs = predict(
                     self.model, examples.inputs[part], self.params.batch_size_per_replica, self.device.num_replicas
@@ -492,8 +582,8 @@ class _Session:
             losses.append(interface.task.losses(examples.labels[part], outputs))
             scores.append(interface.task.scores(examples.labels[part], outputs))
         return {
-            "validation_loss": float(np.concatenate(losses).mean()),
-            f"validation_{interface.task.metric}": float(np.concatenate(scores).mean()),
+            "validation_loss": float(self.company.gather(np.concatenate(losses)).mean()),
+            f"validation_{interface.task.metric}": float(self.company.gather(np.concatenate(scores)).mean()),
         }
 
     def _time(self) -> dict[str, float]:
@@ -510,10 +600,10 @@ class _Session:
             return True
         return False
 
-    def save(self, output: Path, first_step_seconds: float) -> TrainResult:
-        """Write the model's folder."""
+    def result(self, first_step_seconds: float) -> TrainResult:
+        """Return the outcome of the training."""
         now, last = self.progress, self.progress.history[-1]
-        result = TrainResult(
+        return TrainResult(
             epochs=now.epoch,
             best_epoch=now.best_epoch,
             judged_by=self._judged_by,
@@ -529,8 +619,19 @@ class _Session:
             num_synchronized_layers=self._num_synchronized,
             first_step_seconds=first_step_seconds,
             time=self._time(),
+            sessions=self._sessions.count,
+            goodput=self._sessions.goodput(now.seconds - now.start_seconds),
         )
+
+    def save(self, output: Path, result: TrainResult) -> None:
+        """Write the model's folder."""
+        import keras
+
+        now = self.progress
+        keras.distribution.set_distribution(None)  # The copies that check it are this host's own affair.
         progress.say(_STEP, _time_line(result.time))
+        if result.sessions > 1:
+            progress.say(_STEP, f"goodput {result.goodput:.0%}: of {result.sessions} sessions' time, steps that count")
         self._freezer.freeze(())  # The model as it was built.
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged, self._code)
@@ -559,7 +660,6 @@ class _Session:
                     "host": devices.describe_host(),
                 },
             ).save(staged)
-        return result
 
 
 def _in_words(judged_by: str) -> str:

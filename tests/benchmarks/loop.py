@@ -66,7 +66,7 @@ def fit(records: Path, model: str) -> dict[str, float]:
     from components import device
     from components import records as records_of
     from components.artifacts import TRAIN, Manifest
-    from components.feeding import InMemoryReader
+    from components.feeding import Cut, InMemoryReader
     from components.model_loading.lookup import build_model
 
     device.prepare("jax", "cpu", 1, "float32")
@@ -80,7 +80,8 @@ def fit(records: Path, model: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         built = build_model(_model_file(model, Path(folder)), manifest.interface, {})
     built.compile("adam", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
-    reader = InMemoryReader(records_of.load_split(records, manifest, TRAIN), BATCH, seed=0)
+    examples = records_of.load_split(records, manifest, TRAIN)
+    reader = InMemoryReader(examples, Cut(len(examples.labels), BATCH), seed=0)
     for epoch in range(3):
         batches = reader.batches(epoch, 0)
         start = time.perf_counter()

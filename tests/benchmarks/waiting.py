@@ -26,9 +26,10 @@ _COLUMNS = "{:<20} {:<7} {:>10} {:>12} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10}
 
 def measure_feed(examples: Examples) -> float:
     """Examples per second that this machine gathers from memory; the second epoch's."""
-    from components.feeding import InMemoryReader
+    from components.feeding import Cut, InMemoryReader
 
-    reader = InMemoryReader(examples, min(FEED_BATCH, len(examples.labels)), seed=0)
+    num_examples = len(examples.labels)
+    reader = InMemoryReader(examples, Cut(num_examples, min(FEED_BATCH, num_examples)), seed=0)
     for epoch in range(2):
         start = time.perf_counter()
         count = sum(len(labels) for _, labels, _ in reader.batches(epoch, 0))

@@ -210,7 +210,7 @@ def exported_reviews(review_records: Path, trained_reviews: Path, tmp_path_facto
     return made_once(tmp_path_factory, "exported-reviews", make) / "export"
 
 
-def _command(step: str, params: Mapping[str, Any], **paths: Path) -> list[str]:
+def command_of(step: str, params: Mapping[str, Any], **paths: Path) -> list[str]:
     """The command of one step: `paths` are its files, `params` the fields of its Params."""
     words = [sys.executable, "-m", f"components.{step}"]
     for name, value in {**paths, **params}.items():
@@ -227,7 +227,7 @@ def _command(step: str, params: Mapping[str, Any], **paths: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def step_command() -> Callable[..., list[str]]:
     """Make the command of one step."""
-    return _command
+    return command_of
 
 
 @pytest.fixture(scope="session")
@@ -235,7 +235,7 @@ def run_step() -> RunStep:
     """Run one step to its end in a process of its own."""
 
     def run(step: str, params: Any, **paths: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(_command(step, _fields(params), **paths), capture_output=True, text=True, check=False)
+        return subprocess.run(command_of(step, _fields(params), **paths), capture_output=True, text=True, check=False)
 
     return run
 
@@ -245,7 +245,7 @@ def run_step_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
     """Run one step's command line in this process, which has imported TensorFlow already; a stack trace is raised."""
 
     def run(step: str, params: Any, **paths: Path) -> subprocess.CompletedProcess[str]:
-        words = _command(step, _fields(params), **paths)
+        words = command_of(step, _fields(params), **paths)
         monkeypatch.setattr("sys.argv", words[2:])
         code = importlib.import_module(f"components.{step}.__main__").main()
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())

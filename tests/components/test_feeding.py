@@ -3,12 +3,14 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from components import records
-from components.artifacts import TRAIN, Manifest
+from components.artifacts import TRAIN, Manifest, Shard
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
-from components.feeding import InMemoryReader, StreamingReader, open_training_split, steps_per_epoch
+from components.feeding import Cut, InMemoryReader, StreamingReader, open_training_split, steps_per_epoch
+from components.share import WHOLE, Share
 
 _NUM_EXAMPLES = 60
 
@@ -29,10 +31,11 @@ def numbered(tmp_path_factory):
 def make_reader(request, numbered):
     directory, manifest = numbered
 
-    def make(batch_size, seed=0):
+    def make(batch_size, seed=0, share=WHOLE):
+        cut = Cut(_NUM_EXAMPLES, batch_size, share)
         if request.param == "memory":
-            return InMemoryReader(records.load_split(directory, manifest, TRAIN), batch_size, seed)
-        return StreamingReader(directory, manifest, batch_size, seed, shuffle_buffer=20)
+            return InMemoryReader(records.load_split(directory, manifest, TRAIN, share=share), cut, seed)
+        return StreamingReader(directory, manifest, cut, seed, shuffle_buffer=20)
 
     return make
 
@@ -80,6 +83,21 @@ def test_start_step_gives_the_tail_of_the_same_epoch(make_reader, start_step):
         assert np.array_equal(whole[start_step:], tail)
 
 
+@pytest.mark.parametrize(("num_hosts", "batch_size"), [(2, 12), (4, 8), (7, 14), (8, 56)])
+def test_hosts_see_every_example_once_in_steps_as_many_as_one_host_has(make_reader, num_hosts, batch_size):
+    epochs = [_epoch(make_reader(batch_size, share=Share(host, num_hosts)), 1) for host in range(num_hosts)]
+    steps = steps_per_epoch(_NUM_EXAMPLES, batch_size)
+    assert {numbers.shape for numbers, _, _ in epochs} == {(steps, batch_size // num_hosts)}
+    seen = [numbers[weights == 1] for numbers, _, weights in epochs]
+    assert sorted(np.concatenate(seen).tolist()) == list(range(_NUM_EXAMPLES))
+    weights = np.stack([weights for _, _, weights in epochs])
+    assert weights[:, :-1].all(), "only the last batch is filled up, as one host's is"
+    assert (np.concatenate([numbers.ravel() for numbers, _, _ in epochs]) < _NUM_EXAMPLES).all()
+    for host, (numbers, _, _) in enumerate(epochs):
+        tail = _epoch(make_reader(batch_size, share=Share(host, num_hosts)), 1, start_step=1)[0]
+        assert np.array_equal(tail, numbers[1:])
+
+
 def test_batches_say_how_many_they_are(make_reader):
     assert int(make_reader(7).batches(0, 2).cardinality()) == 7
 
@@ -98,16 +116,16 @@ def test_a_streamed_epoch_mixes_shards(numbered):
     # The same shard three times over: content is what the readers trust the manifest for.
     split = dataclasses.replace(manifest.split(TRAIN), num_examples=180, shards=(one, one, one))
     tripled = dataclasses.replace(manifest, splits={TRAIN: split})
-    numbers, _, weights = _epoch(StreamingReader(directory, tripled, 16, 0, shuffle_buffer=1))
+    numbers, _, weights = _epoch(StreamingReader(directory, tripled, Cut(180, 16), 0, shuffle_buffer=1))
     assert np.bincount(numbers[weights == 1]).tolist() == [3] * 60
 
 
 def test_a_streamed_epoch_is_built_once_whatever_epoch_and_step(numbered):
     directory, manifest = numbered
-    reader = StreamingReader(directory, manifest, 16, 0, shuffle_buffer=20)
+    reader = StreamingReader(directory, manifest, Cut(_NUM_EXAMPLES, 16), 0, shuffle_buffer=20)
     for epoch, start_step in ((0, 0), (1, 0), (2, 3)):
         reader.batches(epoch, start_step)
-    read, _, parse = reader._stages
+    read, parse = reader._stages
     assert (read.experimental_get_tracing_count(), parse.experimental_get_tracing_count()) == (1, 1)
 
 
@@ -115,7 +133,7 @@ def test_a_streamed_epoch_is_built_once_whatever_epoch_and_step(numbered):
 def test_a_streamed_epoch_is_read_whatever_seed_keras_has(numbered, seed):
     keras.utils.set_random_seed(seed)
     directory, manifest = numbered
-    numbers, _, weights = _epoch(StreamingReader(directory, manifest, 12, 0, shuffle_buffer=20))
+    numbers, _, weights = _epoch(StreamingReader(directory, manifest, Cut(_NUM_EXAMPLES, 12), 0, shuffle_buffer=20))
     assert sorted(numbers[weights == 1].tolist()) == list(range(_NUM_EXAMPLES))
 
 
@@ -131,3 +149,44 @@ def test_missing_training_split_is_named(numbered):
     directory, manifest = numbered
     with pytest.raises(InputError, match="no 'train' split"):
         open_training_split(directory, dataclasses.replace(manifest, splits={}), 4, 0, 1, 8)
+
+
+@pytest.fixture
+def in_shards(numbered, tmp_path):
+    """The sixty images in twelve shards of five."""
+    directory, manifest = numbered
+    (whole,) = manifest.split(TRAIN).shards
+    payloads = list(tf.data.TFRecordDataset(str(directory / whole.name)).as_numpy_iterator())
+    shards = []
+    for number in range(12):
+        content = b"".join(map(records.frame_record, payloads[5 * number : 5 * number + 5]))
+        (tmp_path / f"shard-{number}").write_bytes(content)
+        shards.append(Shard(f"shard-{number}", 5, len(content), "0"))
+    split = dataclasses.replace(manifest.split(TRAIN), shards=tuple(shards))
+    return tmp_path, dataclasses.replace(manifest, splits={TRAIN: split})
+
+
+@pytest.mark.parametrize("in_memory_mib", [0, 100], ids=["streamed", "in memory"])
+def test_no_host_needs_the_shards_of_another(in_shards, in_memory_mib):
+    directory, manifest = in_shards
+    stored = [int(image[0, 0, 0]) for image in records.load_split(directory, manifest, TRAIN).inputs]
+    shard_of = {number: place // 5 for place, number in enumerate(stored)}
+
+    def read(host, epoch):
+        return _epoch(open_training_split(directory, manifest, 12, 0, in_memory_mib, 20, Share(host, 4)), epoch)[0]
+
+    shared_out = []
+    for epoch in (0, 1):
+        own = [{shard_of[number] for number in read(host, epoch).ravel().tolist()} for host in range(4)]
+        assert [len(shards) for shards in own] == [3] * 4
+        assert set.union(*own) == set(range(12))
+        shared_out.append(own)
+        for host in range(4):
+            expected = read(host, epoch)
+            others = [directory / f"shard-{number}" for number in set(range(12)) - own[host]]
+            for path in others:
+                path.rename(path.with_suffix(".away"))
+            assert np.array_equal(read(host, epoch), expected)
+            for path in others:
+                path.with_suffix(".away").rename(path)
+    assert (shared_out[0] == shared_out[1]) == (in_memory_mib > 0), "what is streamed is dealt anew in every epoch"

@@ -18,6 +18,8 @@ _TIMED = {
     "latency_ms",
     "created",
     "time",
+    "sessions",
+    "goodput",
     "ended",
     "host",
     "cached",

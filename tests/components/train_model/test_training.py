@@ -252,7 +252,10 @@ def test_finished_training_runs_again_without_training(quick, digits_records, tm
     shutil.copytree(tmp_path / "model", tmp_path / "first")
     again = train_model(params, digits_records, tmp_path / "model")
     assert first.first_step_seconds > 0 == again.first_step_seconds
-    assert replace(again, first_step_seconds=first.first_step_seconds) == first
+    assert (first.sessions, again.sessions) == (1, 2)
+    assert again.goodput < first.goodput < 1
+    same = {"first_step_seconds": first.first_step_seconds, "sessions": 1, "goodput": first.goodput}
+    assert replace(again, **same) == first
     assert "continuing at epoch 2" in capfd.readouterr().err
     for name in ("last.weights.h5", "best.weights.h5"):
         assert _equal(_weights(tmp_path / "first", name), _weights(tmp_path / "model", name))

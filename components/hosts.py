@@ -1,0 +1,314 @@
+"""The hosts that train together: which of them this one is, what they tell each other, and how they leave together.
+
+Host 0 runs JAX's coordination service, whose store carries a few words; arrays go from device to device.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from components import progress, termination
+from components.errors import InputError, describe
+from components.share import Share
+from components.table import printable
+
+# Which host of a training this one is, as `parse_host` reads it; what it says goes before what a platform says.
+HOST_VARIABLE = "TPU_PIPELINES_HOST"
+_PORT = 8476  # That of JAX's own examples; nothing else listens there.
+# JAX aborts what has not heard of a host for so long, with the same exit code as `LOST`.
+_HEARTBEAT_SECONDS = 30
+_ARRIVAL_SECONDS = 600  # Within which all hosts of a slice have pulled their image and started.
+_FAREWELL_SECONDS = 5  # For the others to hear why a host leaves.
+_ASK_EVERY_SECONDS = 0.5
+_END, _LEAVE = "tpu_pipelines/end", "tpu_pipelines/leave"
+_FOREVER_MS = 10**9
+# That of a process which aborted. Vertex AI starts a job again after it, and so does a JobSet without rules of its own.
+LOST = 128 + signal.SIGABRT
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The hosts of a training.
+
+    Attributes:
+        index: Number of this one, from 0. Host 0 alone writes.
+        count: Number of all.
+        coordinator: Address and port of host 0's coordination service; empty where there is one host.
+    """
+
+    index: int = 0
+    count: int = 1
+    coordinator: str = ""
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this host writes."""
+        return self.index == 0
+
+    @property
+    def share(self) -> Share:
+        """This host's share of the examples."""
+        return Share(self.index, self.count)
+
+
+ALONE = Hosts()
+
+
+def parse_host(text: str) -> Hosts:
+    """Return the hosts that a text `INDEX/COUNT@ADDRESS[:PORT]` tells of, by the address of host 0.
+
+    Raises:
+        InputError: If it says something else.
+
+    Example:
+        >>> parse_host("1/4@10.0.0.1")
+        Hosts(index=1, count=4, coordinator='10.0.0.1:8476')
+    """
+    parts = re.fullmatch(r"(\d+)/(\d+)@([^@/\s]+)", text)
+    if not parts or not int(parts[1]) < int(parts[2]):
+        raise InputError(
+            f"Cannot tell which host of a training this is: expected INDEX/COUNT@ADDRESS[:PORT], with an index from 0 "
+            f"and the address of host 0, such as 1/4@10.0.0.1. Received: {text!r}."
+        )
+    return _hosts(int(parts[1]), int(parts[2]), parts[3])
+
+
+def find_hosts(environment: Mapping[str, str]) -> Hosts:
+    """Return the hosts that train together, as this project's own variable or a platform's say; one if none says.
+
+    Raises:
+        InputError: If what they say does not fit together.
+    """
+    if own := environment.get(HOST_VARIABLE):
+        return parse_host(own)
+    for addresses, index, variables in _told(environment):
+        if not addresses or not 0 <= index < len(addresses):
+            raise InputError(
+                f"Cannot tell the hosts of this training: {variables} say that this is host {index} of "
+                f"{len(addresses)}. Expected a number from 0 to one less than the number of hosts."
+            )
+        if len(addresses) > 1:
+            return _hosts(index, len(addresses), addresses[0])
+    return ALONE
+
+
+def _hosts(index: int, count: int, first: str) -> Hosts:
+    if count == 1:
+        return ALONE
+    return Hosts(index, count, first if ":" in first else f"{first}:{_PORT}")
+
+
+def _told(environment: Mapping[str, str]) -> Iterator[tuple[list[str], int, str]]:
+    """Yield what a platform says: the addresses of all hosts, this host's index, and where it says so."""
+    # https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
+    if spec := environment.get("CLUSTER_SPEC"):
+        try:
+            content = json.loads(spec)
+            pools = sorted((pool, members) for pool, members in content["cluster"].items() if "worker" in pool)
+            task = content["task"]
+            before = sum(len(members) for pool, members in pools if pool < task["type"])
+            yield [member for _, members in pools for member in members], before + int(task["index"]), "CLUSTER_SPEC"
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"Cannot tell the hosts of this training: CLUSTER_SPEC is not as Vertex AI writes it "
+                f"({describe(error)}). Received: {spec[:200]!r}."
+            ) from error
+    # GKE sets both where a container asks for google.com/tpu: https://cloud.google.com/kubernetes-engine/docs/how-to/tpus
+    if workers := environment.get("TPU_WORKER_HOSTNAMES"):
+        index = environment.get("TPU_WORKER_ID", "0")
+        if not index.isdecimal():
+            raise InputError(f"Cannot tell which host of the training this is: TPU_WORKER_ID={index!r} is no number.")
+        addresses = [address.strip() for address in workers.split(",") if address.strip()]
+        yield addresses, int(index), "TPU_WORKER_HOSTNAMES and TPU_WORKER_ID"
+
+
+def is_writer() -> bool:
+    """Return whether this process is to write what a step leaves: it is the only one, or that of host 0."""
+    return find_hosts(os.environ).is_writer
+
+
+def connect(hosts: Hosts) -> None:
+    """Meet the other hosts. To be called before JAX looks for devices; they are those of all hosts afterwards.
+
+    Raises:
+        Terminated: If they do not all come.
+    """
+    import jax
+
+    if hosts.count == 1 or jax.distributed.is_initialized():
+        return
+    progress.say("train_model", f"host {hosts.index} of {hosts.count}: waiting for the others at {hosts.coordinator}")
+    try:
+        jax.distributed.initialize(
+            hosts.coordinator,
+            hosts.count,
+            hosts.index,
+            initialization_timeout=_ARRIVAL_SECONDS,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
+        )
+    except RuntimeError as error:
+        raise _lost(f"not all of the {hosts.count} hosts came ({describe(error)})") from error
+
+
+class Company:
+    """The hosts of a training that are connected, or the only one.
+
+    All hosts call `gather`, `agree` and `wait_for_all` in the same order.
+    """
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self._is_alone = hosts.count == 1
+        self._asked_at, self._has_asked = 0.0, False
+        if not self._is_alone:
+            # JAX has no public name for its store: https://github.com/jax-ml/jax/blob/main/jax/_src/distributed.py
+            from jax._src import distributed
+
+            self._store: Any = distributed.global_state.client
+            self._listener = threading.Thread(target=self._listen, daemon=True)
+            self._listener.start()
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all hosts in a row, in their order, to the bit; they may differ in length."""
+        if self._is_alone:
+            return array
+        from jax.experimental import multihost_utils
+
+        counts = multihost_utils.process_allgather(np.array([len(array)], np.int32), tiled=True)
+        # As bytes: JAX would round float64.
+        padded = np.zeros((int(counts.max()), *array.shape[1:]), array.dtype)
+        padded[: len(array)] = array
+        raw = np.frombuffer(padded.tobytes(), np.uint8)
+        rows = np.asarray(multihost_utils.process_allgather(raw)).reshape(self.hosts.count, -1)
+        parts = (np.frombuffer(row.tobytes(), array.dtype).reshape(padded.shape) for row in rows)
+        return np.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def agree(self, value: int) -> int:
+        """Return host 0's value."""
+        return value if self._is_alone else int(self.gather(np.array([value], np.int64))[0])
+
+    def share(self, content: bytes) -> bytes:
+        """Return host 0's bytes."""
+        return self.gather(np.frombuffer(content if self.hosts.is_writer else b"", np.uint8)).tobytes()
+
+    def share_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return host 0's arrays; those of the others have the same names, shapes and types."""
+        if self._is_alone:
+            return arrays
+        from jax.experimental import multihost_utils
+
+        names = sorted(arrays)
+        raw = np.frombuffer(b"".join(arrays[name].tobytes() for name in names), np.uint8)  # To the bit.
+        received = np.asarray(multihost_utils.broadcast_one_to_all(raw))
+        ends = np.cumsum([arrays[name].nbytes for name in names])[:-1]
+        parts = dict(zip(names, np.split(received, ends), strict=True))
+        return {
+            name: np.frombuffer(parts[name].tobytes(), array.dtype).reshape(array.shape)
+            for name, array in arrays.items()
+        }
+
+    def wait_for_all(self, what: str) -> None:
+        """Wait until all hosts are here."""
+        if not self._is_alone:
+            self._store.wait_at_barrier(f"tpu_pipelines/{what}", _FOREVER_MS)
+
+    def ask_to_end(self) -> None:
+        """Tell host 0 that a platform ends this one; it saves where the training stands, and all leave."""
+        if not self._is_alone and not self._has_asked:
+            self._has_asked = True
+            self._store.key_value_set(f"{_END}/{self.hosts.index}", "")
+
+    def is_asked_to_end(self) -> bool:
+        """Return whether a platform ends another host, as far as was heard half a second ago."""
+        if self._is_alone or time.monotonic() - self._asked_at < _ASK_EVERY_SECONDS:
+            return False
+        self._asked_at = time.monotonic()
+        return bool(self._store.key_value_dir_get(_END))
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """End with the others: a host that fails takes all with it, and none goes before host 0 has written.
+
+        Raises:
+            Terminated: If another host is lost.
+        """
+        if self._is_alone:
+            yield
+            return
+        try:
+            yield
+            self.wait_for_all("done")
+            if self.hosts.is_writer:
+                self._store.key_value_set(_LEAVE, json.dumps(None))
+            self._listener.join()  # A thread that the store still holds when Python ends would abort the process.
+        except termination.Terminated as error:
+            self._leave(error.exit_code, str(error))
+            raise
+        except InputError as error:
+            self._leave(2, str(error))
+            raise
+        except Exception as error:
+            if not _is_of_another_host(error):
+                self._leave(1, describe(error))
+                raise
+            lost = f"lost another host ({describe(error)})"
+            self._leave(LOST, lost)
+            raise _lost(lost) from error
+
+    def _leave(self, code: int, reason: str) -> None:
+        """Tell the others why this host ends, give them a moment to hear it, and let no exit wait for them."""
+        _end_at_once(code)
+        word = json.dumps({"host": self.hosts.index, "code": code, "reason": reason})
+        with contextlib.suppress(Exception):  # Another was first, or they are all gone.
+            self._store.key_value_set(_LEAVE, word)
+        with contextlib.suppress(Exception):
+            self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
+
+    def _listen(self) -> None:
+        """End this process as the first host does that leaves before the training is done; return when it is."""
+        try:
+            told = json.loads(self._store.blocking_key_value_get(_LEAVE, _FOREVER_MS))
+        except Exception:  # Host 0 is gone: JAX says so, and ends this process.
+            return
+        if told is None or told["host"] == self.hosts.index:
+            return
+        print(printable(f"error: host {told['host']} ended: {told['reason']}"), file=sys.stderr, flush=True)
+        with contextlib.suppress(Exception):
+            self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
+        os._exit(told["code"])
+
+
+def _is_of_another_host(error: Exception) -> bool:
+    """Return whether what went wrong is that another host is gone, as far as JAX tells."""
+    from jax.errors import JaxRuntimeError
+
+    # Gloo connects CPUs; a step that runs at once raises what it says as a ValueError.
+    return "Gloo" in str(error) or (isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error))
+
+
+def _lost(what: str) -> termination.Terminated:
+    _end_at_once(LOST)
+    return termination.Terminated(LOST, f"{what}; start all hosts again to continue from the checkpoint")
+
+
+def _end_at_once(code: int) -> None:
+    """Have this process end without JAX's farewell, which would wait half a minute for hosts that are gone."""
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(end)  # What is registered last runs first.

@@ -1,0 +1,75 @@
+import json
+
+import numpy as np
+import pytest
+
+from components import hosts
+from components.errors import InputError
+from components.hosts import ALONE, Company, Hosts, find_hosts, parse_host
+from components.share import Share
+
+_POOLS = {"workerpool0": ["first:2222"], "workerpool1": ["second:2222", "third:2222"]}
+
+
+def _spec(pool, index, pools=_POOLS):
+    return {"CLUSTER_SPEC": json.dumps({"cluster": pools, "task": {"type": pool, "index": index}})}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ALONE),
+        (_spec("workerpool0", 0, {"workerpool0": ["alone:2222"]}), ALONE),
+        ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, ALONE),
+        (_spec("workerpool0", 0), Hosts(0, 3, "first:2222")),
+        (_spec("workerpool1", 1), Hosts(2, 3, "first:2222")),
+        ({"TPU_WORKER_HOSTNAMES": "a, b,c,d", "TPU_WORKER_ID": "3"}, Hosts(3, 4, "a:8476")),
+        (
+            # A slice of several machines whose one pool has one replica: the TPU's own variables tell.
+            {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1", **_spec("workerpool0", 0, {"workerpool0": ["x:1"]})},
+            Hosts(1, 2, "a:8476"),
+        ),
+        ({"TPU_PIPELINES_HOST": "1/2@there:99", **_spec("workerpool0", 0)}, Hosts(1, 2, "there:99")),
+        ({"TPU_PIPELINES_HOST": "0/1@there"}, ALONE),
+    ],
+)
+def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
+    assert find_hosts(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"TPU_PIPELINES_HOST": "4/4@there"}, r"expected INDEX/COUNT@ADDRESS.*Received: '4/4@there'"),
+        ({"TPU_PIPELINES_HOST": "there"}, "Received: 'there'"),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "2"}, "this is host 2 of 2"),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "second"}, "TPU_WORKER_ID='second' is no number"),
+        ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC is not as Vertex AI writes it"),
+        ({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC is not as Vertex AI writes it"),
+    ],
+)
+def test_an_environment_that_does_not_fit_together_is_refused_in_a_sentence(environment, words):
+    with pytest.raises(InputError, match=words):
+        find_hosts(environment)
+
+
+def test_host_0_alone_writes(monkeypatch):
+    monkeypatch.setenv("TPU_PIPELINES_HOST", "1/2@there")
+    assert not hosts.is_writer()
+    assert parse_host("0/2@there").is_writer
+
+
+def test_shares_of_hosts_are_all_and_nearly_equal():
+    shares = [Share(host, 7).within(60) for host in range(7)]
+    assert [place for share in shares for place in share] == list(range(60))
+    assert {len(share) for share in shares} == {8, 9}
+
+
+def test_who_is_alone_tells_nobody():
+    alone = Company(ALONE)
+    values = np.arange(3)
+    assert alone.gather(values) is values
+    assert (alone.agree(5), alone.share(b"word"), alone.is_asked_to_end()) == (5, b"word", False)
+    with alone.together():
+        alone.ask_to_end()
+        alone.wait_for_all("done")

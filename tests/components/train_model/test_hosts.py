@@ -1,0 +1,202 @@
+"""Several hosts learn what one learns, end together, and continue after any of them is lost: each is a process."""
+
+import json
+import random
+import signal
+import textwrap
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from components.train_model.checkpoint import load_arrays
+from tests.components.conftest import EVERYTHING, command_of
+from tests.hosts import HostProcesses
+
+pytestmark = pytest.mark.slow  # A host takes 10 s to start.
+
+
+@pytest.fixture
+def plain(quick):
+    """Quick parameters for JAX; a batch of 64 whatever the number of hosts is set by `_of`."""
+    return replace(quick, backend="jax", optimizer="sgd", learning_rate=0.02, num_replicas=0)
+
+
+def _of(params, num_hosts):
+    return replace(params, num_replicas=num_hosts, batch_size_per_replica=64 // num_hosts, learning_rate_scaling="none")
+
+
+def _command(params, records, output):
+    return command_of("train_model", asdict(params), records=records, output=output)
+
+
+def _train(params, num_hosts, records, output):
+    command = _command(params, records, output)
+    with HostProcesses(num_hosts, command, output.parent / f"{output.name}-logs") as hosts:
+        assert hosts.wait() == [0] * num_hosts, hosts.said(0)
+        return hosts.result()
+
+
+def _weights(path):
+    found = {}
+    with h5py.File(path / "last.weights.h5") as file:
+        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def _assert_same(one_dir, other_dir, is_exact):
+    one, other = _weights(one_dir), _weights(other_dir)
+    assert one.keys() == other.keys()
+    for name, expected in one.items():
+        if is_exact:
+            assert np.array_equal(other[name], expected), name
+        elif expected.dtype.kind == "f":
+            np.testing.assert_allclose(other[name], expected, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("num_hosts", [2, 4, 8])
+def test_hosts_learn_what_one_process_with_as_many_devices_learns(plain, digits_records, tmp_path, num_hosts):
+    """Two sums are the same in either order; of more, float32 depends on the order in which devices add up."""
+    params = _of(plain, num_hosts)
+    one = _train(params, 1, digits_records, tmp_path / "one")
+    several = _train(params, num_hosts, digits_records, tmp_path / "several")
+    assert several["examples_seen"] == one["examples_seen"] == 3 * 1259
+    assert several["metrics"]["loss"] == pytest.approx(one["metrics"]["loss"], rel=1e-5)
+    _assert_same(tmp_path / "one", tmp_path / "several", is_exact=num_hosts == 2)
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(
+        path.name for path in (tmp_path / "several").iterdir()
+    )
+
+
+# One process that reads as several hosts do, and puts their parts of every batch in a row.
+_AS_HOSTS = """
+    import sys
+    import numpy as np
+    from components import feeding
+    from components.share import Share
+    from components.train_model import __main__, training
+
+    count = int(sys.argv.pop(1))
+
+    class Batches:
+        def __init__(self, parts):
+            self.parts = parts
+
+        def as_numpy_iterator(self):
+            for batches in zip(*(part.as_numpy_iterator() for part in self.parts), strict=True):
+                yield tuple(map(np.concatenate, zip(*batches, strict=True)))
+
+    class Reader:
+        def __init__(self, *arguments):
+            shares = [Share(host, count) for host in range(count)]
+            self.readers = [feeding.open_training_split(*arguments[:-1], share) for share in shares]
+
+        def batches(self, epoch, start_step):
+            return Batches([reader.batches(epoch, start_step) for reader in self.readers])
+
+    training.open_training_split = Reader
+    sys.exit(__main__.main())
+"""
+
+
+@pytest.mark.parametrize("in_memory_mib", [0, 100], ids=["streamed", "in memory"])
+@pytest.mark.parametrize("steps_per_execution", [0, 7])
+def test_hosts_that_hand_batches_over_learn_what_one_learns_from_the_same(
+    plain, digits_records, tmp_path, in_memory_mib, steps_per_execution
+):
+    params = replace(
+        _of(plain, 2),
+        residency="host",
+        in_memory_mib=in_memory_mib,
+        steps_per_execution=steps_per_execution,
+        shuffle_buffer=300,
+        **EVERYTHING,
+    )
+    (tmp_path / "as_hosts.py").write_text(textwrap.dedent(_AS_HOSTS))
+    command = _command(params, digits_records, tmp_path / "one")
+    command[1:3] = [str(tmp_path / "as_hosts.py"), "2"]
+    with HostProcesses(1, command, tmp_path / "logs") as alone:
+        assert alone.wait() == [0], alone.said(0)
+    _train(params, 2, digits_records, tmp_path / "two")
+    _assert_same(tmp_path / "one", tmp_path / "two", is_exact=True)
+
+
+def _checkpoint_step(checkpoints: Path) -> tuple[int, int]:
+    path = checkpoints / "checkpoint.npz"
+    if not path.is_file():
+        return 0, 0
+    _, progress = load_arrays(path)
+    return progress.epoch, progress.step
+
+
+@pytest.mark.parametrize(("index", "number"), [(0, "SIGKILL"), (1, "SIGKILL"), (0, "SIGTERM"), (1, "SIGTERM")])
+def test_a_host_that_ends_takes_all_with_it_and_another_start_goes_on_to_the_same_weights(
+    plain, digits_records, tmp_path, index, number
+):
+    params = replace(_of(plain, 2), epochs=40, **EVERYTHING)
+    undisturbed = replace(params, checkpoint_seconds=1000.0)
+    _train(undisturbed, 2, digits_records, tmp_path / "whole")
+    command = _command(replace(params, checkpoint_seconds=0.0), digits_records, tmp_path / "ended")
+    checkpoints = tmp_path / "ended-checkpoints"
+    with HostProcesses(2, command, tmp_path / "logs") as hosts:
+        hosts.wait_until(lambda: _checkpoint_step(checkpoints) > (1, 3))
+        hosts.send(index, signal.Signals[number])
+        codes = hosts.wait(60)
+    ended = 128 + signal.Signals[number]
+    assert codes[index] == ended
+    assert codes[1 - index] == (134 if number == "SIGKILL" else 143)
+    assert not (tmp_path / "ended").exists()
+    _train(params, 2, digits_records, tmp_path / "ended")
+    _assert_same(tmp_path / "whole", tmp_path / "ended", is_exact=True)
+
+
+def test_a_training_that_diverges_ends_on_all_hosts_as_a_users_mistake(plain, digits_records, tmp_path):
+    command = _command(replace(_of(plain, 2), learning_rate=1e30), digits_records, tmp_path / "diverged")
+    with HostProcesses(2, command, tmp_path / "logs") as hosts:
+        assert hosts.wait(120) == [2, 2]
+        assert "Training diverged" in hosts.said(0)
+        assert "Traceback" not in hosts.said(0) + hosts.said(1)
+    assert not (tmp_path / "diverged").exists()
+
+
+def test_hosts_killed_at_random_leave_the_weights_of_an_undisturbed_training(plain, digits_records, tmp_path):
+    params = replace(_of(plain, 4), epochs=60, checkpoint_seconds=0.2, **EVERYTHING)
+    _train(params, 4, digits_records, tmp_path / "whole")
+    command = _command(params, digits_records, tmp_path / "killed")
+    chance = random.Random(0)
+    for _ in range(5):
+        with HostProcesses(4, command, tmp_path / "logs") as hosts:
+            before = _checkpoint_step(tmp_path / "killed-checkpoints")
+            hosts.wait_until(lambda before=before: _checkpoint_step(tmp_path / "killed-checkpoints") > before)
+            hosts.wait_until(lambda: False, chance.uniform(0, 2))
+            hosts.send(chance.randrange(4), signal.SIGKILL)
+            assert set(hosts.wait(60)) <= {137, 134}
+    _train(params, 4, digits_records, tmp_path / "killed")
+    _assert_same(tmp_path / "whole", tmp_path / "killed", is_exact=True)
+    history = (tmp_path / "killed" / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in history] == list(range(1, 61))
+
+
+def test_a_training_goes_on_with_fewer_hosts_where_it_stood(plain, digits_records, tmp_path):
+    """Four hosts, one of them lost, and two go on: twice the steps, from the same share of the epoch."""
+    params = replace(plain, batch_size_per_replica=16, epochs=8, optimizer="adam", learning_rate=0.002)
+    command = _command(replace(params, checkpoint_seconds=0.0), digits_records, tmp_path / "model")
+    checkpoints = tmp_path / "model-checkpoints"
+    with HostProcesses(4, command, tmp_path / "logs") as hosts:
+        hosts.wait_until(lambda: _checkpoint_step(checkpoints) > (2, 3))
+        hosts.send(3, signal.SIGKILL)
+        hosts.wait(60)
+    epoch, step = _checkpoint_step(checkpoints)
+    assert 2 <= epoch < 8
+    with HostProcesses(2, command, tmp_path / "logs") as hosts:
+        assert hosts.wait() == [0, 0], hosts.said(0)
+        assert "another number of replicas; a batch has 32 now" in hosts.said(0)
+        assert f"continuing at epoch {epoch + 1}, step {2 * step} of 40" in hosts.said(0)
+        result = hosts.result()
+    assert (result["epochs"], result["sessions"], result["num_replicas"]) == (8, 2, 2)
+    assert 0 < result["goodput"] < 1
+    history = [json.loads(line) for line in (tmp_path / "model" / "history.jsonl").read_text().splitlines()]
+    assert [entry["epoch"] for entry in history] == list(range(1, 9))
+    assert history[-1]["validation_accuracy"] > 0.9
