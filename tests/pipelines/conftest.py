@@ -1,43 +1,17 @@
 import functools
-import inspect
 import json
 import os
 import subprocess
-import sys
 
 import dateutil.parser
 import kfp_server_api
 import pytest
-import yaml
 
 from tests.cli import QUICK, steps_here, tpu_pipelines_here
 from tests.components.conftest import judged_here
 from tests.fakes.clock import Clock
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
 from tests.sharing import made_once
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_compiler():
-    """KFP compiles as ever, but reads and writes YAML in C, and reads its caller's name from the caller alone.
-
-    It asks for the whole stack at every limit that a step is given, and the stack looks for every frame's source among
-    all modules: under pytest, as long as all the rest of compiling.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
-        patch.setattr(yaml, "SafeDumper", yaml.CSafeDumper)
-        patch.setattr(yaml, "dump_all", functools.partial(yaml.dump_all, Dumper=yaml.CDumper))
-        patch.setattr(inspect, "stack", _names_of_callers)
-        yield
-
-
-def _names_of_callers():
-    frame, callers = sys._getframe(1), []
-    while frame:
-        callers.append(inspect.FrameInfo(frame, "", 0, frame.f_code.co_name, None, None))
-        frame = frame.f_back
-    return callers
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,6 +18,7 @@ from tests.sharing import made_once
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
 SMALL: Mapping[str, Any] = {"filters": 4, "units": 8}  # Of digits_cnn; compiles in half a second.
+DENSE = "tests.components.preflight_training.dense:build_model"  # In half of that.
 TRAINING = TrainParams("digits_cnn", SMALL, epochs=3, backend="jax", precision="mixed_bfloat16")
 LIMITS = sandbox.Limits(timeout_seconds=120, memory_mib=8192)
 

@@ -16,6 +16,7 @@ from components.train_model.params import Stage
 from pipelines.config import load_config, ready_examples
 from tests.components.conftest import EVERYTHING
 from tests.components.preflight_training.conftest import (
+    DENSE,
     LIMITS,
     TRAINING,
     compile_one,
@@ -277,7 +278,10 @@ def test_augmentation_compiles_on_tensorflow_too(cache_dir):
     [
         pytest.param({"residency": "host"}, marks=pytest.mark.slow, id="plain"),  # 20 s each.
         pytest.param({"residency": "host", "steps_per_execution": 3}, marks=pytest.mark.slow, id="blocks"),
-        pytest.param({"residency": "device", "steps_per_execution": 3, **EVERYTHING}, id="everything"),
+        pytest.param(
+            {"model": DENSE, "model_parameters": {}, "residency": "device", "steps_per_execution": 3, **EVERYTHING},
+            id="everything",
+        ),
     ],
 )
 def test_the_program_compiled_is_the_very_one_that_training_runs(

@@ -14,11 +14,11 @@ from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.examining import examine
 from components.preflight_training.params import timeout_seconds
 from components.train_model import TrainParams
-from tests.components.preflight_training.conftest import SMALL
+from tests.components.preflight_training.conftest import DENSE
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
 
-_PARAMS = PreflightParams(TrainParams("digits_cnn", SMALL, batch_size_per_replica=32, epochs=3, residency="host"))
+_PARAMS = PreflightParams(TrainParams(DENSE, batch_size_per_replica=32, epochs=3, residency="host"))
 # A host whose rate is known, so that waiting can be calculated: with as many CPUs as v5e-1's own.
 _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 24))
 

@@ -91,6 +91,12 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _run(code: str, arguments: list[str]) -> dict[str, Any]:
+    import jax
+
+    # What one test has compiled for the CPU no other compiles again.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ[sandbox.CACHE_VARIABLE]}/jax"
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     sys.argv = ["-c", *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:

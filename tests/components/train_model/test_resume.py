@@ -16,9 +16,10 @@ from components.create_tfrecords import write_records
 from components.train_model import train_model
 from components.train_model.checkpoint import load_arrays
 from components.train_model.params import Stage
-from tests.components.conftest import EVERYTHING
+from tests.components.conftest import EVERYTHING, QUICK
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 from tests.components.train_model.interrupting import train_until_sigterm
+from tests.sharing import made_once
 
 _WATCHED_SECONDS = 120
 
@@ -72,23 +73,32 @@ def _assert_killed_training_continues(params, digits_records, reference, tmp_pat
     assert (result["epochs"], result["examples_seen"]) == (params.epochs, params.epochs * num_examples)
 
 
-def test_killed_training_continues_to_the_same_weights(quick, digits_records, tmp_path, run_step_here, step_command):
-    params = replace(quick, warmup_epochs=1, learning_rate_schedule="cosine", **EVERYTHING)
-    train_model(params, digits_records, tmp_path / "whole")
-    keras.utils.clear_session()  # Layers are called as in a process of its own.
-    _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step_here, step_command)
+_PARAMS = replace(QUICK, warmup_epochs=1, learning_rate_schedule="cosine", **EVERYTHING)
 
 
-def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights(quick, digits_records, tmp_path):
-    params = replace(quick, **EVERYTHING)  # A minute between two checkpoints: none would be due.
-    train_model(params, digits_records, tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(digits_records, tmp_path_factory):
+    """The model of a training that nothing has ended. Not to be written to."""
+    return (
+        made_once(tmp_path_factory, "whole", lambda folder: train_model(_PARAMS, digits_records, folder / "model"))
+        / "model"
+    )
+
+
+def test_killed_training_continues_to_the_same_weights(whole, digits_records, tmp_path, run_step_here, step_command):
     keras.utils.clear_session()  # Layers are called as in a process of its own.
-    stood = train_until_sigterm(params, digits_records, tmp_path / "ended", looks=39 + 5)
+    _assert_killed_training_continues(_PARAMS, digits_records, whole, tmp_path, run_step_here, step_command)
+
+
+def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights(whole, digits_records, tmp_path):
+    """A minute lies between two checkpoints: none would be due."""
+    keras.utils.clear_session()  # Layers are called as in a process of its own.
+    stood = train_until_sigterm(_PARAMS, digits_records, tmp_path / "ended", looks=39 + 5)
     assert stood == (1, 5), "40 steps an epoch; whether a checkpoint is due is asked after all but the last"
     keras.utils.clear_session()
-    train_model(params, digits_records, tmp_path / "ended")
+    train_model(_PARAMS, digits_records, tmp_path / "ended")
     for name in ("last.weights.h5", "best.weights.h5"):
-        expected, received = _weights(tmp_path / "whole" / name), _weights(tmp_path / "ended" / name)
+        expected, received = _weights(whole / name), _weights(tmp_path / "ended" / name)
         assert expected.keys() == received.keys()
         assert all(np.array_equal(expected[path], received[path]) for path in expected)
 
