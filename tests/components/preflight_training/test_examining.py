@@ -102,7 +102,8 @@ def test_data_that_do_not_fit_beside_the_model_are_handed_over(cache_dir):
     large = dataclasses.replace(_DATA, num_examples=200_000_000, decoded_bytes=200_000_000 * 64)
     report = _examine(cache_dir, large, residency="auto", in_memory_mib=1 << 20)
     assert (report.verdict, report.is_resident) == ("fits", False)
-    must = _examine(cache_dir, large, residency="device", in_memory_mib=1 << 20)
+    # One example: no smaller batch is looked for.
+    must = _examine(cache_dir, large, residency="device", in_memory_mib=1 << 20, batch_size_per_replica=1)
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
 
 
