@@ -14,9 +14,7 @@ from tests.fakes.storage import bucket, s3_server, storage_server  # noqa: F401 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # Tests judge numbers on the CPU, also where there is a GPU.
-# Compiled code is kept beside its source: a hundred processes start here, and each would compile all of it anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
+sys.dont_write_bytecode = False  # Until the tests are listed: a hundred processes would compile all of our code anew.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # Whose processes inherit what is set here.
     # Compilations are kept between tests, and apart from the user's own; deleted when the tests end.
     _cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-")
@@ -24,10 +22,24 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # Whose processes inherit what is s
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported, and stays, out of every collection of garbage, and collect much more rarely."""
+    """Compile the code of the tests' own models as the environment says, and look for garbage much more rarely."""
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+    gc.set_threshold(100_000, 20, 20)
+    _pass_over_what_stays()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Pass over what a file's tests have left: training looks through all there is, each time."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _pass_over_what_stays()
+
+
+def _pass_over_what_stays() -> None:
+    """Leave what is there, and is no garbage, out of every later collection of garbage."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import shutil
 import sys
 import zipfile
 
@@ -176,8 +177,7 @@ def test_a_model_with_layers_of_its_own_is_rebuilt_from_the_code_beside_it(folde
         model = build_model(name, _DIGITS, {})
         _save(model, name, tmp_path / version)
         expected[version] = model.predict(images, verbose=0)
-    for path in folder.iterdir():
-        path.unlink()
+    shutil.rmtree(folder)
     sys.modules.pop("my_scaling", None)
     models = {version: load_trained_model(tmp_path / version) for version in expected}
     for version, model in models.items():
