@@ -409,17 +409,17 @@ class MachineSpec:
         return PaidMachine(self.name, self.region, self.spot)
 
     def require_one_host(self) -> None:
-        """Check that training works on this machine and all its fallbacks, which it does on one host.
+        """Check that a pipeline can start a training on this machine and all its fallbacks, which it can on one host.
 
         Raises:
-            InputError: If one has several: each would train by itself, and write over the others' checkpoints.
+            InputError: If one has several: what platforms tell them of each other was not tried yet.
         """
         for machine in self.candidates:
             entry = machine.slice
             if entry.hosts > 1:
                 same = [other for other in load_catalogue().slices if other.generation == entry.generation]
                 raise InputError(
-                    f"Training on several hosts does not work yet, and {entry.name} has {entry.hosts}. Use "
+                    f"A pipeline does not start several hosts yet, and {entry.name} has {entry.hosts}. Use "
                     f"{_names(_nearest([other for other in same if other.hosts == 1], entry.chips))}, or another of "
                     f"one host; `tpu-pipelines preflight` takes {entry.name} all the same."
                 )

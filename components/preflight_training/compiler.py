@@ -32,7 +32,8 @@ from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 from components.step_record import end_with
 from components.training_step.compiling import compile_model
 from components.training_step.hyperparameters import TrainParams
-from components.training_step.program import BATCH_AXIS, held_bytes, plan_program
+from components.training_step.program import held_bytes, plan_program
+from components.training_step.sharding import BATCH_AXIS
 from components.training_step.stages import freeze_least
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"

@@ -37,6 +37,7 @@ from components.preflight_training.params import PreflightParams, PreflightResul
 from components.preflight_training.report import write_report
 from components.preflight_training.wording import dollars, time
 from components.records import ENCODED, RAW, input_bytes
+from components.training_step.sharding import FULLY_SHARDED
 
 _STEP = "preflight_training"
 _DRAWN = 4 << 20  # Examples whose order is drawn at most, to measure how fast.
@@ -278,7 +279,9 @@ class _Examination(_Compiler):
         step = epoch = cost = None
         timeout = 0
         measured = data.host.feed_per_second
-        feed = host_feed(measured, data.host.cpus, machine.host, _most_fed(data))
+        # Each of several hosts reads its share.
+        feed = host_feed(measured, data.host.cpus, machine.host, _most_fed(data)) * machine.hosts
+        measured *= machine.hosts
         if resident:
             measured = feed = order_rate(data.num_examples, batch_size)
         layers: tuple[LayerTime, ...] = ()
@@ -353,9 +356,15 @@ class _Examination(_Compiler):
     def _unfit(self, machine: Slice, global_batch: int, outcome: Outcome) -> tuple[str, ...]:
         """Say what the training itself would refuse, or hang on, once the machine is paid for."""
         unfit = [outcome.objection] if outcome.objection else []
-        if machine.hosts > 1:
+        if machine.hosts > 1 and self.task.training.backend != "jax":
             unfit.append(
-                f"{machine.name} has {machine.hosts} hosts, and train_model trains on one: take a slice of one host"
+                f"{machine.name} has {machine.hosts} hosts, and the jax backend alone trains on several: take a slice "
+                "of one host, or training.backend=jax"
+            )
+        if machine.hosts > 1 and self._params.training.sharding == FULLY_SHARDED:
+            unfit.append(
+                f"{machine.name} has {machine.hosts} hosts, and sharding=fully_sharded trains on one: take a slice of "
+                "one host"
             )
         if global_batch > self._data.num_examples:
             unfit.append(

@@ -136,7 +136,11 @@ class LayerCost:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A transfer between devices: its kind, the bytes each device gives, and how often it runs in a step."""
+    """A transfer between devices: its kind, the bytes each device gives, and how often it runs in a step.
+
+    What gathers parts, or leaves each device its part of a sum, takes half the time of an all-reduce of the whole, and
+    counts as one of half the bytes.
+    """
 
     kind: str
     num_bytes: int
@@ -324,8 +328,10 @@ class _Reader:
         """Add the collective that an instruction is, or those in what it calls."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
-            operand_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
-            self.collectives.append(Collective(kind, operand_bytes, times))
+            num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
+            if kind in ("all-gather", "reduce-scatter"):
+                num_bytes = max(num_bytes, instruction.num_bytes) // 2
+            self.collectives.append(Collective(kind, num_bytes, times))
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
                 for inner in self.computations[name].values():

@@ -7,7 +7,7 @@ import numpy as np
 
 from components.share import WHOLE, Share
 from components.train_model.loop import put_part
-from components.training_step.program import shared
+from components.training_step.sharding import shared
 
 
 class SharedInputs:

@@ -39,6 +39,7 @@ def train_model(
     shuffle_buffer: int = 20000,
     residency: str = "auto",
     steps_per_execution: int = 0,
+    sharding: str = "replicated",
     checkpoint_seconds: float = 60.0,
     profile_steps: int = 0,
     fingerprint: Dict[str, str] = {},

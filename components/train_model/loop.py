@@ -15,7 +15,8 @@ from components.share import WHOLE, Share
 from components.train_model import checkpoint as checkpoints
 from components.train_model.stopwatch import COMPUTE, INPUT, Stopwatch
 from components.training_step.hyperparameters import TrainParams
-from components.training_step.program import Program, Watch, shared, state_of
+from components.training_step.program import Program, Watch, state_of
+from components.training_step.sharding import shared
 
 _LOOK_SECONDS = 0.25  # Between two looks at the loss, and as long as a block of steps lasts, where nobody says.
 

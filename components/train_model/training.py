@@ -46,6 +46,7 @@ from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, S
 from components.train_model.surroundings import leave_report
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
 from components.training_step.program import Program, fits, plan_program
+from components.training_step.sharding import FULLY_SHARDED, fully_shard
 from components.training_step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from components.training_step.wrapping import count_synchronized_layers
 
@@ -104,6 +105,8 @@ def train_model(
     if device.backend == "jax":
         devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
     unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
+    if params.sharding == FULLY_SHARDED:
+        device = _sharding_weights(device, hosts)
     company = Company(hosts)
     with company.together():
         try:
@@ -120,6 +123,28 @@ def train_model(
             session.save(output, result)
             leave_report(device, output.parent, result, started)
     return result
+
+
+def _sharding_weights(device: devices.Device, hosts: Hosts) -> devices.Device:
+    """Return a device on which models are made in parts, where it has several.
+
+    Raises:
+        InputError: If it cannot.
+    """
+    import keras
+
+    if device.backend != "jax":
+        raise InputError(f"sharding=fully_sharded needs backend=jax. Received: backend={device.backend}.")
+    if hosts.count > 1:  # Host 0 could not save what other hosts hold.
+        raise InputError(
+            f"sharding=fully_sharded trains on one host so far. Received: {hosts.count} hosts. Use "
+            "sharding=replicated, or a machine of one host."
+        )
+    if device.distribution is None:
+        return device
+    distribution = fully_shard(device.distribution)
+    keras.distribution.set_distribution(distribution)
+    return dataclasses.replace(device, distribution=distribution)
 
 
 def _in_background(work: Callable[[], None]) -> "Future[None]":

@@ -8,6 +8,7 @@ from typing import Any, Self
 from components.device import ACCELERATORS, BACKENDS, PRECISIONS
 from components.errors import InputError
 from components.feeding import RESIDENCIES
+from components.training_step.sharding import FULLY_SHARDED, SHARDINGS
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
@@ -22,6 +23,7 @@ CHOICES = {
     "accelerator": ACCELERATORS,
     "precision": PRECISIONS,
     "residency": RESIDENCIES,
+    "sharding": SHARDINGS,
 }
 # A batch has its size from the compilation, and the seed is a variable; the rest is the host's business.
 _OUTSIDE_THE_PROGRAM = (
@@ -100,6 +102,9 @@ class TrainParams:
             `host` hands batches over; `auto` is the device where the split is held in RAM and fits beside the model.
         steps_per_execution: Steps that the device takes without the host, with the jax backend; 0 is as many as last a
             quarter of a second, but 1 on a CPU.
+        sharding: Place of the weights on several devices, with the jax backend: `replicated` is whole on each,
+            `fully_sharded` a part on each, of large ones, with all that the optimizer remembers of it; for models that
+            do not fit otherwise.
         checkpoint_seconds: Time between checkpoints within an epoch; there is one after every epoch too.
         profile_steps: Steps to profile for TensorBoard once the first is compiled; 0 is none.
     """
@@ -131,6 +136,7 @@ class TrainParams:
     shuffle_buffer: int = 20_000
     residency: str = "auto"
     steps_per_execution: int = 0
+    sharding: str = "replicated"
     checkpoint_seconds: float = 60.0
     profile_steps: int = 0
 
@@ -163,6 +169,8 @@ class TrainParams:
         for name in ("ema_decay", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 0 and below 1. Received: {name}={getattr(self, name)}.")
+        if self.sharding == FULLY_SHARDED and self.backend == "tensorflow":
+            raise InputError("sharding=fully_sharded needs backend=jax. Received: backend=tensorflow.")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed must be at least 0 and below 2**32. Received: seed={self.seed}.")
         if self.random_crop_pixels < 0:

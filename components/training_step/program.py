@@ -6,6 +6,7 @@ comes from, the loop, and the loss to look at. Keras has a scan of its own in si
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -14,8 +15,8 @@ import numpy as np
 
 from components.feeding import steps_per_epoch
 from components.training_step.hyperparameters import TrainParams
+from components.training_step.sharding import FULLY_SHARDED, REPLICATED, placed, put_together, shared
 
-BATCH_AXIS = "batch"  # Keras's name for the axis along which data-parallel devices share a batch.
 LOOP_NAME = "jit(train_block)/while"  # The loop over the steps, as compiled programs call it.
 _BLOCK_BYTES = 64 << 20  # Batches handed over at once; another so many are read while the device computes.
 _MAX_BLOCK_STEPS = 100
@@ -70,7 +71,7 @@ def plan_program(
     if runs_blocks(settings.steps_per_execution, accelerator):
         batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in batch)
         block_steps = 1 if is_resident else steps_handed_over(settings.steps_per_execution, batch_bytes)
-    return Program(model, batch, num_examples, is_resident, block_steps)
+    return Program(model, batch, num_examples, is_resident, block_steps, settings.sharding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Program:
             else it is given batches.
         block_steps: Batches handed over at once to a loop over them, 1 where none need be; 0 is no loop: a call is one
             step.
+        sharding: Where the weights lie on several devices.
     """
 
     model: Any
@@ -92,6 +94,7 @@ class Program:
     num_examples: int
     is_resident: bool
     block_steps: int
+    sharding: str = REPLICATED
 
     @property
     def batch_size(self) -> int:
@@ -163,7 +166,28 @@ class Program:
 
         if mesh is None or mesh.size == 1:
             return jax.jit(self.function(), donate_argnums=0)
-        return jax.jit(self.function(), donate_argnums=0, out_shardings=shared(mesh, None))
+        whole = shared(mesh, None)
+        state = tuple(
+            [placed(mesh, variable.shape, self.sharding) for variable in kind] for kind in state_of(self.model)
+        )
+        function = self.function()
+        if self.sharding == FULLY_SHARDED:
+            function = self._putting_together(function, mesh)
+        return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
+
+    def _putting_together(self, function: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
+        """Return the function, traced with the model's loss computed from weights that lie in parts."""
+
+        @functools.wraps(function)  # The program keeps its name.
+        def run(*arguments: Any) -> Any:
+            plain = self.model.compute_loss_and_updates
+            self.model.compute_loss_and_updates = put_together(plain, mesh)
+            try:
+                return function(*arguments)
+            finally:
+                self.model.compute_loss_and_updates = plain
+
+        return run
 
     def trace(self, mesh: Any = None) -> Any:
         """Trace it for the devices of a mesh, which need not be there, or for one device: a `jax.stages.Traced`."""
@@ -173,7 +197,11 @@ class Program:
             sharding = None if mesh is None else shared(mesh, axis)
             return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=sharding)
 
-        state = tuple([abstract(variable.shape, variable.dtype) for variable in kind] for kind in state_of(self.model))
+        def of_variable(variable: Any) -> Any:
+            where = None if mesh is None else placed(mesh, variable.shape, self.sharding)
+            return jax.ShapeDtypeStruct(tuple(variable.shape), variable.dtype, sharding=where)
+
+        state = tuple([of_variable(variable) for variable in kind] for kind in state_of(self.model))
         watch = Watch(abstract((), np.int32), abstract((), np.float32))
         source = tuple(abstract(*array) for array in self.source)
         count = (jax.ShapeDtypeStruct((), np.int32),) if self.block_steps else ()
@@ -211,10 +239,3 @@ def state_of(model: Any) -> tuple[Sequence[Any], ...]:
         model.optimizer.variables,
         model.metrics_variables,
     )
-
-
-def shared(mesh: Any, axis: int | None) -> Any:
-    """Return the sharding of an array over a mesh along one of its axes; without an axis every device has it whole."""
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH_AXIS))

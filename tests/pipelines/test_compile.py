@@ -410,7 +410,7 @@ def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
     for one in load_catalogue().slices:
         if one.name in GKE:
             continue
-        message = rf"Training on several hosts does not work yet, and {one.name} has {one.hosts}\. Use "
+        message = rf"A pipeline does not start several hosts yet, and {one.name} has {one.hosts}\. Use "
         if one.generation.name == "v2" and one.hosts == 1:
             message = rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of {', '.join(GKE)}, or"
         with pytest.raises(InputError, match=message):
@@ -423,9 +423,9 @@ def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
     [
         (
             "machine=v5e-16",
-            r"several hosts does not work yet, and v5e-16 has 4\. Use v5e-8, or another of one host; `tpu-",
+            r"does not start several hosts yet, and v5e-16 has 4\. Use v5e-8, or another of one host; `tpu-",
         ),
-        ("machine={name: v5e-4, fallbacks: [v3-32]}", r"several hosts does not work yet, and v3-32 has 4\. Use v3-8,"),
+        ("machine={name: v5e-4, fallbacks: [v3-32]}", r"does not start several hosts yet, and v3-32 has 4\. Use v3-8,"),
         ("machine=null", r"expected a machine to train on, received none\. Use --set machine=v5e-4"),
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
         (

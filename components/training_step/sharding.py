@@ -1,0 +1,80 @@
+"""Where the weights of a model lie on the devices that train it: whole on each, or a part on each.
+
+Fully sharded, every device keeps its part of each large weight and of all that an optimizer remembers of it. A step
+puts a weight together where it is used, and gives each device its part of the gradient's sum.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+REPLICATED, FULLY_SHARDED = "replicated", "fully_sharded"
+SHARDINGS = (REPLICATED, FULLY_SHARDED)
+BATCH_AXIS = "batch"  # Keras's name for the axis along which data-parallel devices share a batch.
+_LEAST_VALUES = 1 << 12  # Less is not worth putting together.
+
+
+def cut_axis(shape: Sequence[int], num_devices: int) -> int | None:
+    """Return the axis along which devices share a variable: the longest that they can share evenly, if it is large.
+
+    Example:
+        >>> cut_axis((512, 1024), 8), cut_axis((511, 1023), 8), cut_axis((64,), 8)
+        (1, None, None)
+    """
+    if math.prod(shape) < max(_LEAST_VALUES, num_devices):
+        return None
+    fitting = [axis for axis, size in enumerate(shape) if size % num_devices == 0]
+    return max(fitting, key=lambda axis: shape[axis], default=None)
+
+
+def shared(mesh: Any, axis: int | None) -> Any:
+    """Return the sharding of an array over a mesh along one of its axes; without an axis every device has it whole."""
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH_AXIS))
+
+
+def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
+    """Return the sharding of a variable of a shape."""
+    return shared(mesh, cut_axis(shape, mesh.size) if sharding == FULLY_SHARDED else None)
+
+
+def fully_shard(distribution: Any) -> Any:
+    """Return a Keras DataParallel over the same devices that makes variables in parts."""
+    import keras
+
+    class FullySharded(keras.distribution.DataParallel):
+        """Data-parallel devices, each with its part of every large variable."""
+
+        def get_variable_layout(self, variable: Any) -> Any:
+            """Return where a variable lies."""
+            if getattr(variable, "_layout", None) is not None:
+                return variable._layout
+            axis, axes = cut_axis(variable.shape, self.device_mesh.devices.size), [None] * len(variable.shape)
+            named = [self.batch_dim_name if place == axis else None for place, _ in enumerate(axes)]
+            return keras.distribution.TensorLayout(named, self.device_mesh)
+
+    return FullySharded(device_mesh=distribution.device_mesh, auto_shard_dataset=False)
+
+
+def put_together(compute_loss: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
+    """Return Keras's `compute_loss_and_updates` for weights that lie in parts."""
+    import jax
+
+    def whole_of(value: Any) -> Any:
+        part = placed(mesh, value.shape, FULLY_SHARDED)
+
+        @jax.custom_vjp
+        def whole(value: Any) -> Any:
+            return jax.lax.with_sharding_constraint(value, shared(mesh, None))
+
+        def backward(_: None, gradient: Any) -> tuple[Any]:
+            return (jax.lax.with_sharding_constraint(gradient, part),)
+
+        whole.defvjp(lambda value: (whole(value), None), backward)
+        return whole(value)
+
+    def compute(trainable_variables: Sequence[Any], *others: Any, **options: Any) -> Any:
+        return compute_loss([whole_of(value) for value in trainable_variables], *others, **options)
+
+    return compute
