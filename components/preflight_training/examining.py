@@ -403,8 +403,8 @@ class _Examination(_Compiler):
         asked = self._params.training.batch_size_per_replica
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
             return self._search_largest_batch(machine, asked, resident)
-        if outcome.memory is None:
-            return None
+        if outcome.memory is None or self._params.training.sharding == FULLY_SHARDED:
+            return None  # What a step puts together is as large as the weights, whatever the batch.
         # What a step adds grows with the batch; what stays does not, but for the batch itself, which is small.
         room = machine.generation.hbm_usable_bytes - outcome.memory.argument_bytes
         used = outcome.memory.peak_bytes - outcome.memory.argument_bytes
