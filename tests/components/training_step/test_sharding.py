@@ -59,9 +59,7 @@ sys.exit(__main__.main())
 @pytest.mark.slow  # Two processes with eight simulated devices: 25 s.
 def test_weights_in_parts_learn_what_whole_ones_learn(quick, digits_records, tmp_path, step_command):
     (tmp_path / "held.py").write_text(_BYTES)
-    params = replace(
-        quick, backend="jax", num_replicas=8, batch_size_per_replica=8, ema_decay=0.9, precision="float32"
-    )
+    params = replace(quick, backend="jax", num_replicas=8, batch_size_per_replica=8, ema_decay=0.9, precision="float32")
     curves, held = [], []
     for sharding in ("replicated", "fully_sharded"):
         words = step_command(
