@@ -86,7 +86,7 @@ class Program:
             else it is given batches.
         block_steps: Batches handed over at once to a loop over them, 1 where none need be; 0 is no loop: a call is one
             step.
-        sharding: Where the weights lie on several devices.
+        sharding: Place of the weights on several devices.
     """
 
     model: Any
