@@ -5,6 +5,7 @@ CONFIG ?= digits
 MINUTES ?= 15
 KILLS ?= 1000
 SLICE ?= 1/1
+HOSTS ?= 4
 IMAGE ?= tpu-pipelines/python:latest
 STEPS_IMAGE ?= tpu-pipelines/steps:latest
 TRAIN_GPU_IMAGE ?= tpu-pipelines/train-gpu:latest
@@ -19,7 +20,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install run test test-all check bench soak kills audit licences lock image images push sbom images-test
+.PHONY: install run test test-all check bench soak kills kills-hosts audit licences lock image images push sbom images-test
 
 install: $(VENV)/.installed
 
@@ -52,6 +53,9 @@ soak: install  ## The server under honest and hostile load, on this machine alon
 
 kills: install  ## Every step killed at any moment and run again, one night; SLICE=3/10 for a part, KILLS=300 for fewer.
 	$(VENV)/bin/python -m tests.kills --kills $(KILLS) --slice $(SLICE)
+
+kills-hosts: install  ## Hosts that train together, killed at any moment and started again; KILLS=50 and HOSTS=2 for fewer.
+	$(VENV)/bin/python -m tests.kills.hosts --hosts $(HOSTS) --kills $(KILLS)
 
 audit:  ## Known vulnerabilities of everything locked; asks PyPI, so it needs uv and the network. No answer is a failure.
 	uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes -r requirements.lock -r docker/serving.lock \
