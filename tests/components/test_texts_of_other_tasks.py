@@ -32,7 +32,7 @@ def build_model(vocabulary_size, num_tokens, {size}):
     return keras.Sequential([
         keras.Input((num_tokens,), dtype="int32"),
         layers.Embedding(vocabulary_size, 16),
-        layers.GlobalAveragePooling1D(),
+        layers.{layer},
         layers.Dense({size}, activation={activation!r}, dtype="float32"),
     ])
 """
@@ -50,11 +50,20 @@ def _targets(task, praise, blame):
     return [praise - blame, 2000 + praise / 100]
 
 
-@pytest.fixture(scope="module", params=_TASKS)
+_MODELS = {
+    **{task: (task, "GlobalAveragePooling1D()", 12) for task in _TASKS},
+    **{f"{task} by an LSTM": (task, "LSTM(24)", 25) for task in _TASKS},
+}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * ("LSTM" in name)) for name in _MODELS]
+)  # A recurrent network trains and converts for 10 s.
 def folder(request, tmp_path_factory):
     """Records, model, evaluation and export of texts with words of praise, of blame, of both or of none."""
-    columns, size, activation = _TASKS[request.param]
-    root = tmp_path_factory.mktemp(request.param)
+    task, layer, epochs = _MODELS[request.param]
+    columns, size, activation = _TASKS[task]
+    root = tmp_path_factory.mktemp(task)
     draw = random.Random(0)
     with open(root / "reviews.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -63,19 +72,19 @@ def folder(request, tmp_path_factory):
             praise, blame = draw.randint(0, 2), draw.randint(0, 2)
             words = draw.choices(_NEUTRAL, k=3) + draw.choices(_PRAISE, k=praise) + draw.choices(_BLAME, k=blame)
             draw.shuffle(words)
-            writer.writerow([" ".join(words), *_targets(request.param, praise, blame)])
+            writer.writerow([" ".join(words), *_targets(task, praise, blame)])
     params = WriteParams(
         f"csv:{root}/reviews.csv",
-        task=request.param,
-        target_columns=columns if request.param == "regression" else (),
+        task=task,
+        target_columns=columns if task == "regression" else (),
         num_tokens=8,
         vocabulary_size=20,
         num_workers=1,
     )
     write_records(params, root / "records")
-    (root / "my_model.py").write_text(_MODEL.format(size=size, activation=activation))
+    (root / "my_model.py").write_text(_MODEL.format(size=size, layer=layer, activation=activation))
     train = dataclasses.replace(
-        QUICK, model=str(root / "my_model.py"), model_parameters={}, epochs=12, learning_rate=0.02
+        QUICK, model=str(root / "my_model.py"), model_parameters={}, epochs=epochs, learning_rate=0.02
     )
     train_model(train, root / "records", root / "model")
     evaluate_model(EvaluateParams(max_regression={}), root / "records", root / "model", root / "evaluation")
