@@ -257,14 +257,11 @@ class Company:
         except termination.Terminated as error:
             self._leave(error.exit_code, str(error))
             raise
-        except InputError as error:
-            self._leave(2, str(error))
-            raise
         except Exception as error:
-            if not _is_of_another_host(error):
-                self._leave(1, describe(error))
+            if (cause := _of_another_host(error)) is None:
+                self._leave(2, str(error)) if isinstance(error, InputError) else self._leave(1, describe(error))
                 raise
-            lost = f"lost another host ({describe(error)})"
+            lost = f"lost another host ({describe(cause)})"
             self._leave(LOST, lost)
             raise _lost(lost) from error
 
@@ -291,12 +288,17 @@ class Company:
         os._exit(told["code"])
 
 
-def _is_of_another_host(error: Exception) -> bool:
-    """Return whether what went wrong is that another host is gone, as far as JAX tells."""
+def _of_another_host(error: BaseException) -> BaseException | None:
+    """Return what says that another host is gone, as far as JAX tells: the error, or what it came of."""
     from jax.errors import JaxRuntimeError
 
-    # Gloo connects CPUs; a step that runs at once raises what it says as a ValueError.
-    return "Gloo" in str(error) or (isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error))
+    cause: BaseException | None = error
+    while cause is not None:
+        # Gloo connects CPUs; a step that runs at once raises what it says as a ValueError.
+        if "Gloo" in str(cause) or (isinstance(cause, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(cause)):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def _lost(what: str) -> termination.Terminated:

@@ -73,3 +73,13 @@ def test_who_is_alone_tells_nobody():
     with alone.together():
         alone.ask_to_end()
         alone.wait_for_all("done")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_lost"), [("Gloo all-reduce failed: reset by peer", True), ("no such layer", False)]
+)
+def test_a_mistake_that_came_of_a_lost_host_is_none(words, is_lost):
+    """A model's code that fails is a user's mistake, but not where it failed because another host was gone."""
+    error = InputError("Cannot build the model")
+    error.__cause__ = ValueError(words)
+    assert (hosts._of_another_host(error) is not None) == is_lost
