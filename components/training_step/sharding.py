@@ -50,8 +50,8 @@ def fully_shard(distribution: Any) -> Any:
             """Return where a variable lies."""
             if getattr(variable, "_layout", None) is not None:
                 return variable._layout
-            axis, axes = cut_axis(variable.shape, self.device_mesh.devices.size), [None] * len(variable.shape)
-            named = [self.batch_dim_name if place == axis else None for place, _ in enumerate(axes)]
+            axis = cut_axis(variable.shape, self.device_mesh.devices.size)
+            named = [self.batch_dim_name if place == axis else None for place in range(len(variable.shape))]
             return keras.distribution.TensorLayout(named, self.device_mesh)
 
     return FullySharded(device_mesh=distribution.device_mesh, auto_shard_dataset=False)
