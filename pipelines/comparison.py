@@ -36,6 +36,8 @@ class Trained:
     accelerator: str | None = None
     precision: str | None = None
     backend: str | None = None
+    sessions: int | None = None
+    goodput: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +220,8 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
         _row("batch per replica", [run.summary.training.batch_size_per_replica for run in runs], "{:,}".format),
         _row("trained in, s", read("seconds"), "{:,.1f}".format, LOWER),
         _row("examples/s", read("examples_per_second"), "{:,.0f}".format, HIGHER),
+        _row("sessions", read("sessions")),
+        _row("goodput", read("goodput"), "{:.0%}".format, HIGHER),
         _row("devices", devices),
         _row("precision", read("precision")),
         _row("backend", read("backend")),

@@ -418,6 +418,7 @@ def _facts(params: EvaluateParams, manifest: Manifest, info: ModelInfo) -> Mappi
         f"{training['precision']}",
         "Training": f"{training['epochs']} epochs{_in_stages(training)}, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
+        **_goodput_facts(training),
         "Best epoch": _describe_best_epoch(training),
         **_replica_facts(training),
         **_text_facts(params.split, manifest),
@@ -429,6 +430,23 @@ def _in_stages(training: Mapping[str, Any]) -> str:
     stages = training.get("stages", ())
     said = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
     return f" ({', then '.join(said)})" if stages else ""
+
+
+def _goodput_facts(training: Mapping[str, Any]) -> Mapping[str, str]:
+    """Say how much of the time that was paid for trained, and what became of the rest."""
+    if not (paid := training.get("paid_seconds")):
+        return {}
+    count = training["sessions"]
+    names = {
+        "trained": "training",
+        "start_up": "start-up",
+        "waiting": "waiting for input and checkpoints",
+        "lost": "lost by kills",
+        "other": "validation and else",
+    }
+    parts = ", ".join(f"{paid[part]:,.0f} {words}" for part, words in names.items())
+    sessions = "1 session" if count == 1 else f"{count:,} sessions"
+    return {"Goodput": f"{training['goodput']:.0%} of {sum(paid.values()):,.0f} s in {sessions}: {parts}"}
 
 
 def _describe_best_epoch(training: Mapping[str, Any]) -> str:

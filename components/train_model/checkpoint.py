@@ -33,6 +33,9 @@ class TrainingProgress:
         history: One mapping per finished epoch.
         batch_size: Examples of a step, of all replicas together.
         start_seconds: Seconds of `seconds` in which sessions compiled and made their first step.
+        waited_seconds: Seconds of `seconds` in which they waited for input and checkpoints after that.
+        end_seconds: Seconds at the end of epochs, beside `seconds`, in which they waited for checkpoints.
+        saved_at: Moment that it tells of, in seconds since 1970; 0 where an older one does not say.
     """
 
     identity: str
@@ -44,6 +47,9 @@ class TrainingProgress:
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
     batch_size: int = 0
     start_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    end_seconds: float = 0.0
+    saved_at: float = 0.0
 
 
 def _array(variable: Any) -> np.ndarray:

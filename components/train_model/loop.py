@@ -295,6 +295,7 @@ class DeviceLoop:
         finite_steps, loss = int(watch.finite_steps), float(watch.loss)
         if self.first_step_at is None:
             self.first_step_at = time.monotonic()
+            self._session.stopwatch.waited_seconds = 0.0  # All that was before is start-up.
         if finite_steps < step - first:
             raise self._session.divergence(first + finite_steps + 1, "the loss")
         return loss

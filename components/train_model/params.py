@@ -33,10 +33,11 @@ class TrainResult:
             included; 0 where it had none left.
         time: Seconds of all epochs by what the host waited for: `compute`, the device, validation with it; `input`,
             which the tensorflow backend has in `compute`; `checkpoint`; the rest is the `host`'s own.
-        sessions: Starts that it took: one more than it was interrupted.
-        goodput: Share of all sessions' time in which it learned what is in the result: what is lost is start-up,
-            compilation, steps made twice, and saving the model. A killed session counts to its last sign of life, at
-            most 10 s before.
+        sessions: Starts that it took: one more than it was interrupted, or killed before it could train.
+        goodput: Share of all sessions' time in which it learned what is in the result.
+        paid_seconds: That time by what became of it: `trained`, `start_up` of every session, `waiting` for input and
+            checkpoints, `lost` by kills, and `other`, validation and saving the model. A killed session counts to its
+            last sign of life, at most 10 s before.
     """
 
     epochs: int
@@ -56,3 +57,4 @@ class TrainResult:
     time: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sessions: int = 1
     goodput: float = 0.0
+    paid_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 COMPUTE, INPUT, HOST, CHECKPOINT = "compute", "input", "host", "checkpoint"
+_WAITS = (INPUT, CHECKPOINT)
 
 
 class Stopwatch:
@@ -12,12 +13,16 @@ class Stopwatch:
 
     Args:
         kinds: Kinds that are measured; `host` is always.
+
+    Attributes:
+        waited_seconds: Seconds of input and checkpoints; counts on when the others are taken.
     """
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = (*kinds, HOST)
         self._seconds = dict.fromkeys(self.kinds, 0.0)
         self._kind, self._since = HOST, time.monotonic()
+        self.waited_seconds = 0.0
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
@@ -39,4 +44,6 @@ class Stopwatch:
     def _charge(self) -> None:
         now = time.monotonic()
         self._seconds[self._kind] += now - self._since
+        if self._kind in _WAITS:
+            self.waited_seconds += now - self._since
         self._since = now

@@ -99,30 +99,41 @@ def train_model(
     hosts = hosts or find_hosts(os.environ)
     if not hosts.is_writer:
         os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # What host 0 says holds for all.
-    device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
-    dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
-    if device.backend == "jax":
-        devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
-    unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
-    if params.sharding == FULLY_SHARDED:
-        device = _sharding_weights(device, hosts)
-    company = Company(hosts)
-    with company.together():
-        try:
-            session = _Session(params, manifest, records_dir, device, checkpoint_dir, unchanged, company)
-            first_step_at = session.run(started)
-        except InputError:
-            raise
-        except Exception:
-            unchanged.result()  # What cannot be read may be what has changed: then this says so.
-            raise
-        unchanged.result()
-        result = session.result(first_step_at - begun if first_step_at else 0.0)
-        if hosts.is_writer:
-            session.save(output, result)
-            leave_report(device, output.parent, result, started)
+    sessions = Sessions(checkpoint_dir, _digest(_fixed(params), manifest.fingerprint), started)
+    with sessions.signed(hosts.is_writer):
+        device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
+        dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
+        if device.backend == "jax":
+            devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
+        unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
+        if params.sharding == FULLY_SHARDED:
+            device = _sharding_weights(device, hosts)
+        company = Company(hosts)
+        with company.together():
+            try:
+                session = _Session(params, manifest, records_dir, device, checkpoint_dir, unchanged, company, sessions)
+                first_step_at = session.run()
+            except InputError:
+                raise
+            except Exception:
+                unchanged.result()  # What cannot be read may be what has changed: then this says so.
+                raise
+            unchanged.result()
+            result = session.result(first_step_at - begun if first_step_at else 0.0)
+            if hosts.is_writer:
+                session.save(output, result)
+                leave_report(device, output.parent, result, started)
     return result
+
+
+def _fixed(params: TrainParams) -> list[tuple[str, Any]]:
+    """Return the parameters that all sessions of a training share."""
+    return sorted((name, value) for name, value in dataclasses.asdict(params).items() if name not in _FREE_TO_CHANGE)
+
+
+def _digest(*facts: Any) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _sharding_weights(device: devices.Device, hosts: Hosts) -> devices.Device:
@@ -174,10 +185,12 @@ class _Session:
         checkpoint_dir: Path,
         unchanged: "Future[None]",
         company: Company,
+        sessions: Sessions,
     ) -> None:
         import keras
 
         self.params, self.manifest, self.device, self.company = params, manifest, device, company
+        self._sessions = sessions
         self._share, self._is_writer = company.hosts.share, company.hosts.is_writer
         self._records_dir, self._checkpoint_dir = records_dir, checkpoint_dir
         self.batch_size = params.batch_size_per_replica * device.num_replicas
@@ -306,15 +319,13 @@ class _Session:
             )
 
     def _identity(self) -> str:
-        fixed = {k: v for k, v in dataclasses.asdict(self.params).items() if k not in _FREE_TO_CHANGE}
-        facts = (
-            sorted(fixed.items()),
+        return _digest(
+            _fixed(self.params),
             self.manifest.fingerprint,
             self.device.backend,
             self.device.precision,
             self.model.get_config(),
         )
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def variables(self) -> dict[str, Any]:
         """Return everything that a step changes: weights, dropout's random state, optimizer, running metrics."""
@@ -332,12 +343,8 @@ class _Session:
         """Return how many examples of an epoch count in its first steps; the filling of the last batch does not."""
         return min(step * self.batch_size, self._num_examples)
 
-    def run(self, started: float) -> float | None:
-        """Train to the end, from the checkpoint if there is one; when the first step ended, if there was one left.
-
-        Args:
-            started: Start of this session, in seconds since 1970.
-        """
+    def run(self) -> float | None:
+        """Train to the end, from the checkpoint if there is one; when the first step ended, if there was one left."""
         if self._validation is None:
             progress.say(_STEP, "there is no validation split: the best epoch is that of the lowest training loss")
         restored = self._restore()
@@ -351,14 +358,20 @@ class _Session:
             weight_bytes = sum(array.nbytes for array in checkpoints.snapshot(self._weights()).values())
             storage.require_free_bytes(self._checkpoint_dir, 7 * weight_bytes)
             curves = tf.summary.create_file_writer(str(self._tensorboard_dir()))
-        self._sessions = Sessions(self._checkpoint_dir, self.progress.identity, started)
+        continued_from = None if restored is None else self.progress.saved_at
+        self._sessions.claim(self.progress.identity, continued_from, self._first_step_moment)
         try:
-            with termination.put_off() as self._is_asked_to_end, self._sessions.signed(self._is_writer):
+            with termination.put_off() as self._is_asked_to_end:
                 self._run_epochs(restored, curves)
                 self._writer.wait()
         finally:
             self._writer.close()
         return self._loop.first_step_at
+
+    def _first_step_moment(self) -> float | None:
+        """Return when this session's first step ended, in seconds since 1970, if it has."""
+        at = self._loop.first_step_at
+        return None if at is None else time.time() - (time.monotonic() - at)
 
     def _run_epochs(self, restored: dict[str, np.ndarray] | None, curves: Any) -> None:
         plural = self.manifest.input.plural
@@ -371,6 +384,7 @@ class _Session:
             self._enter_stage_of(epoch)
             self._say_stage()
             left = self._num_examples - self.examples_before(self.progress.step)
+            self._waited_before = self.stopwatch.waited_seconds
             with (
                 progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, plural) as shown,
                 profile.watching(shown, left) as bar,
@@ -472,12 +486,17 @@ class _Session:
             self.progress,
             step=step,
             seconds=self.progress.seconds + seconds,
+            waited_seconds=self.progress.waited_seconds + self._waited_in_epoch(),
             history=list(self.progress.history),
+            saved_at=time.time(),
         )
         with self.stopwatch.measure(CHECKPOINT):
             arrays = checkpoints.snapshot(self.variables())
             self._writer.submit(lambda: self._write_checkpoint(arrays, now))
         self._end_if_asked()
+
+    def _waited_in_epoch(self) -> float:
+        return self.stopwatch.waited_seconds - self._waited_before
 
     def _count_start(self) -> None:
         """Count the time to this session's first step, once, as one in which nothing was learned."""
@@ -522,6 +541,8 @@ class _Session:
         self._count_start()
         now, metric = self.progress, self.manifest.interface.task.metric
         seconds = logs["seconds"]
+        now.waited_seconds += self._waited_in_epoch()
+        waited_before = self.stopwatch.waited_seconds
         steps_of_stage = (now.epoch + 1 - self._stage.first_epoch) * self.steps
         entry = {
             "epoch": now.epoch + 1,
@@ -557,6 +578,7 @@ class _Session:
         if self._is_writer:
             with self.stopwatch.measure(CHECKPOINT):
                 self._save_epoch(arrays, weights if now.best_epoch == now.epoch else None)
+        now.end_seconds += self.stopwatch.waited_seconds - waited_before
         with curves.as_default(step=now.epoch):
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
@@ -566,7 +588,7 @@ class _Session:
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
 
     def _save_epoch(self, arrays: Mapping[str, np.ndarray], best: Mapping[str, np.ndarray] | None) -> None:
-        now = dataclasses.replace(self.progress, history=list(self.progress.history))
+        now = dataclasses.replace(self.progress, history=list(self.progress.history), saved_at=time.time())
 
         def write() -> None:
             self._unchanged.result()
@@ -628,6 +650,8 @@ class _Session:
     def result(self, first_step_seconds: float) -> TrainResult:
         """Return the outcome of the training."""
         now, last = self.progress, self.progress.history[-1]
+        trained = max(now.seconds - now.start_seconds - now.waited_seconds, 0.0)
+        paid = self._sessions.paid_seconds(trained, now.waited_seconds + now.end_seconds)
         return TrainResult(
             epochs=now.epoch,
             best_epoch=now.best_epoch,
@@ -645,7 +669,8 @@ class _Session:
             first_step_seconds=first_step_seconds,
             time=self._time(),
             sessions=self._sessions.count,
-            goodput=self._sessions.goodput(now.seconds - now.start_seconds),
+            goodput=paid.goodput,
+            paid_seconds=dataclasses.asdict(paid),
         )
 
     def save(self, output: Path, result: TrainResult) -> None:

@@ -20,6 +20,7 @@ _TIMED = {
     "time",
     "sessions",
     "goodput",
+    "paid_seconds",
     "ended",
     "host",
     "cached",

@@ -66,6 +66,9 @@ def test_every_example_of_the_split_is_scored_once(digits_records, trained_digit
     assert result.metrics == scalars(again)
     assert np.sum(_scored(tmp_path / "evaluation")["challenger"]["confusion_matrix"]) == 359
     assert result.metrics["accuracy"] > 0.85
+    paid = ModelInfo.load(trained_digits).training["paid_seconds"]
+    report = (tmp_path / "evaluation" / "report.html").read_text()
+    assert f"s in 1 session: {paid['trained']:,.0f} training, {paid['start_up']:,.0f} start-up" in report
     assert {path.name for path in (tmp_path / "evaluation").iterdir()} == {
         "evaluation.json",
         "report.html",

@@ -239,6 +239,10 @@ def test_mixed_bfloat16_trains_and_loads_as_float32(quick, digits_records, tmp_p
 def test_finished_training_runs_again_without_training(quick, digits_records, tmp_path, capfd):
     # A model from a function keeps its layers' names, so that a second training in this process is the same training.
     source = tmp_path / "plain.py"
+    source.write_text("def build_model(image_shape, num_classes):\n    raise KeyboardInterrupt\n")
+    params = replace(quick, model=str(source), model_parameters={}, epochs=1)
+    with pytest.raises(KeyboardInterrupt):  # Paid for, and ended before it could train.
+        train_model(params, digits_records, tmp_path / "model")
     source.write_text(
         "import keras\n"
         "def build_model(image_shape, num_classes):\n"
@@ -247,15 +251,16 @@ def test_finished_training_runs_again_without_training(quick, digits_records, tm
         "        keras.layers.Rescaling(1 / 255, name='scale'), keras.layers.Flatten(name='flat'),\n"
         "        keras.layers.Dense(num_classes, activation='softmax', name='out')], name='plain')\n"
     )
-    params = replace(quick, model=str(source), model_parameters={}, epochs=1)
     first = train_model(params, digits_records, tmp_path / "model")
     shutil.copytree(tmp_path / "model", tmp_path / "first")
     again = train_model(params, digits_records, tmp_path / "model")
     assert first.first_step_seconds > 0 == again.first_step_seconds
-    assert (first.sessions, again.sessions) == (1, 2)
+    assert (first.sessions, again.sessions) == (2, 3)
     assert again.goodput < first.goodput < 1
-    same = {"first_step_seconds": first.first_step_seconds, "sessions": 1, "goodput": first.goodput}
-    assert replace(again, **same) == first
+    assert first.paid_seconds["trained"] / sum(first.paid_seconds.values()) == first.goodput
+    assert again.paid_seconds["trained"] == first.paid_seconds["trained"]
+    same = ("first_step_seconds", "sessions", "goodput", "paid_seconds")
+    assert replace(again, **{name: getattr(first, name) for name in same}) == first
     assert "continuing at epoch 2" in capfd.readouterr().err
     for name in ("last.weights.h5", "best.weights.h5"):
         assert _equal(_weights(tmp_path / "first", name), _weights(tmp_path / "model", name))
