@@ -1,6 +1,7 @@
 """Kill hosts that train together, at any moment, start all again, and compare with what an undisturbed training leaves.
 
-Which host and when follows from the number of the kill: some moments are in start-up, most among the steps.
+Which host and when follows from the number of the kill: every fourth falls anywhere from the start on, the others
+among the steps, after the session's first checkpoint.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from components.create_tfrecords import WriteParams, write_records
-from components.train_model.checkpoint import load_arrays
+from components.train_model.checkpoint import CHECKPOINT_FILE, load_arrays
 from tests.hosts import HostProcesses
 from tests.kills.outcome import differences, outcome
 
@@ -30,8 +31,8 @@ def _command(arguments: argparse.Namespace, records: Path, output: Path) -> list
     return [*words, "--checkpoint-seconds", "1", "--learning-rate", "0.001", "--residency", arguments.residency]
 
 
-def _run(arguments: argparse.Namespace, command: list[str], logs: Path) -> float:
-    """Train to the end; returns the seconds that it took."""
+def _run(arguments: argparse.Namespace, command: list[str], logs: Path) -> tuple[float, float]:
+    """Train to the end; returns the seconds that it took, and those of them that it trained."""
     begun = time.monotonic()
     with HostProcesses(arguments.hosts, command, logs) as hosts:
         codes = hosts.wait(1800)
@@ -41,12 +42,21 @@ def _run(arguments: argparse.Namespace, command: list[str], logs: Path) -> float
     print(
         f"{result['sessions']} sessions, goodput {result['goodput']:.0%}, {result['steps']} steps, {result['metrics']}"
     )
-    return time.monotonic() - begun
+    return time.monotonic() - begun, result["seconds"]
 
 
-def _check_checkpoint(folder: Path) -> str:
+def _wait_for_moment(hosts: HostProcesses, number: int, checkpoint: Path, life: float, trained: float) -> None:
+    """Wait until the moment of a kill has come, or a host has ended."""
+    share, before = number * _GOLDEN % 1, time.time()
+    if number % 4 == 0:
+        hosts.wait_until(lambda: False, share * life)
+        return
+    hosts.wait_until(lambda: checkpoint.is_file() and checkpoint.stat().st_mtime > before)
+    hosts.wait_until(lambda: False, share * trained)
+
+
+def _check_checkpoint(path: Path) -> str:
     """Return where a checkpoint stands; it is whole, and nothing half written has its name."""
-    path = folder / "checkpoint.npz"
     if not path.is_file():
         return "no checkpoint"
     arrays, progress = load_arrays(path)
@@ -74,13 +84,17 @@ def main() -> int:
         if not arguments.records:
             write_records(WriteParams("sklearn:digits", num_workers=1), records)
         whole, killed = folder / "whole", folder / "killed"
-        life = _run(arguments, _command(arguments, records, whole), folder / "logs")
-        print(f"undisturbed: {life:.1f} s")
+        life, trained = _run(arguments, _command(arguments, records, whole), folder / "logs")
+        print(f"undisturbed: {life:.1f} s, of which training {trained:.1f}", flush=True)
         command, ends, noticed = _command(arguments, records, killed), collections.Counter[str](), 0.0
+        killed_checkpoint = folder / "killed-checkpoints" / CHECKPOINT_FILE
         for number in range(arguments.first, arguments.first + arguments.kills):
-            index, share = number % arguments.hosts, number * _GOLDEN % 1
+            index = number % arguments.hosts
             with HostProcesses(arguments.hosts, command, folder / "logs") as hosts:
-                hosts.wait_until(lambda: False, arguments.every or share * min(life, 30.0))
+                if arguments.every:
+                    hosts.wait_until(lambda: False, arguments.every)
+                else:
+                    _wait_for_moment(hosts, number, killed_checkpoint, life, trained)
                 hosts.send(index, signal.SIGKILL)
                 at = time.monotonic()
                 if "hosts are there" not in hosts.said(0):  # Nobody can tell a host that is late from one that is gone.
@@ -90,7 +104,7 @@ def main() -> int:
             took = time.monotonic() - at
             noticed = max(noticed, took)
             ends.update(_CODES.get(code, f"exit {code}") for code in codes)
-            stands = _check_checkpoint(folder / "killed-checkpoints")
+            stands = _check_checkpoint(killed_checkpoint)
             print(f"{number:>4} host {index} killed: {codes} within {took:.1f} s, {stands}", flush=True)
             if killed.exists():  # It was done before it was killed; that it is whole is seen below.
                 _compare(whole, killed)
