@@ -6,11 +6,15 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from tests.fakes.storage import bucket, s3_server, storage_server  # noqa: F401 (fixtures)
+
+if TYPE_CHECKING:
+    from tests.components.preflight_training.warm import WarmCompiler
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # Tests judge numbers on the CPU, also where there is a GPU.
@@ -65,6 +69,16 @@ def quick_compiler() -> Iterator[None]:
         patch.setattr(yaml, "dump_all", functools.partial(yaml.dump_all, Dumper=yaml.CDumper))
         patch.setattr(inspect, "stack", _stack_without_source)
         yield
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator["WarmCompiler"]:
+    """A process that has imported JAX; its copies compile for TPUs and run code."""
+    from tests.components.preflight_training.warm import WarmCompiler
+
+    warm = WarmCompiler()
+    yield warm
+    warm.end()
 
 
 def _stack_without_source(context: int = 1) -> list[inspect.FrameInfo]:

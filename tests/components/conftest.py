@@ -254,14 +254,6 @@ def run_step_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[WarmCompiler]:
-    """A process that has imported JAX; its copies compile for TPUs and run code."""
-    warm = WarmCompiler()
-    yield warm
-    warm.end()
-
-
-@pytest.fixture(scope="session")
 def run_with_jax(warm: WarmCompiler) -> Callable[..., str]:
     """Run Python code where Keras is on JAX, or that needs the TPU compiler, with arguments; returns its stdout."""
     return warm.run

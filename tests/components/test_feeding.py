@@ -85,7 +85,8 @@ def test_start_step_gives_the_tail_of_the_same_epoch(make_reader, start_step):
 
 @pytest.mark.parametrize(("num_hosts", "batch_size"), [(2, 12), (4, 8), (7, 14), (8, 56)])
 def test_hosts_see_every_example_once_in_steps_as_many_as_one_host_has(make_reader, num_hosts, batch_size):
-    epochs = [_epoch(make_reader(batch_size, share=Share(host, num_hosts)), 1) for host in range(num_hosts)]
+    readers = [make_reader(batch_size, share=Share(host, num_hosts)) for host in range(num_hosts)]
+    epochs = [_epoch(reader, 1) for reader in readers]
     steps = steps_per_epoch(_NUM_EXAMPLES, batch_size)
     assert {numbers.shape for numbers, _, _ in epochs} == {(steps, batch_size // num_hosts)}
     seen = [numbers[weights == 1] for numbers, _, weights in epochs]
@@ -93,9 +94,8 @@ def test_hosts_see_every_example_once_in_steps_as_many_as_one_host_has(make_read
     weights = np.stack([weights for _, _, weights in epochs])
     assert weights[:, :-1].all(), "only the last batch is filled up, as one host's is"
     assert (np.concatenate([numbers.ravel() for numbers, _, _ in epochs]) < _NUM_EXAMPLES).all()
-    for host, (numbers, _, _) in enumerate(epochs):
-        tail = _epoch(make_reader(batch_size, share=Share(host, num_hosts)), 1, start_step=1)[0]
-        assert np.array_equal(tail, numbers[1:])
+    for reader, (numbers, _, _) in zip(readers, epochs, strict=True):
+        assert np.array_equal(_epoch(reader, 1, start_step=1)[0], numbers[1:])
 
 
 def test_batches_say_how_many_they_are(make_reader):

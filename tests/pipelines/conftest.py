@@ -52,11 +52,11 @@ def federated(fake, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory):
+def finished_run(warm, tmp_path_factory):
     """A workspace with one finished digits run in it, and what the command printed. Not to be written to."""
 
     def make(folder):
-        with steps_here(), judged_here():
+        with steps_here(), judged_here(), warm.takes_over():
             done = tpu_pipelines_here("run", "digits", "--workspace", str(folder / "workspace"), "--json", *QUICK)
         assert done.returncode == 0, done.stderr
         (folder / "printed.json").write_text(json.dumps([done.args, done.returncode, done.stdout, done.stderr]))

@@ -1,7 +1,7 @@
 """The TPU compiler on the smallest programs: what to compile, and a cache that tests share."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def warm_compiler(warm: WarmCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile JAX's steps in copies of a process that has imported everything; TensorFlow's as ever."""
-    cold = sandbox._run_child
-    monkeypatch.setattr(
-        sandbox,
-        "_run_child",
-        lambda task, *rest: (warm if task.training.backend == "jax" else cold)(task, *rest),
-    )
+def warm_compiler(warm: WarmCompiler) -> Iterator[None]:
+    """Compile JAX's steps in copies of a process that has imported everything."""
+    with warm.takes_over():
+        yield

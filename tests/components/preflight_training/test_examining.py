@@ -33,10 +33,11 @@ def _examine(cache_dir, data=_DATA, **changes):
 
 
 @pytest.fixture(scope="session")
-def preflighted(digits_records, cache_dir, tmp_path_factory):
+def preflighted(digits_records, cache_dir, warm, tmp_path_factory):
     """The step's result and its folder. Not to be written to."""
     output = tmp_path_factory.mktemp("preflighted") / "preflight"
-    return preflight_training(_PARAMS, digits_records, output, cache_dir), output
+    with warm.takes_over():
+        return preflight_training(_PARAMS, digits_records, output, cache_dir), output
 
 
 def test_result_is_what_the_report_says(preflighted):
@@ -228,6 +229,7 @@ def build_model(image_shape, num_classes):
 """
 
 
+@pytest.mark.slow  # 4 s: a kernel for each of the eight replicas.
 def test_attention_is_the_same_on_a_tpu_as_here(cache_dir, tmp_path):
     """Keras's own kernel for TPUs gives other numbers, and several replicas do not compile with it."""
     (tmp_path / "attention.py").write_text(_ATTENTION)

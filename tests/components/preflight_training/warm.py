@@ -1,6 +1,7 @@
 """A process that has imported JAX once: every request is met by a copy of it, which is cold but for its imports."""
 
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from components import schema
 from components.errors import InputError
@@ -25,8 +28,10 @@ class WarmCompiler:
     It also runs code that needs the TPU compiler, or Keras on JAX, each time in a process of its own.
     """
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
+    @functools.cached_property
+    def _process(self) -> subprocess.Popen[str]:
+        """The process, started when it is asked first."""
+        return subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -47,6 +52,18 @@ class WarmCompiler:
             if "outcome" in message:
                 yield message["done"], compiler.read_outcome(message["outcome"])
 
+    @contextlib.contextmanager
+    def takes_over(self) -> Iterator[None]:
+        """Compile JAX's steps in copies of this process; TensorFlow's as ever."""
+        cold = sandbox._run_child
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                sandbox,
+                "_run_child",
+                lambda task, *rest: (self if task.training.backend == "jax" else cold)(task, *rest),
+            )
+            yield
+
     def run(self, code: str, *arguments: Any) -> str:
         """What Python code prints, given its arguments."""
         (message,) = self._ask({"code": code, "arguments": [*map(str, arguments)]})
@@ -62,8 +79,9 @@ class WarmCompiler:
         return messages
 
     def end(self) -> None:
-        """End the process."""
-        self._process.communicate()
+        """End the process, if it was ever asked."""
+        if "_process" in vars(self):
+            self._process.communicate()
 
 
 def main() -> None:

@@ -20,14 +20,15 @@ from components import device
 device.prepare("jax", "cpu", 1, "float32")
 from components.training_step.hyperparameters import TrainParams
 from components.training_step.program import fits, plan_program
-from tests.components.preflight_training.conftest import DIGITS, SMALL
+from components.interface import ImageInput, Interface
 from components.model_loading.lookup import build_model
 from components.training_step.compiling import compile_model
 
-params = TrainParams("digits_cnn", SMALL, epochs=1, backend="jax")
-model = build_model(params.model, DIGITS, SMALL)
-compile_model(model, DIGITS, params, 1, 40, True)
-planned = plan_program(model, DIGITS.batch_shapes(32), 1259, params, True, "tpu")
+params = TrainParams("tests.components.preflight_training.dense:build_model", epochs=1, backend="jax")
+digits = Interface(ImageInput((8, 8, 1), "raw"), 10)
+model = build_model(params.model, digits, {})
+compile_model(model, digits, params, 1, 40, True)
+planned = plan_program(model, digits.batch_shapes(32), 1259, params, True, "tpu")
 
 class Chip:
     def __init__(self, limit):
