@@ -54,11 +54,11 @@ class StepWatch(keras.callbacks.Callback):
         """Set up for one call of `fit`; `restored` is the checkpoint it starts from, if it does."""
         self._bar, self._restored = bar, restored
         self._first_step = self._session.progress.step
+        self._start = self._saved = time.monotonic()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Put the running metrics back that `fit` has just reset."""
         restore_metrics(self._session, self._restored)
-        self._start = self._saved = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Refuse a loss that is not finite; then save, if it is time."""

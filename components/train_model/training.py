@@ -378,7 +378,7 @@ class _Session:
         trace = profiler(self.device.backend)
         profiled = self.params.profile_steps if self._is_writer else 0
         profile = StepProfile(profiled, self.batch_size, self._tensorboard_dir(), *trace)
-        self._epochs_begun: float | None = time.monotonic()
+        self._epochs_begun: float | None = None
         while self.progress.epoch < self.params.epochs and not self._should_stop():
             epoch = self.progress.epoch
             self._enter_stage_of(epoch)
@@ -389,6 +389,8 @@ class _Session:
                 progress.track(f"{_STEP} epoch {epoch + 1}/{self.params.epochs}", left, plural) as shown,
                 profile.watching(shown, left) as bar,
             ):
+                if self._loop.first_step_at is None:
+                    self._epochs_begun = time.monotonic()
                 logs = self._loop.run_epoch(epoch, bar, restored)
             restored = None
             self._end_epoch(logs, curves)
