@@ -1,6 +1,11 @@
 """Which models are tried before they are trained, and what is found."""
 
+import contextlib
+import importlib
+import io
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -30,7 +35,18 @@ def test_a_model_is_tried_where_its_mistakes_would_cost_time_or_money(own_model)
     assert not tried(own_model, "preflight=false")
 
 
-def test_a_mistake_in_the_models_file_is_told_before_anything_is_compiled(own_model):
+def _run_here(words, *, input, **_):
+    """Run a module's program in this process, which has TensorFlow."""
+    stdout = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout):
+        patch.setattr(sys, "stdin", io.StringIO(input))
+        importlib.import_module(words[-1]).main()
+    return subprocess.CompletedProcess(words, 0, stdout.getvalue(), "")
+
+
+@pytest.mark.parametrize("run", [_run_here, pytest.param(subprocess.run, marks=pytest.mark.slow)])  # 5 s: TensorFlow.
+def test_a_mistake_in_the_models_file_is_told_before_anything_is_compiled(own_model, monkeypatch, run):
+    monkeypatch.setattr(subprocess, "run", run)
     config = load_config("digits", [own_model])
     with pytest.raises(
         InputError, match=r"Cannot import the model .*mine\.py': ModuleNotFoundError: No module named 'no_"

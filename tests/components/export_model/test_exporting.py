@@ -127,14 +127,26 @@ def test_int8_takes_a_third_of_the_space(export_dir):
     assert size["model_int8.tflite"] <= 0.35 * size["model.tflite"]
 
 
-def test_saved_model_serves_pixels_and_files_in_a_process_of_its_own(export_dir, test_images, expected, tmp_path):
+def _serve_here(*words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["-c", *map(str, words)])
+        exec(_SERVE, {})
+
+
+def _serve_apart(*words):
+    subprocess.run([sys.executable, "-I", "-c", _SERVE, *words], check=True, cwd=words[-1])
+
+
+@pytest.mark.parametrize("serve", [_serve_here, pytest.param(_serve_apart, marks=pytest.mark.slow)])  # 5 s: TensorFlow.
+def test_saved_model_serves_pixels_and_files_also_in_a_process_of_its_own(
+    export_dir, test_images, expected, tmp_path, serve
+):
     for kind in ("png", "jpeg"):
         files = [tmp_path / f"{i:02d}.{kind}" for i in range(17)]
         for file, image in zip(files, test_images, strict=False):
             Image.fromarray(image[:, :, 0]).save(file)
         np.save(tmp_path / f"{kind}.npy", np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
-    words = [sys.executable, "-I", "-c", _SERVE, export_dir / "saved_model", tmp_path]
-    subprocess.run(words, check=True, cwd=tmp_path)
+    serve(export_dir / "saved_model", tmp_path)
     with np.load(tmp_path / "answers.npz") as file:
         answers = dict(file)
     for size in (1, 3, 17):

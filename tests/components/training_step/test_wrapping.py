@@ -52,9 +52,9 @@ def _compiled(model, quick, interface=_DIGITS, **changes):
     return built, compile_model(built, interface, replace(quick, **changes), 1, 10, jit_compile=False)
 
 
-# The largest take as long as all others together.
-_LARGE = ("cifar10_resnet", "mobilenet_v2")
-_MODELS = [pytest.param(name, marks=pytest.mark.slow) if name in _LARGE else name for name in REGISTRY]
+# The largest take as long as all others together, and those between differ from the smallest in size alone.
+_QUICK = ("digits_cnn", "imdb_lstm", "shakespeare_lstm")
+_MODELS = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in REGISTRY]
 
 
 @pytest.mark.parametrize("model", _MODELS)
