@@ -259,6 +259,11 @@ def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     except RuntimeError as error:
         raise InputError(f"Cannot use a {accelerator}: JAX says {error}. Set accelerator to auto or cpu.") from error
+    if (jax.process_index(), jax.process_count()) != (hosts.index, hosts.count):  # Of a TPU, libtpu says both.
+        raise InputError(
+            f"Cannot train as host {hosts.index} of {hosts.count}: the devices are those of {jax.process_count()} "
+            f"hosts, and these of host {jax.process_index()}. Say it to each host: --hosts INDEX/COUNT@ADDRESS."
+        )
     platform = devices[0].platform
     if accelerator not in ("auto", platform):
         raise InputError(

@@ -6,6 +6,7 @@ Host 0 runs JAX's coordination service, whose store carries a few words; arrays 
 import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -25,7 +26,13 @@ from components.table import printable
 
 # Which host of a training this one is, as `parse_host` reads it; what it says goes before what a platform says.
 HOST_VARIABLE = "TPU_PIPELINES_HOST"
-_PORT = 8476  # That of JAX's own examples; nothing else listens there.
+# How many hosts the machine has that a training was sent to: it is not to train where it finds fewer.
+COUNT_VARIABLE = "TPU_PIPELINES_HOST_COUNT"
+_PORT = 8476  # That of JAX's own examples; nothing else listens there. JAX_COORDINATOR_PORT names another, as to JAX.
+# What TPU VMs tell of their slice, and JAX asks too: jax/_src/clusters/cloud_tpu_cluster.py, GceTpuCluster.
+_METADATA = "http://{host}/computeMetadata/v1/instance/attributes/{key}"
+_NUMBER, _ENDPOINTS = "agent-worker-number", "worker-network-endpoints"
+_METADATA_TRIES, _METADATA_SECONDS = 3, 5
 # JAX aborts what has not heard of a host for so long, with the same exit code as `LOST`.
 _HEARTBEAT_SECONDS = 30
 _ARRIVAL_SECONDS = 600  # Within which all hosts of a slice have pulled their image and started.
@@ -88,29 +95,62 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
     """Return the hosts that train together, as this project's own variable or a platform's say; one if none says.
 
     Raises:
-        InputError: If what they say does not fit together.
+        InputError: If what they say does not fit together, or tells of fewer hosts than the machine has.
     """
     if own := environment.get(HOST_VARIABLE):
         return parse_host(own)
-    for addresses, index, variables in _told(environment):
+    expected = int(environment.get(COUNT_VARIABLE, "1"))
+    for addresses, index, variables in _told(environment, expected):
         if not addresses or not 0 <= index < len(addresses):
             raise InputError(
                 f"Cannot tell the hosts of this training: {variables} say that this is host {index} of "
                 f"{len(addresses)}. Expected a number from 0 to one less than the number of hosts."
             )
         if len(addresses) > 1:
-            return _hosts(index, len(addresses), addresses[0])
+            if expected not in (1, len(addresses)):
+                raise InputError(
+                    f"Cannot tell the hosts of this training: {variables} tell of {len(addresses)}, and its machine "
+                    f"has {expected}. {_say_it(expected)}"
+                )
+            return _hosts(index, len(addresses), addresses[0], environment.get("JAX_COORDINATOR_PORT", _PORT))
+    if expected > 1:
+        raise InputError(
+            f"Cannot tell which of its machine's {expected} hosts this one is, and trainings of their own would "
+            "overwrite each other: expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, CLUSTER_SPEC with "
+            f"{expected} members, or {_ENDPOINTS} and {_NUMBER} from the metadata server. Received: "
+            f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. {_say_it(expected)}"
+        )
     return ALONE
 
 
-def _hosts(index: int, count: int, first: str) -> Hosts:
+def _say_it(count: int) -> str:
+    return f"Say it to each host: --hosts INDEX/{count}@ADDRESS, or {HOST_VARIABLE}, with the address of host 0."
+
+
+def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts:
     if count == 1:
         return ALONE
-    return Hosts(index, count, first if ":" in first else f"{first}:{_PORT}")
+    return Hosts(index, count, first if ":" in first else f"{first}:{port}")
 
 
-def _told(environment: Mapping[str, str]) -> Iterator[tuple[list[str], int, str]]:
-    """Yield what a platform says: the addresses of all hosts, this host's index, and where it says so."""
+def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[str], int, str]]:
+    """Yield what a platform says: the addresses of all hosts, this host's index, and where it says so.
+
+    The TPU's own variables come first: libtpu numbers the hosts by them. What Vertex AI tells the hosts of one slice,
+    whose pool has one replica, is documented nowhere; `tpu-pipelines smoke --machine v5e-16` asks it.
+    """
+    # GKE sets both where a container asks for google.com/tpu, and JAX takes the first of the lists:
+    # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and jax/_src/clusters/cloud_tpu_cluster.py
+    for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
+        if workers := environment.get(variable):
+            index = environment.get("TPU_WORKER_ID", "0")
+            if not index.isdecimal():
+                raise InputError(
+                    f"Cannot tell which host of the training this is: TPU_WORKER_ID={index!r} is no number."
+                )
+            # A port is libtpu's, where another process already listens.
+            addresses = [address.strip().partition(":")[0] for address in workers.split(",") if address.strip()]
+            yield addresses, int(index), f"{variable} and TPU_WORKER_ID"
     # https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
     if spec := environment.get("CLUSTER_SPEC"):
         try:
@@ -124,18 +164,48 @@ def _told(environment: Mapping[str, str]) -> Iterator[tuple[list[str], int, str]
                 f"Cannot tell the hosts of this training: CLUSTER_SPEC is not as Vertex AI writes it "
                 f"({describe(error)}). Received: {spec[:200]!r}."
             ) from error
-    # GKE sets both where a container asks for google.com/tpu: https://cloud.google.com/kubernetes-engine/docs/how-to/tpus
-    if workers := environment.get("TPU_WORKER_HOSTNAMES"):
-        index = environment.get("TPU_WORKER_ID", "0")
-        if not index.isdecimal():
-            raise InputError(f"Cannot tell which host of the training this is: TPU_WORKER_ID={index!r} is no number.")
-        addresses = [address.strip() for address in workers.split(",") if address.strip()]
-        yield addresses, int(index), "TPU_WORKER_HOSTNAMES and TPU_WORKER_ID"
+    if expected > 1 and "TPU_SKIP_MDS_QUERY" not in environment:
+        index, workers = _metadata(_server(environment), _NUMBER), _metadata(_server(environment), _ENDPOINTS)
+        if index.isdecimal() and workers:
+            # Names alone, or, as older VMs write it, name:id:address.
+            addresses = [worker.rpartition(":")[2].strip() for worker in workers.split(",")]
+            yield addresses, int(index), f"the metadata server's {_ENDPOINTS} and {_NUMBER}"
+
+
+def tell_hosts(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the environment says of the hosts of a training, by where it says it."""
+    variables = (HOST_VARIABLE, "TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "CLUSTER_SPEC")
+    told = {name: environment[name] for name in variables if name in environment}
+    if COUNT_VARIABLE in environment and "TPU_SKIP_MDS_QUERY" not in environment:
+        told |= {key: _metadata(_server(environment), key) or "no answer" for key in (_NUMBER, _ENDPOINTS)}
+    return told or {"environment": "nothing"}
+
+
+def _server(environment: Mapping[str, str]) -> str:
+    return environment.get("GCE_METADATA_IP", "metadata.google.internal")
+
+
+@functools.cache
+def _metadata(host: str, key: str) -> str:
+    """Return what the metadata server says; empty where there is none, or it does not know."""
+    import urllib.request
+
+    request = urllib.request.Request(_METADATA.format(host=host, key=key), headers={"Metadata-Flavor": "Google"})
+    for _ in range(_METADATA_TRIES):
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=_METADATA_SECONDS) as response:
+            return str(response.read().decode()).strip()
+    return ""
 
 
 def is_writer() -> bool:
-    """Return whether this process is to write what a step leaves: it is the only one, or that of host 0."""
-    return find_hosts(os.environ).is_writer
+    """Return whether this process is to write what a step leaves: it is the only one, or that of host 0.
+
+    A host that cannot tell which it is has not trained, and says so.
+    """
+    try:
+        return find_hosts(os.environ).is_writer
+    except InputError:
+        return True
 
 
 def connect(hosts: Hosts) -> None:

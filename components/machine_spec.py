@@ -408,18 +408,21 @@ class MachineSpec:
         """The slice, and where and how it is paid for."""
         return PaidMachine(self.name, self.region, self.spot)
 
-    def require_one_host(self) -> None:
-        """Check that a pipeline can start a training on this machine and all its fallbacks, which it can on one host.
+    def require_one_host(self, reason: str) -> None:
+        """Check that this machine and all its fallbacks have one host.
+
+        Args:
+            reason: Why several will not do, as the sentence begins that refuses them.
 
         Raises:
-            InputError: If one has several: what platforms tell them of each other was not tried yet.
+            InputError: If one has several.
         """
         for machine in self.candidates:
             entry = machine.slice
             if entry.hosts > 1:
                 same = [other for other in load_catalogue().slices if other.generation == entry.generation]
                 raise InputError(
-                    f"A pipeline does not start several hosts yet, and {entry.name} has {entry.hosts}. Use "
+                    f"{reason}, and {entry.name} has {entry.hosts} hosts. Use "
                     f"{_names(_nearest([other for other in same if other.hosts == 1], entry.chips))}, or another of "
                     f"one host; `tpu-pipelines preflight` takes {entry.name} all the same."
                 )

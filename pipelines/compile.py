@@ -19,6 +19,7 @@ from components.model_loading.lookup import bundle_of, named_files
 from components.registry.opening import parse_reference
 from components.registry.reference import is_on_vertex
 from components.train_model.params import TrainParams
+from components.training_step.sharding import FULLY_SHARDED
 from pipelines.caching import lineage, platform_fingerprints
 from pipelines.config import Config, on_machine
 from pipelines.platforms import s3
@@ -142,14 +143,20 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     """Return the machine of a configuration.
 
     Raises:
-        InputError: If it names none, or one of several hosts.
+        InputError: If it names none, or one of several hosts with what trains on one alone.
     """
     if config.machine is None:
         raise InputError(
             f"Cannot compile {config.name!r} for {target}: expected a machine to train on, received none. Use "
             "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
         )
-    config.machine.require_one_host()
+    training = config.training
+    if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator in ("cpu", "gpu")):
+        config.machine.require_one_host("The tensorflow backend trains on one host")
+    if training.sharding == FULLY_SHARDED:
+        config.machine.require_one_host("training.sharding=fully_sharded trains on one host so far")
+    if target == "kubeflow":
+        config.machine.require_one_host("On Kubeflow a pipeline does not start several hosts yet")
     return config.machine
 
 

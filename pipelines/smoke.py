@@ -19,6 +19,7 @@ from pipelines.submission import Plan, plan_submission, submit, wait
 
 _MINUTES = 30  # Which a training of seconds never takes, unless something is wrong.
 _EPOCHS = 5
+_SEVERAL_HOSTS = "what the hosts of a slice are told of each other (components/hosts.py)"
 # What the code or its documents leave open and this run does not answer.
 _OPEN = (
     "how CPUs and memory that a step asks for are rounded to a machine (pipelines/resources.py)",
@@ -143,9 +144,13 @@ def run_smoke(
         *_times(smoke, told, sent),
         *(_outcome("second run", second) if second else ()),
         *(_cache(second, told, again) if second else ()),
-        *(("not asked here", question) for question in _OPEN),
+        *(("not asked here", question) for question in (*_open_without(plan.jobs[0].machine.slice.hosts), *_OPEN)),
     )
     return SmokeReport(rows, second is not None and second.state is State.SUCCEEDED)
+
+
+def _open_without(hosts: int) -> Sequence[str]:
+    return [] if hosts > 1 else [f"{_SEVERAL_HOSTS}: needs a machine that has several, as --machine v5e-16"]
 
 
 def _read(uri: str) -> Mapping[str, Any]:
@@ -174,6 +179,7 @@ def _surroundings(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("device files of the TPU", files or "none"),
         ("memory that may be locked", "any" if locked < 0 else f"{locked / 2**10:,.0f} KiB"),
         ("devices seen", f"{len(told['devices'])}: {', '.join(dict.fromkeys(told['devices']))}"),
+        ("hosts", "; ".join(f"{where}: {answer}" for where, answer in told.get("hosts", {}).items())),
         (f"rights in {folder}", "; ".join(f"{action}: {answer}" for action, answer in mount.items())),
         (
             "host",

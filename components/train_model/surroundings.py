@@ -21,6 +21,7 @@ from typing import Any
 from components import progress, storage
 from components.device import Device, describe_host
 from components.errors import InputError
+from components.hosts import tell_hosts
 from components.outages import PlatformError
 
 REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Where to leave the report; nothing is done without it.
@@ -62,6 +63,7 @@ def describe_surroundings(device: Device, folder: Path) -> dict[str, Any]:
         "locked_memory_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # -1 is without limit.
         "device_files": {str(path): f"{path.stat().st_mode & 0o777:o}, {_access(path)}" for path in _device_files()},
         "devices": _devices(device),
+        "hosts": tell_hosts(os.environ),
         "host": {
             "name": describe_host(),
             "memory_bytes": memory,

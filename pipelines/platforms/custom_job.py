@@ -7,6 +7,7 @@ from typing import Any
 
 from components import storage
 from components.errors import InputError
+from components.hosts import COUNT_VARIABLE
 from components.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
 from components.step_inputs import whole_numbers
 from pipelines.platforms.jobs import slug
@@ -71,6 +72,11 @@ def as_custom_job(
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
     settings.check_region(machine.region)
     root = settings.bucket.rstrip("/") or dsl.PIPELINE_ROOT_PLACEHOLDER
+    # A slice of several hosts is one replica too: the service starts the container on each of its machines, of which
+    # none goes on without the others, so all start again.
+    hosts = machine.slice.hosts
+    has_others = hosts > 1 and not machine.disable_retries
+    environment = {**settings.environment, **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {})}
     reservation: dict[str, Any] = {}
     if machine.reservation:
         reservation = {
@@ -86,13 +92,13 @@ def as_custom_job(
         accelerator_count=machine.accelerator_count,
         strategy="SPOT" if machine.spot else "STANDARD",
         timeout=f"{machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS}s",
-        restart_job_on_worker_restart=machine.restart_job_on_worker_restart,
+        restart_job_on_worker_restart=machine.restart_job_on_worker_restart or has_others,
         service_account=settings.service_account,
         network=settings.network,
         labels={**settings.labels, "tpu_pipelines_run": slug(name), "tpu_pipelines_machine": machine.name},
         encryption_spec_key_name=settings.encryption_key,
         tensorboard=settings.tensorboard,
-        env=[{"name": key, "value": value} for key, value in settings.environment.items()],
+        env=[{"name": key, "value": value} for key, value in environment.items()],
         # A folder per run: a job that Vertex restarts continues from its checkpoint, never from another run's.
         base_output_directory=f"{root}/{name}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}",
         # Without a default these two would be placeholders that nothing replaces.

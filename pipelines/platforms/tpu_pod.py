@@ -41,7 +41,7 @@ def as_tpu_pod(
     Raises:
         InputError: If GKE does not have the machine, or it has several hosts.
     """
-    machine.require_one_host()
+    machine.require_one_host("On Kubeflow a pipeline does not start several hosts yet")
     try:
         from kfp import kubernetes
     except ImportError as error:

@@ -1,4 +1,6 @@
 import json
+from http.server import BaseHTTPRequestHandler
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ from components import hosts
 from components.errors import InputError
 from components.hosts import ALONE, Company, Hosts, find_hosts, parse_host
 from components.share import Share
+from tests.fakes.local_server import LocalServer
 
 _POOLS = {"workerpool0": ["first:2222"], "workerpool1": ["second:2222", "third:2222"]}
+_NO_METADATA = {"TPU_SKIP_MDS_QUERY": "1"}
 
 
 def _spec(pool, index, pools=_POOLS):
@@ -29,6 +33,10 @@ def _spec(pool, index, pools=_POOLS):
             {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1", **_spec("workerpool0", 0, {"workerpool0": ["x:1"]})},
             Hosts(1, 2, "a:8476"),
         ),
+        ({"TPU_PROCESS_ADDRESSES": "a:8471,b:8471", "TPU_WORKER_ID": "1"}, Hosts(1, 2, "a:8476")),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "JAX_COORDINATOR_PORT": "99"}, Hosts(0, 2, "a:99")),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_PIPELINES_HOST_COUNT": "2"}, Hosts(0, 2, "a:8476")),
+        ({"TPU_PIPELINES_HOST_COUNT": "4", "TPU_PIPELINES_HOST": "1/2@there:99"}, Hosts(1, 2, "there:99")),
         ({"TPU_PIPELINES_HOST": "1/2@there:99", **_spec("workerpool0", 0)}, Hosts(1, 2, "there:99")),
         ({"TPU_PIPELINES_HOST": "0/1@there"}, ALONE),
     ],
@@ -44,6 +52,15 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
         ({"TPU_PIPELINES_HOST": "there"}, "Received: 'there'"),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "2"}, "this is host 2 of 2"),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "second"}, "TPU_WORKER_ID='second' is no number"),
+        (
+            {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_PIPELINES_HOST_COUNT": "4"},
+            r"TPU_WORKER_HOSTNAMES and TPU_WORKER_ID tell of 2, and its machine has 4\. Say it to each host: --hosts I",
+        ),
+        (
+            {**_spec("workerpool0", 0, {"workerpool0": ["x:1"]}), "TPU_PIPELINES_HOST_COUNT": "4", **_NO_METADATA},
+            r"which of its machine's 4 hosts this one is.* TPU_WORKER_ID, CLUSTER_SPEC with 4 members, or worker-netw"
+            r".*Received: CLUSTER_SPEC: .*x:1.*\. Say it to each host: --hosts INDEX/4@ADDRESS, or TPU_PIPELINES_HOST",
+        ),
         ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC is not as Vertex AI writes it"),
         ({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC is not as Vertex AI writes it"),
     ],
@@ -53,10 +70,39 @@ def test_an_environment_that_does_not_fit_together_is_refused_in_a_sentence(envi
         find_hosts(environment)
 
 
+class _Attributes(BaseHTTPRequestHandler):
+    """A TPU VM's metadata."""
+
+    known: ClassVar[dict[str, str]] = {}
+
+    def do_GET(self):
+        value = self.known.get(self.path.rpartition("/instance/attributes/")[2])
+        self.send_response(200 if value and self.headers["Metadata-Flavor"] == "Google" else 404)
+        self.end_headers()
+        self.wfile.write((value or "").encode())
+
+    def log_message(self, *arguments):
+        """Nothing on stderr."""
+
+
+@pytest.mark.parametrize("workers", ["10.0.0.1,10.0.0.2", "unknown:unknown:10.0.0.1,unknown:unknown:10.0.0.2"])
+def test_a_tpu_vm_asks_its_metadata_server_where_nothing_else_tells(workers):
+    known = {"agent-worker-number": "1", "worker-network-endpoints": workers}
+    with LocalServer(type("Handler", (_Attributes,), {"known": known})) as server:
+        environment = {"TPU_PIPELINES_HOST_COUNT": "2", "GCE_METADATA_IP": server.url.removeprefix("http://")}
+        assert find_hosts(environment) == Hosts(1, 2, "10.0.0.1:8476")
+
+
 def test_host_0_alone_writes(monkeypatch):
     monkeypatch.setenv("TPU_PIPELINES_HOST", "1/2@there")
     assert not hosts.is_writer()
     assert parse_host("0/2@there").is_writer
+
+
+def test_a_host_that_cannot_tell_which_it_is_says_so(monkeypatch):
+    monkeypatch.setenv("TPU_PIPELINES_HOST_COUNT", "2")
+    monkeypatch.setenv(*next(iter(_NO_METADATA.items())))
+    assert hosts.is_writer()
 
 
 def test_shares_of_hosts_are_all_and_nearly_equal():

@@ -14,13 +14,17 @@ from pipelines.cli.main import main
 from tests.fakes.execution import RunOnCpu
 from tests.fakes.serving import Containers
 from tests.fakes.vertex import FakeVertex, canonical
+from tests.losing_hosts import HostLoss, arrays
 
 ROOT = "projects/my-project/locations/us-central1/models"
 DATA = "gs://bucket/data/digits.npz"
+SMALL = (
+    *(f"data.source=npz:{DATA}", "preflight=false", "gate.minimum={}"),
+    *("export.calibration_examples=50", "model.parameters={filters: 8, units: 32}"),
+)
 # A run that takes half a minute; what is asked of it is only to be no worse than the champion.
 OPTIONS = (
-    *("machine=v5e-4", f"data.source=npz:{DATA}", "preflight=false", "gate.minimum={}"),
-    *("export.calibration_examples=50", "model.parameters={filters: 8, units: 32}"),
+    *("machine=v5e-4", *SMALL),
     f"deploy.serving_image=europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}",
     *("deploy.registry=vertex", "deploy.endpoint=digits", "deploy.endpoint_traffic=50"),
 )
@@ -49,9 +53,9 @@ def cloud(digits, tmp_path, monkeypatch):
         yield fake
 
 
-def submit(capfd, *overrides):
+def submit(capfd, *overrides, options=OPTIONS):
     """Submit and wait; the exit code, and what is said."""
-    arguments = [word for override in (*OPTIONS, *overrides) for word in ("--set", override)]
+    arguments = [word for override in (*options, *overrides) for word in ("--set", override)]
     code = main(["submit", "digits", *arguments, "--wait", "--poll-seconds", "0.5", "--json"])
     out, err = capfd.readouterr()
     assert "token-" not in out + err
@@ -121,3 +125,39 @@ def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud,
     assert response.model_version_id == "2"
     right = [one["class"] == str(label) for one, label in zip(response.predictions, labels[-100:], strict=True)]
     assert sum(right) > 85
+
+
+# On the CPU that stands for the slice each host has one device: 64 examples a step.
+FOUR_HOSTS = (
+    *SMALL,
+    *("machine=v5e-16", "training.backend=jax", "training.batch_size_per_replica=16", "training.epochs=20"),
+    *("training.learning_rate=0.002", "training.learning_rate_scaling=none", "training.checkpoint_seconds=0.2"),
+)
+
+
+def custom_job(fake, name):
+    (job,) = [job for job in fake.custom_jobs.values() if job.labels["tpu_pipelines_run"] == name]
+    return job
+
+
+@pytest.mark.slow  # Two runs, each with four processes that train: three minutes on 2 idle cores.
+@pytest.mark.timeout(1800)
+def test_a_slice_of_four_hosts_trains_and_survives_losing_one(cloud, capfd):
+    results, weights = {}, {}
+    folder = cloud.execution.root / "bucket" / "pipelines" / "lost"
+    loss = HostLoss(folder, lambda: cloud.execution.lose_host(custom_job(cloud, "lost").name, 2))
+    for name in ("whole", "lost"):
+        code, said, err = submit(capfd, f"name={name}", options=FOUR_HOSTS)
+        assert code == 0, err
+        assert evaluation(cloud, said["job_id"])["challenger"]["accuracy"] > 0.9
+        assert list((cloud.execution.root / said["job_id"]).rglob("saved_model.pb"))
+        (path,) = (cloud.execution.root / said["job_id"]).rglob("last.weights.h5")
+        weights[name], results[name] = arrays(path), json.loads((path.parent / "model.json").read_text())["training"]
+        (pool,) = custom_job(cloud, name).job_spec.worker_pool_specs
+        assert (pool.replica_count, pool.machine_spec.tpu_topology) == (1, "4x4")
+    starts = {name: cloud.execution.attempts[custom_job(cloud, name).name] for name in results}
+    print(starts, {name: (one["sessions"], one["goodput"]) for name, one in results.items()}, loss.lost_at)
+    assert loss.lost_at >= 5
+    assert starts == {name: one["sessions"] for name, one in results.items()} == {"whole": 1, "lost": 2}
+    assert results["whole"]["num_replicas"] == results["lost"]["num_replicas"] == 4
+    assert weights["lost"] == weights["whole"]

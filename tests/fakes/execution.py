@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,13 +20,15 @@ from google.protobuf import json_format
 from google.rpc import code_pb2
 
 from components.step_inputs import whole_numbers
-from tests.fakes import gcsfuse
+from tests.fakes import gcsfuse, vertex_rules
 from tests.fakes.execution_cache import ExecutionCache, Scope
 from tests.fakes.google_api import ServiceError
 
 RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.
 _TASK = v1.PipelineTaskDetail.State
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_TRANSIENT = (6, 134, 11, 139)  # SIGABRT and SIGSEGV, as processes and containers end with them.
+_MOST_RESTARTS = 3
 
 
 class Execution(Protocol):
@@ -299,12 +302,15 @@ class RunOnCpu:
     Attributes:
         root: Folder in which jobs leave artifacts and logs, one folder each. To their steps it is `/gcs`, under the
             rules of Cloud Storage FUSE.
+        attempts: How often each custom job was started.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self._temporary = None if root else tempfile.TemporaryDirectory(prefix="fake-vertex-")
         self.root = root or Path(self._temporary.name)  # type: ignore[union-attr]
-        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._processes: dict[str, list[subprocess.Popen[str]]] = {}
+        self._stopped: set[str] = set()
+        self.attempts: dict[str, int] = {}
 
     def start_pipeline_job(self, vertex: Any, name: str) -> None:
         job = vertex.pipeline_jobs[name]
@@ -393,13 +399,38 @@ class RunOnCpu:
             "AIP_CHECKPOINT_DIR": f"{base}/checkpoints/",
             "AIP_TENSORBOARD_LOG_DIR": f"{base}/logs/",
         }
-        self._start(
-            name,
-            [word.replace("python3", sys.executable) for word in words],
-            environment,
-            lambda line: None,
-            lambda code: self._end_custom_job(vertex, name, code),
-        )
+        command = [word.replace("python3", sys.executable) for word in words]
+        self._start_hosts(vertex, name, command, environment)
+
+    def _start_hosts(self, vertex: Any, name: str, command: list[str], environment: Mapping[str, str]) -> None:
+        """Start the container of a custom job on every host of its machine."""
+        count = vertex_rules.hosts_of(vertex.custom_jobs[name].job_spec.worker_pool_specs[0].machine_spec)
+        self._processes[name], self.attempts[name] = [], self.attempts.get(name, 0) + 1
+        for index, told in enumerate(_told_hosts(count)):
+
+            def end(code: int, index: int = index) -> None:
+                # Rule: a job has ended when its primary replica has, and the others are shut down; of a slice's hosts
+                # that is taken to be host 0 (…/training/understanding-training-service: Successfully completing a job)
+                if index == 0:
+                    self._end_attempt(vertex, name, code, command, environment)
+
+            self._start(name, command, {**environment, **told}, lambda line: None, end, f"-{index}" if index else "")
+
+    def _end_attempt(
+        self, vertex: Any, name: str, code: int, command: list[str], environment: Mapping[str, str]
+    ) -> None:
+        self._kill(name)
+        scheduling = vertex.custom_jobs[name].job_spec.scheduling
+        # Rule: a job that ends with SIGABRT or SIGSEGV is started again, up to three times
+        # (…/training/understanding-training-service: Handle common errors)
+        # Rule: a job whose worker's machine is lost is started again as a whole where it says so (custom_job.proto:
+        # restart_job_on_worker_restart)
+        is_lost = code < 0 and scheduling.restart_job_on_worker_restart
+        with vertex.lock:
+            if (code in _TRANSIENT or is_lost) and name not in self._stopped and self.attempts[name] <= _MOST_RESTARTS:
+                self._start_hosts(vertex, name, command, environment)
+            else:
+                self._end_custom_job(vertex, name, code)
 
     def _end_custom_job(self, vertex: Any, name: str, code: int) -> None:
         if code:
@@ -408,9 +439,11 @@ class RunOnCpu:
         else:
             vertex.end_custom_job(name, v1.JobState.JOB_STATE_SUCCEEDED)
 
-    def _start(self, name: str, words: list[str], environment: Mapping[str, str], follow: Any, end: Any) -> None:
+    def _start(
+        self, name: str, words: list[str], environment: Mapping[str, str], follow: Any, end: Any, suffix: str = ""
+    ) -> None:
         """Run a process; tell of its lines and its end from a thread."""
-        log = self.root / f"{name.rpartition('/')[2]}.log"
+        log = self.root / f"{name.rpartition('/')[2]}{suffix}.log"
         process = subprocess.Popen(
             words,
             stdout=subprocess.PIPE,
@@ -419,10 +452,10 @@ class RunOnCpu:
             env={**os.environ, **environment},
             start_new_session=True,
         )
-        self._processes[name] = process
+        self._processes.setdefault(name, []).append(process)
 
         def watch() -> None:
-            with process, open(log, "w") as file:
+            with process, open(log, "a") as file:
                 for line in process.stdout or ():
                     file.write(line)
                     file.flush()
@@ -431,7 +464,44 @@ class RunOnCpu:
 
         threading.Thread(target=watch, daemon=True).start()
 
+    def lose_host(self, name: str, index: int) -> None:
+        """Let a machine of a custom job vanish."""
+        self._processes[name][index].kill()
+
     def stop(self, name: str) -> None:
-        if (process := self._processes.get(name)) and process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        self._stopped.add(name)
+        self._kill(name)
+
+    def _kill(self, name: str) -> None:
+        for process in self._processes.get(name, ()):
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _told_hosts(count: int) -> Iterator[dict[str, str]]:
+    """Yield what each host of a slice finds in its environment about the others."""
+    if count == 1:
+        yield {}
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for index in range(count):
+        yield {
+            # Rule: CLUSTER_SPEC tells of pools and replicas, of which a slice is one; what its hosts are told of each
+            # other is documented nowhere, and is taken to be what TPU VMs have (…/training/distributed-training)
+            "CLUSTER_SPEC": json.dumps(
+                {
+                    "cluster": {"workerpool0": ["cmle-training-workerpool0-0:2222"]},
+                    "environment": "cloud",
+                    "task": {"type": "workerpool0", "index": 0},
+                }
+            ),
+            "TPU_WORKER_ID": str(index),
+            "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * count),
+            "JAX_COORDINATOR_PORT": str(
+                port
+            ),  # All are on this machine, where another training may have the usual one.
+        }

@@ -4,6 +4,7 @@ Every rule names its source; `tests/fakes/RULES` lists them. What is documented 
 for a refusal: a client that passes here then asks for nothing doubtful.
 """
 
+import math
 import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
@@ -51,6 +52,16 @@ def generation_of(machine: v1.MachineSpec) -> str:
     """The TPU generation of a machine, as `v5e`."""
     kind = machine.machine_type.partition("-")[0]
     return _GENERATIONS.get(machine.accelerator_type.name if kind == "cloud" else kind, "")
+
+
+def hosts_of(machine: v1.MachineSpec) -> int:
+    """The number of hosts of a machine's slice."""
+    # Rule: the service derives a slice's VMs from its topology, of as many chips each as the machine type says; v2 and
+    # v3 have 8 cores a VM (…/training/training-with-tpu-vm)
+    if machine.machine_type == "cloud-tpu":
+        return machine.accelerator_count // 8
+    chips = math.prod(map(int, machine.tpu_topology.split("x")))
+    return chips // int(machine.machine_type.rpartition("-")[2].removesuffix("t"))
 
 
 def quota_metric(machine: v1.MachineSpec) -> str:

@@ -28,6 +28,7 @@ from pipelines.platforms.tpu_pod import as_tpu_pod
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
 from tests.cli import REPOSITORY, assert_user_error, readme_model, tpu_pipelines_here
+from tests.fakes.vertex_rules import hosts_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TARGETS = ("vertex", "kubeflow")
@@ -410,7 +411,9 @@ def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
     for one in load_catalogue().slices:
         if one.name in GKE:
             continue
-        message = rf"A pipeline does not start several hosts yet, and {one.name} has {one.hosts}\. Use "
+        message = (
+            rf"On Kubeflow a pipeline does not start several hosts yet, and {one.name} has {one.hosts} hosts\. Use "
+        )
         if one.generation.name == "v2" and one.hosts == 1:
             message = rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of {', '.join(GKE)}, or"
         with pytest.raises(InputError, match=message):
@@ -421,11 +424,6 @@ def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "machine=v5e-16",
-            r"does not start several hosts yet, and v5e-16 has 4\. Use v5e-8, or another of one host; `tpu-",
-        ),
-        ("machine={name: v5e-4, fallbacks: [v3-32]}", r"does not start several hosts yet, and v3-32 has 4\. Use v3-8,"),
         ("machine=null", r"expected a machine to train on, received none\. Use --set machine=v5e-4"),
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
         (
@@ -440,6 +438,44 @@ def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, mes
     with pytest.raises(InputError, match=message):
         compile_digits(target, tmp_path / "pipeline.yaml", override)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "message"),
+    [
+        (
+            "kubeflow",
+            ["machine=v5e-16"],
+            r"On Kubeflow .* does not start several hosts yet, and v5e-16 has 4 hosts\. Use v5e-8, or another of one "
+            "host; `tpu-",
+        ),
+        (
+            "vertex",
+            ["machine=v5e-16", "training.backend=tensorflow"],
+            r"The tensorflow backend trains on one host, and v5e-16 has 4 hosts\. Use v5e-8",
+        ),
+        ("vertex", ["machine=v5e-16", "training.accelerator=cpu"], "The tensorflow backend trains on one host"),
+        (
+            "vertex",
+            ["machine={name: v5e-4, fallbacks: [v3-32]}", "training.sharding=fully_sharded"],
+            r"fully_sharded trains on one host so far, and v3-32 has 4 hosts\. Use v3-8",
+        ),
+    ],
+)
+def test_what_several_hosts_could_not_train_is_refused(tmp_path, target, overrides, message):
+    with pytest.raises(InputError, match=message):
+        compile_digits(target, tmp_path / "pipeline.yaml", *overrides)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("v5e-16", 4), ("v3-32", 4), ("7x-1024", 256)])
+def test_a_custom_job_for_several_hosts_has_one_replica_and_knows_their_number(name, hosts):
+    _, job = submitted_job(as_custom_job(train_model, in_region(parse_machine(name), Settings()), SETTINGS, "digits"))
+    (pool,) = job.job_spec.worker_pool_specs
+    assert pool.replica_count == 1
+    assert {one.name: one.value for one in pool.container_spec.env}["TPU_PIPELINES_HOST_COUNT"] == str(hosts)
+    assert job.job_spec.scheduling.restart_job_on_worker_restart
+    assert hosts_of(pool.machine_spec) == hosts == parse_machine(name).slice.hosts
 
 
 def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path):

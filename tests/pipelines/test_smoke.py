@@ -26,6 +26,7 @@ _TOLD = {
     "locked_memory_bytes": 65536,
     "device_files": {"/dev/accel0": "666, may be used"},
     "devices": ["tpu TPU v5 lite"],
+    "hosts": {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"},
     "host": {"name": "24 × AMD EPYC", "memory_bytes": 48 << 30, "free_disk_bytes": 90 << 30},
     "python": "3.11.2",
     "libraries": {"jax": "0.10.2", "libtpu": "0.0.42.1"},
@@ -82,6 +83,7 @@ def test_a_second_submission_that_the_cache_answers_is_a_hit(fake, environment, 
     assert rows["user"] == "uid 1000, gid 1000, groups 1000, 44"
     assert rows["device files of the TPU"] == "/dev/accel0: 666, may be used"
     assert rows["devices seen"] == "1: tpu TPU v5 lite"
+    assert rows["hosts"] == "TPU_WORKER_ID: 0; TPU_WORKER_HOSTNAMES: localhost"
     assert rows["a step, measured"] == "2.000 ms (median of the epochs)"
     assert rows["from there to the end of its first step"] == "21.0 s"
     assert rows["the training"] == "36 s, $0.0120 at list price; what is billed, the invoice says"
