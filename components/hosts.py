@@ -39,6 +39,7 @@ _ARRIVAL_SECONDS = 600  # Within which all hosts of a slice have pulled their im
 _FAREWELL_SECONDS = 5  # For the others to hear why a host leaves.
 _ASK_EVERY_SECONDS = 0.5
 _END, _LEAVE = "tpu_pipelines/end", "tpu_pipelines/leave"
+_TOLD, _MEETING = "tpu_pipelines/told", "tpu_pipelines/meeting"
 _FOREVER_MS = 10**9
 # That of a process which aborted. Vertex AI starts a job again after it, and so does a JobSet without rules of its own.
 LOST = 128 + signal.SIGABRT
@@ -243,6 +244,7 @@ class Company:
         self.hosts = hosts
         self._is_alone = hosts.count == 1
         self._asked_at, self._has_asked = 0.0, False
+        self._blocks = self._meetings = self._meeting_at = 0
         if not self._is_alone:
             # JAX has no public name for its store: https://github.com/jax-ml/jax/blob/main/jax/_src/distributed.py
             from jax._src import distributed
@@ -294,6 +296,37 @@ class Company:
         """Wait until all hosts are here."""
         if not self._is_alone:
             self._store.wait_at_barrier(f"tpu_pipelines/{what}", _FOREVER_MS)
+
+    def tell(self, name: str, content: str) -> None:
+        """Tell all hosts something under a name that nobody else uses."""
+        self._store.key_value_set(f"{_TOLD}/{name}", content)
+
+    def hear(self, name: str) -> str:
+        """Wait until a host has told it."""
+        return str(self._store.blocking_key_value_get(f"{_TOLD}/{name}", _FOREVER_MS))
+
+    def meet(self, wish: bool) -> bool:
+        """Return whether all hosts do something together now, as host 0 has wished: the same for all of them.
+
+        All hosts call this once for every block of steps that they have handed to their devices, after the block before
+        is done. So none is two calls ahead of host 0, and all have heard of a meeting that is so far away.
+
+        Args:
+            wish: Whether host 0 wishes it; what others wish does not count.
+        """
+        self._blocks += 1
+        if self._meeting_at == 0:
+            name = f"{_MEETING}/{self._meetings:08d}"
+            if self.hosts.is_writer:
+                if wish:
+                    self._meeting_at = self._blocks + 2
+                    self._store.key_value_set(f"{name}/at", str(self._meeting_at))
+            elif told := self._store.key_value_dir_get(name):
+                self._meeting_at = int(told[0][1])
+        if self._meeting_at != self._blocks:
+            return False
+        self._meetings, self._meeting_at = self._meetings + 1, 0
+        return True
 
     def ask_to_end(self) -> None:
         """Tell host 0 that a platform ends this one; it saves where the training stands, and all leave."""

@@ -361,11 +361,6 @@ class _Examination(_Compiler):
                 f"{machine.name} has {machine.hosts} hosts, and the jax backend alone trains on several: take a slice "
                 "of one host, or training.backend=jax"
             )
-        if machine.hosts > 1 and self._params.training.sharding == FULLY_SHARDED:
-            unfit.append(
-                f"{machine.name} has {machine.hosts} hosts, and sharding=fully_sharded trains on one: take a slice of "
-                "one host"
-            )
         if global_batch > self._data.num_examples:
             unfit.append(
                 f"one step takes {global_batch:,} examples, and the training split has {self._data.num_examples:,}: "

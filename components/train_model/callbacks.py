@@ -10,6 +10,7 @@ import numpy as np
 from components.feeding import EpochReader
 from components.progress import Progress
 from components.train_model.loop import Session, restore_metrics
+from components.train_model.parts import Array
 from components.train_model.stopwatch import COMPUTE
 
 
@@ -27,7 +28,7 @@ class FitLoop:
     def take_up_model(self) -> None:
         """See `Loop`; `fit` does."""
 
-    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, np.ndarray] | None) -> dict[str, float]:
+    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, Array] | None) -> dict[str, float]:
         """See `Loop`."""
         self._watch.begin_epoch(bar, restored)
         with self._session.stopwatch.measure(COMPUTE):
@@ -50,7 +51,7 @@ class StepWatch(keras.callbacks.Callback):
         self._session = session
         self.first_step_at: float | None = None  # Of this session, by the monotonic clock.
 
-    def begin_epoch(self, bar: Progress, restored: Mapping[str, np.ndarray] | None) -> None:
+    def begin_epoch(self, bar: Progress, restored: Mapping[str, Array] | None) -> None:
         """Set up for one call of `fit`; `restored` is the checkpoint it starts from, if it does."""
         self._bar, self._restored = bar, restored
         self._first_step = self._session.progress.step

@@ -1,4 +1,7 @@
-"""Checkpoints at step level: every variable, the place in the data, and the history, in one file that appears whole."""
+"""Checkpoints at step level: every variable, the place in the data, and the history, in one file that appears whole.
+
+Where weights lie in parts on several hosts, the file names theirs: see `parts`.
+"""
 
 import dataclasses
 import io
@@ -13,10 +16,19 @@ import numpy as np
 
 from components import storage
 from components.errors import InputError
+from components.train_model.parts import (
+    Array,
+    ArrayInParts,
+    Manifest,
+    bounds_of,
+    manifest_as_json,
+    manifest_of_json,
+    open_parts,
+)
 
 CHECKPOINT_FILE = "checkpoint.npz"
 BEST_FILE = "best.npz"
-_PROGRESS = "progress"
+_PROGRESS, _PARTS = "progress", "parts"
 
 
 @dataclasses.dataclass
@@ -59,22 +71,40 @@ def _array(variable: Any) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_tensor(variable))
 
 
-def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return a copy of every variable's value."""
+def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
+    """Return a copy of every variable's value; of one that lies in parts on several hosts, of this host's parts."""
     import keras
 
     if keras.backend.backend() == "jax":
         import jax
 
         # All copies off the device at once. On a CPU there are none, and a value's memory is the next step's too.
-        values = jax.device_get({name: variable.value for name, variable in variables.items()})
-        return {name: np.array(value) for name, value in values.items()}
+        values = {name: variable.value for name, variable in variables.items()}
+        copies = jax.device_get({name: value if _is_here(value) else _parts(value) for name, value in values.items()})
+        return {
+            name: np.array(copy)
+            if _is_here(values[name])
+            else ArrayInParts(values[name].shape, values[name].dtype, {at: np.array(part) for at, part in copy.items()})
+            for name, copy in copies.items()
+        }
     return {name: np.array(_array(variable)) for name, variable in variables.items()}
 
 
-def all_finite(arrays: Mapping[str, np.ndarray]) -> bool:
+def _is_here(value: Any) -> bool:
+    return bool(value.is_fully_addressable or value.is_fully_replicated)
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    return {bounds_of(part.index, value.shape): part.data for part in value.addressable_shards}
+
+
+def all_finite(arrays: Mapping[str, Array]) -> bool:
     """Return whether no value is NaN or infinite."""
-    return all(bool(np.isfinite(array).all()) for array in arrays.values() if array.dtype.kind == "f")
+    return all(
+        array.is_finite() if isinstance(array, ArrayInParts) else bool(np.isfinite(array).all())
+        for array in arrays.values()
+        if array.dtype.kind == "f"
+    )
 
 
 class Writer:
@@ -103,33 +133,51 @@ class Writer:
         self._pool.shutdown()
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], progress: TrainingProgress | None = None) -> None:
-    """Write arrays, and the progress with them, as one file that appears whole or not at all."""
+def save_arrays(
+    path: Path,
+    arrays: Mapping[str, Array],
+    progress: TrainingProgress | None = None,
+    manifest: Manifest | None = None,
+) -> None:
+    """Write arrays, the progress with them and the manifest of parts, as one file that appears whole or not at all."""
     buffer = io.BytesIO()
     extra = {} if progress is None else {_PROGRESS: np.array(json.dumps(dataclasses.asdict(progress)))}
-    np.savez(buffer, **{**arrays, **extra})  # type: ignore[arg-type]
+    if manifest is not None:
+        extra[_PARTS] = np.array(manifest_as_json(manifest))
+    whole = {name: array for name, array in arrays.items() if not isinstance(array, ArrayInParts)}
+    np.savez(buffer, **{**whole, **extra})  # type: ignore[arg-type]
     storage.write_bytes(path, buffer.getvalue())
 
 
-def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], TrainingProgress | None]:
-    """Load what `save_arrays` wrote.
+def manifest_of(path: Path) -> Manifest | None:
+    """Return the manifest of parts in a file that `save_arrays` wrote, if there is one."""
+    if not path.is_file():
+        return None
+    with np.load(path, allow_pickle=False) as file:
+        return manifest_of_json(str(file[_PARTS])) if _PARTS in file.files else None
+
+
+def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
+    """Load what `save_arrays` wrote; parts are read when they are asked for.
 
     Raises:
         InputError: If the file is damaged.
     """
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            arrays: dict[str, Array] = {name: file[name] for name in file.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"Cannot continue from {path}: the checkpoint is damaged ({error}). Delete the folder {path.parent} "
             "to train from the start."
         ) from error
-    raw = arrays.pop(_PROGRESS, None)
+    raw, parts = arrays.pop(_PROGRESS, None), arrays.pop(_PARTS, None)
+    if parts is not None:
+        arrays |= open_parts(path.parent, manifest_of_json(str(parts)))
     return arrays, None if raw is None else TrainingProgress(**json.loads(str(raw)))
 
 
-def restore(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Assign saved values.
 
     Raises:
@@ -141,7 +189,14 @@ def restore(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> N
         variable.assign(_placed(arrays[name], variable))
 
 
-def _placed(array: np.ndarray, variable: Any) -> Any:
+def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Give variables values in this host's memory, where a file can be written from them; no device has them then."""
+    for name, variable in variables.items():
+        # Keras has no public way to take a variable off its devices; to assign it would put it whole on one.
+        variable._layout, variable._value = None, np.asarray(arrays[name])
+
+
+def _placed(array: Array, variable: Any) -> Any:
     """Return a value for a variable that lies on the devices of several hosts: no host has to wait for another."""
     import keras
 
@@ -150,6 +205,9 @@ def _placed(array: np.ndarray, variable: Any) -> Any:
     import jax
 
     if jax.process_count() == 1:
-        return array
-    value = array.astype(variable.dtype)
-    return jax.make_array_from_callback(value.shape, variable.value.sharding, lambda index: value[index])
+        return np.asarray(array)
+
+    def part(index: Any) -> np.ndarray:
+        return np.asarray(array[index]).astype(variable.dtype)
+
+    return jax.make_array_from_callback(array.shape, variable.value.sharding, part)

@@ -13,6 +13,7 @@ from components.progress import Progress
 from components.records import Examples
 from components.share import WHOLE, Share
 from components.train_model import checkpoint as checkpoints
+from components.train_model.parts import Array
 from components.train_model.stopwatch import COMPUTE, INPUT, Stopwatch
 from components.training_step.hyperparameters import TrainParams
 from components.training_step.program import Program, Watch, state_of
@@ -58,7 +59,7 @@ class Loop(Protocol):
     def take_up_model(self) -> None:
         """Go on with the model as it is compiled now."""
 
-    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, np.ndarray] | None) -> dict[str, float]:
+    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, Array] | None) -> dict[str, float]:
         """Run an epoch, or what a checkpoint has left of it; returns the metrics, `seconds` and `examples`.
 
         Args:
@@ -71,7 +72,7 @@ class Loop(Protocol):
         """
 
 
-def restore_metrics(session: Session, restored: Mapping[str, np.ndarray] | None) -> None:
+def restore_metrics(session: Session, restored: Mapping[str, Array] | None) -> None:
     """Put the running metrics of a checkpoint within an epoch back, which the start of an epoch has reset."""
     if restored is not None and session.progress.step:
         metrics = {name: value for name, value in session.variables().items() if name.startswith("metric/")}
@@ -229,7 +230,7 @@ class DeviceLoop:
         """See `Loop`."""
         self._run: Callable[..., Any] = self._program.jit(self._mesh)
 
-    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, np.ndarray] | None) -> dict[str, float]:
+    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, Array] | None) -> dict[str, float]:
         """See `Loop`."""
         session, clock = self._session, self._session.stopwatch
         first = step = shown = session.progress.step

@@ -1,6 +1,7 @@
 """A training from its start or its checkpoint to its end: epochs, validation, early stopping, the model's folder."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -41,6 +42,7 @@ from components.train_model.checkpoint import TrainingProgress
 from components.train_model.goodput import Sessions
 from components.train_model.loop import DeviceLoop, HandedOverFeed, Loop, ResidentFeed
 from components.train_model.params import TrainParams, TrainResult
+from components.train_model.parts import Array, PartsWriter
 from components.train_model.profiling import PROFILES, StepProfile, profiler
 from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, Stopwatch
 from components.train_model.surroundings import leave_report
@@ -108,7 +110,7 @@ def train_model(
             devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
         unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
         if params.sharding == FULLY_SHARDED:
-            device = _sharding_weights(device, hosts)
+            device = _sharding_weights(device)
         company = Company(hosts)
         with company.together():
             try:
@@ -136,7 +138,7 @@ def _digest(*facts: Any) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def _sharding_weights(device: devices.Device, hosts: Hosts) -> devices.Device:
+def _sharding_weights(device: devices.Device) -> devices.Device:
     """Return a device on which models are made in parts, where it has several.
 
     Raises:
@@ -146,11 +148,6 @@ def _sharding_weights(device: devices.Device, hosts: Hosts) -> devices.Device:
 
     if device.backend != "jax":
         raise InputError(f"sharding=fully_sharded needs backend=jax. Received: backend={device.backend}.")
-    if hosts.count > 1:  # Host 0 could not save what other hosts hold.
-        raise InputError(
-            f"sharding=fully_sharded trains on one host so far. Received: {hosts.count} hosts. Use "
-            "sharding=replicated, or a machine of one host."
-        )
     if device.distribution is None:
         return device
     distribution = fully_shard(device.distribution)
@@ -236,8 +233,12 @@ class _Session:
         # The figure whose lowest value is the best epoch's, and which early stopping follows.
         self._judged_by = "loss" if self._validation is None else "validation_loss"
         self.progress = TrainingProgress(identity=self._identity(), batch_size=self.batch_size)
-        self._best: dict[str, np.ndarray] | None = None
+        self._best: Mapping[str, Array] | None = None
         self._writer = checkpoints.Writer()
+        self._parts: PartsWriter | None = None
+        if params.sharding == FULLY_SHARDED and company.hosts.count > 1:
+            session, hosts = company.agree(time.time_ns()), company.hosts
+            self._parts = PartsWriter(checkpoint_dir, hosts.index, hosts.count, session, company)
         self._is_asked_to_end: Callable[[], bool] = lambda: False
         self._unchanged = unchanged  # Ends well if the records are those of the manifest; nothing is kept before.
 
@@ -347,6 +348,8 @@ class _Session:
         """Train to the end, from the checkpoint if there is one; when the first step ended, if there was one left."""
         if self._validation is None:
             progress.say(_STEP, "there is no validation split: the best epoch is that of the lowest training loss")
+        if self._parts is not None:
+            self._parts.check_folder()
         restored = self._restore()
         import tensorflow as tf
 
@@ -373,7 +376,7 @@ class _Session:
         at = self._loop.first_step_at
         return None if at is None else time.time() - (time.monotonic() - at)
 
-    def _run_epochs(self, restored: dict[str, np.ndarray] | None, curves: Any) -> None:
+    def _run_epochs(self, restored: Mapping[str, Array] | None, curves: Any) -> None:
         plural = self.manifest.input.plural
         trace = profiler(self.device.backend)
         profiled = self.params.profile_steps if self._is_writer else 0
@@ -412,21 +415,37 @@ class _Session:
                 target = published / path.relative_to(self._tensorboard_dir())
                 storage.write_bytes(target, path.read_bytes())
 
-    def _restore(self) -> dict[str, np.ndarray] | None:
-        """Take up the checkpoint of this training, if host 0 has one; returns its arrays."""
-        loaded = self._load() if self._is_writer else None
+    def _restore(self) -> Mapping[str, Array] | None:
+        """Take up the checkpoint of this training, if host 0 has one; returns its arrays.
+
+        Of weights in parts each host reads what its devices hold; of others host 0 shares what it has read.
+        """
+        loaded = self._load() if self._is_writer or self._parts is not None else None
         told = self.company.share(json.dumps(None if loaded is None else dataclasses.asdict(self.progress)).encode())
         if (saved := json.loads(told)) is None:
+            self._best = None
             return None
         self.progress = now = TrainingProgress(**saved)
         self._enter_stage_of(now.epoch if now.step else now.epoch - 1)  # Whose optimizer was saved.
-        arrays = self.company.share_arrays(loaded or checkpoints.snapshot(self.variables()))
+        arrays = self._taken(loaded)
         with self.device.scope():
             checkpoints.restore(self.variables(), arrays)
             if now.batch_size != self.batch_size:
                 self._change_batch_size(now)
         progress.say(_STEP, f"continuing at epoch {now.epoch + 1}, step {now.step} of {self.steps}")
         return arrays
+
+    def _taken(self, loaded: dict[str, Array] | None) -> Mapping[str, Array]:
+        """Return a checkpoint's arrays on every host, of which host 0 has loaded them, or all."""
+        if self._parts is None:
+            arrays = loaded or checkpoints.snapshot(self.variables())
+            return self.company.share_arrays({name: np.asarray(array) for name, array in arrays.items()})
+        if loaded is None:
+            raise InputError(
+                f"Host {self.company.hosts.index} does not see the checkpoint that host 0 has in "
+                f"{self._checkpoint_dir}. Start all hosts again, with one folder of checkpoints."
+            )
+        return loaded
 
     def _change_batch_size(self, now: TrainingProgress) -> None:
         """Go on with another number of replicas than the checkpoint's: at the same share of the epoch's examples.
@@ -440,7 +459,7 @@ class _Session:
         self.model.optimizer.iterations.assign(epochs * self.steps + now.step)
         progress.say(_STEP, f"the checkpoint is of another number of replicas; a batch has {self.batch_size} now")
 
-    def _load(self) -> dict[str, np.ndarray] | None:
+    def _load(self) -> dict[str, Array] | None:
         """Load the checkpoint of this training with its progress, if there is one; returns its arrays."""
         path = self._checkpoint_dir / checkpoints.CHECKPOINT_FILE
         if not path.is_file():
@@ -463,13 +482,13 @@ class _Session:
     def is_due(self, seconds: float) -> bool:
         """Return whether a checkpoint is due: some time after the last one, or at once where a platform ends this.
 
-        Of several hosts, host 0 alone saves; another one that is to end tells it, and computes on until all leave.
+        Of several hosts, host 0 says when; another one that is to end tells it, and computes on until all leave.
+        Where weights lie in parts on them, all save at the same step; else host 0 alone saves.
         """
-        if not self._is_writer:
-            if self._is_asked_to_end():
-                self.company.ask_to_end()
-            return False
-        return seconds >= self.params.checkpoint_seconds or self._ends()
+        if not self._is_writer and self._is_asked_to_end():
+            self.company.ask_to_end()
+        is_due = self._is_writer and (seconds >= self.params.checkpoint_seconds or self._ends())
+        return is_due if self._parts is None else self.company.meet(is_due)
 
     def _ends(self) -> bool:
         return self._is_asked_to_end() or self.company.is_asked_to_end()
@@ -512,11 +531,21 @@ class _Session:
             progress.say(_STEP, f"SIGTERM: the checkpoint is saved in {self._checkpoint_dir}; the next start goes on")
             raise termination.Terminated
 
-    def _write_checkpoint(self, arrays: Mapping[str, np.ndarray], now: TrainingProgress) -> None:
+    def _write(self, name: str, arrays: Mapping[str, Array], now: TrainingProgress) -> None:
+        """Write a file of the checkpoint; of arrays in parts every host writes its own, and host 0 the file at last."""
+        path = self._checkpoint_dir / name
+        if self._parts is None:
+            checkpoints.save_arrays(path, arrays, now)
+        elif (manifest := self._parts.write(arrays)) is not None:
+            checkpoints.save_arrays(path, arrays, now, manifest)
+            files = (checkpoints.CHECKPOINT_FILE, checkpoints.BEST_FILE)
+            self._parts.clean(checkpoints.manifest_of(self._checkpoint_dir / file) for file in files)
+
+    def _write_checkpoint(self, arrays: Mapping[str, Array], now: TrainingProgress) -> None:
         self._unchanged.result()
         if not checkpoints.all_finite(arrays):
             raise self._diverged(now.epoch, now.step, "a weight")
-        checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
+        self._write(checkpoints.CHECKPOINT_FILE, arrays, now)
 
     def divergence(self, step: int, what: str) -> InputError:
         """Return the error for a value that is not finite, after the last checkpoint is written.
@@ -577,7 +606,7 @@ class _Session:
         if now.best_loss is None or judged < now.best_loss:
             now.best_loss, now.best_epoch = judged, now.epoch
             self._best = weights
-        if self._is_writer:
+        if self._is_writer or self._parts is not None:
             with self.stopwatch.measure(CHECKPOINT):
                 self._save_epoch(arrays, weights if now.best_epoch == now.epoch else None)
         now.end_seconds += self.stopwatch.waited_seconds - waited_before
@@ -589,14 +618,14 @@ class _Session:
             self._publish_curves()
         progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
 
-    def _save_epoch(self, arrays: Mapping[str, np.ndarray], best: Mapping[str, np.ndarray] | None) -> None:
+    def _save_epoch(self, arrays: Mapping[str, Array], best: Mapping[str, Array] | None) -> None:
         now = dataclasses.replace(self.progress, history=list(self.progress.history), saved_at=time.time())
 
         def write() -> None:
             self._unchanged.result()
             if best is not None:  # First: a checkpoint that names a best epoch has its weights beside it.
-                checkpoints.save_arrays(self._checkpoint_dir / checkpoints.BEST_FILE, best, now)
-            checkpoints.save_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE, arrays, now)
+                self._write(checkpoints.BEST_FILE, best, now)
+            self._write(checkpoints.CHECKPOINT_FILE, arrays, now)
 
         self._writer.submit(write)
 
@@ -610,7 +639,7 @@ class _Session:
         loss = logs[UNPENALIZED_LOSS] * self._num_examples / self._counted_examples
         return {"loss": loss, "penalty": logs["loss"] - loss / full}
 
-    def _assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def _assign(self, arrays: Mapping[str, Array]) -> None:
         with self.device.scope():
             checkpoints.restore(self._weights(), {name: arrays[name] for name in self._judged})
 
@@ -687,12 +716,7 @@ class _Session:
         self._freezer.freeze(())  # The model as it was built.
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged, self._code)
-            arrays = checkpoints.snapshot(self.variables())
-            self._assign({name: arrays[judged] for name, judged in self._judged.items()})
-            self.model.save_weights(staged / LAST_WEIGHTS_FILE)
-            if self._best is not None:
-                self._assign(self._best)
-            self.model.save_weights(staged / BEST_WEIGHTS_FILE)
+            self._save_weights(staged)
             lines = [json.dumps(entry) for entry in now.history]
             (staged / HISTORY_FILE).write_text("\n".join(lines) + "\n")
             if self._tensorboard_dir().is_dir():
@@ -712,6 +736,22 @@ class _Session:
                     "host": devices.describe_host(),
                 },
             ).save(staged)
+
+    def _save_weights(self, directory: Path) -> None:
+        """Write the weights of the last epoch and of the best one."""
+        best, assign = self._best, self._assign
+        if self._parts is None:
+            arrays = checkpoints.snapshot(self.variables())
+        else:  # Of which this host's devices hold some: its memory takes all, from the files.
+            arrays, _ = checkpoints.load_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE)
+            best, _ = checkpoints.load_arrays(self._checkpoint_dir / checkpoints.BEST_FILE)
+            checkpoints.hold(self.variables(), arrays)  # Keras saves the optimizer's beside the weights.
+            assign = functools.partial(checkpoints.hold, self._weights())
+        assign({name: arrays[judged] for name, judged in self._judged.items()})
+        self.model.save_weights(directory / LAST_WEIGHTS_FILE)
+        if best is not None:
+            assign(best)
+        self.model.save_weights(directory / BEST_WEIGHTS_FILE)
 
 
 def _in_words(judged_by: str) -> str:

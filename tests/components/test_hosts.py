@@ -129,3 +129,41 @@ def test_a_mistake_that_came_of_a_lost_host_is_none(words, is_lost):
     error = InputError("Cannot build the model")
     error.__cause__ = ValueError(words)
     assert (hosts._of_another_host(error) is not None) == is_lost
+
+
+class _Store:
+    """The coordination service's words, as far as a meeting needs them."""
+
+    def __init__(self):
+        self.words = {}
+
+    def key_value_set(self, name, value):
+        self.words[name] = value
+
+    def key_value_dir_get(self, folder):
+        return [(name, value) for name, value in self.words.items() if name.startswith(f"{folder}/")]
+
+
+def _companies(count):
+    store, companies = _Store(), []
+    for index in range(count):
+        company = Company(ALONE)
+        company.hosts, company._store = Hosts(index, count, "there:1"), store
+        companies.append(company)
+    return companies
+
+
+@pytest.mark.parametrize("ahead", [-3, 0, 1])
+def test_hosts_meet_after_the_same_block_though_one_is_ahead_of_host_0(ahead):
+    """A block ends on no host before host 0 has begun it, so none is two calls ahead of host 0; it may be behind."""
+    first, other = _companies(2)
+    met_first, met_other = [], []
+    for turn in range(40):
+        if turn + ahead >= 0:
+            met_other.append(other.meet(wish=True))  # What it wishes does not count.
+        if turn >= ahead:
+            block = len(met_first)
+            met_first.append(first.meet(wish=block in (3, 4, 5, 6, 20)))  # Overdue, until they meet.
+    count = min(len(met_first), len(met_other))
+    assert met_first[:count] == met_other[:count]
+    assert [block for block, met in enumerate(met_first) if met] == [5, 8, 22]

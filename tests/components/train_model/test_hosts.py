@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import textwrap
 from dataclasses import asdict, replace
@@ -123,6 +124,29 @@ def test_hosts_that_hand_batches_over_learn_what_one_learns_from_the_same(
     _assert_same(tmp_path / "one", tmp_path / "two", is_exact=True)
 
 
+_IN_PARTS = {"sharding": "fully_sharded", "num_replicas": 8, "batch_size_per_replica": 8}
+
+
+@pytest.mark.parametrize("residency", ["auto", "host"])
+def test_two_hosts_with_weights_in_parts_learn_what_whole_weights_learn(plain, digits_records, tmp_path, residency):
+    """Each with four simulated devices. Parts of gradients are summed in another order."""
+    params = replace(_of(plain, 2), **{**_IN_PARTS, "residency": residency}, **EVERYTHING)
+    _train(replace(params, sharding="replicated"), 2, digits_records, tmp_path / "whole")
+    _train(params, 2, digits_records, tmp_path / "parts")
+    curves = [
+        [
+            (entry["loss"], entry["validation_loss"])
+            for entry in map(json.loads, (tmp_path / name / "history.jsonl").read_text().splitlines())
+        ]
+        for name in ("whole", "parts")
+    ]
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-3)
+    _assert_same(tmp_path / "whole", tmp_path / "parts", is_exact=False)
+    files = list((tmp_path / "parts-checkpoints" / "parts").iterdir())
+    assert {path.name.split(".")[1] for path in files} == {"0", "1"}
+    assert len(files) in (2, 4), "one checkpoint's, and the best epoch's"
+
+
 def _checkpoint_step(checkpoints: Path) -> tuple[int, int]:
     path = checkpoints / "checkpoint.npz"
     if not path.is_file():
@@ -150,6 +174,26 @@ def test_a_host_that_ends_takes_all_with_it_and_another_start_goes_on_to_the_sam
     assert not (tmp_path / "ended").exists()
     _train(params, 2, digits_records, tmp_path / "ended")
     _assert_same(tmp_path / "whole", tmp_path / "ended", is_exact=True)
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
+def test_weights_in_parts_go_on_where_hosts_ended_on_as_many_or_on_one(plain, digits_records, tmp_path, number):
+    params = replace(_of(plain, 2), **_IN_PARTS, epochs=8, ema_decay=0.9, optimizer="adam")
+    _train(replace(params, checkpoint_seconds=1000.0), 2, digits_records, tmp_path / "whole")
+    command = _command(replace(params, checkpoint_seconds=0.2), digits_records, tmp_path / "ended")
+    checkpoints = tmp_path / "ended-checkpoints"
+    with HostProcesses(2, command, tmp_path / "logs") as hosts:
+        hosts.wait_until(lambda: _checkpoint_step(checkpoints) > (1, 3))
+        hosts.send(1, signal.Signals[number])
+        codes = hosts.wait(60)
+    assert codes == ([134, 137] if number == "SIGKILL" else [143, 143]), hosts.said(0)
+    assert (1, 0) < _checkpoint_step(checkpoints) < (8, 0)
+    shutil.copytree(checkpoints, tmp_path / "alone-checkpoints")
+    together = _train(params, 2, digits_records, tmp_path / "ended")
+    _assert_same(tmp_path / "whole", tmp_path / "ended", is_exact=True)
+    alone = _train(params, 1, digits_records, tmp_path / "alone")
+    assert alone["sessions"] == together["sessions"] == 2
+    assert alone["metrics"]["loss"] == pytest.approx(together["metrics"]["loss"], rel=1e-2)  # Summed in another order.
 
 
 def test_a_training_that_diverges_ends_on_all_hosts_as_a_users_mistake(plain, digits_records, tmp_path):
