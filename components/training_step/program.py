@@ -15,7 +15,7 @@ import numpy as np
 
 from components.feeding import steps_per_epoch
 from components.training_step.hyperparameters import TrainParams
-from components.training_step.sharding import FULLY_SHARDED, REPLICATED, placed, put_together, shared
+from components.training_step.sharding import FULLY_SHARDED, REPLICATED, computed_in, placed, put_together, shared
 
 LOOP_NAME = "jit(train_block)/while"  # The loop over the steps, as compiled programs call it.
 _BLOCK_BYTES = 64 << 20  # Batches handed over at once; another so many are read while the device computes.
@@ -181,7 +181,7 @@ class Program:
         @functools.wraps(function)  # The program keeps its name.
         def run(*arguments: Any) -> Any:
             plain = self.model.compute_loss_and_updates
-            self.model.compute_loss_and_updates = put_together(plain, mesh)
+            self.model.compute_loss_and_updates = put_together(plain, mesh, computed_in(self.model))
             try:
                 return function(*arguments)
             finally:
