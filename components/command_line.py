@@ -73,6 +73,28 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
         parser.add_argument(flag, **options)
 
 
+def flags_of(params: Any) -> list[str]:
+    """Return the flags that say a Params dataclass, which `add_params` takes."""
+    words = []
+    for field in dataclasses.fields(params):
+        flag, value = field.name.replace("_", "-"), getattr(params, field.name)
+        if dataclasses.is_dataclass(value):
+            words += flags_of(value)
+        elif isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            words += [f"--{flag}", *map(_as_word, value)]
+        else:
+            words.append(f"--{flag}={_as_word(value)}")
+    return words
+
+
+def _as_word(value: Any) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
+
+
 def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
     """Return the Params that the flags say."""
     return step_inputs.params_from(vars(namespace), params)

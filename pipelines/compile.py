@@ -155,8 +155,6 @@ def require_machine(config: Config, target: str) -> MachineSpec:
         config.machine.require_one_host("The tensorflow backend trains on one host")
     if training.sharding == FULLY_SHARDED:
         config.machine.require_one_host("training.sharding=fully_sharded trains on one host so far")
-    if target == "kubeflow":
-        config.machine.require_one_host("On Kubeflow a pipeline does not start several hosts yet")
     return config.machine
 
 

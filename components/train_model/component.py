@@ -52,11 +52,12 @@ def train_model(
     from components.hosts import is_writer
     from components.step_inputs import params_from
     from components.step_record import step_record
-    from components.train_model import TrainParams, train_model
+    from components.train_model import TrainParams, jobset, train_model
 
     with step_record("train_model", trained.path):
-        params = params_from(inputs, TrainParams)
-        result = train_model(params, pathlib.Path(records.path), pathlib.Path(trained.path))
+        params, ask = params_from(inputs, TrainParams), jobset.asked()
+        paths = pathlib.Path(records.path), pathlib.Path(trained.path)
+        result = jobset.train_on_hosts(ask, params, *paths) if ask else train_model(params, *paths)
         trained.metadata.update(dataclasses.asdict(result))
     if not is_writer():
         raise SystemExit(0)  # Before KFP's executor writes this host's outputs over host 0's.

@@ -11,6 +11,7 @@ from components.errors import InputError
 from components.machine_spec import MachineSpec
 from components.object_stores import split
 from components.outages import MissingError, OutageError
+from components.train_model.jobset import GROUP, PLURAL, VERSION
 from pipelines.compile import require_machine
 from pipelines.config import Config
 from pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
@@ -67,6 +68,8 @@ class KubeflowChecks:
             Check(f"nodes {check.name}", functools.partial(self._nodes, check), is_apart=True)
             for check in dict.fromkeys(self._machines)
         ]
+        if any(machine.slice.hosts > 1 for machine in self._machines):
+            checks.append(Check("JobSets", self._jobsets, is_apart=True))
         checks.append(Check("service account", self._service_account))
         for kind, names in (("secret", self._settings.secrets), ("volume", self._settings.volumes)):
             checks += [Check(kind, functools.partial(self._object, kind, name), is_apart=True) for name in names]
@@ -234,6 +237,17 @@ class KubeflowChecks:
             )
             return
         yield there("queue", f"{name} in {namespace}")
+
+    def _jobsets(self) -> Iterator[Finding]:
+        """Check that a slice of several hosts can be started; whether the step may, its service account decides."""
+        try:
+            self._ask("list_namespaced_custom_object", GROUP, VERSION, self._namespace, PLURAL, limit=1)
+        except MissingError:
+            yield missing(
+                "JobSets", f"the cluster knows no {GROUP}/{VERSION}", "https://jobset.sigs.k8s.io/docs/installation"
+            )
+            return
+        yield there("JobSets", f"{GROUP}/{VERSION}; whether the step may create them, its service account's roles say")
 
     def _find(self, kind: str, name: str, method: str, remedy: str) -> Iterator[Finding]:
         try:

@@ -1,12 +1,17 @@
-"""The training step as a pod that asks a Kubeflow cluster for a TPU."""
+"""The training step on a Kubeflow cluster: a pod that asks for a TPU, or one that starts a JobSet of several hosts."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from components.errors import InputError
-from components.machine_spec import MachineSpec, load_catalogue
+from components.hosts import COUNT_VARIABLE
+from components.machine_spec import MachineSpec, Slice, load_catalogue
+from components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
+from pipelines.platforms.jobs import slug
+from pipelines.platforms.s3 import KEYS, OPTIONAL_KEYS
 from pipelines.platforms.steps import Step
 from pipelines.resources import (
     TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
@@ -16,8 +21,41 @@ from pipelines.resources import (
 from pipelines.settings import Settings
 from pipelines.step_resources import StepResources
 
-# The label of a single host's nodes: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+# The label of the nodes: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 _GKE_ACCELERATORS = {"v3": "tpu-v3-device", "v5e": "tpu-v5-lite-podslice", "v6e": "tpu-v6e-slice", "7x": "tpu7x"}
+_GKE_PODSLICES = {**_GKE_ACCELERATORS, "v3": "tpu-v3-slice"}  # Those of several hosts.
+_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+# Hosts may be lost so often; what a user is mistaken in starts nothing again.
+_MOST_RESTARTS = 10
+_KEPT_SECONDS = 24 * 3600  # That a JobSet which has failed can be looked at.
+_BAD_INPUT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuPod:
+    """The pod of a host that trains, whoever starts it.
+
+    Attributes:
+        chips: TPU chips that it asks for.
+        selectors: Labels of its node.
+        tolerations: Taints of its node.
+        labels: Labels of its own.
+        environment: Variables of its container.
+        secrets: Secrets that it mounts, and their paths.
+        volumes: Persistent volume claims that it mounts, and their paths.
+        cpu: CPUs that it asks for; 0 asks for none.
+        memory: Memory that it asks for, as `16Gi`.
+    """
+
+    chips: int
+    selectors: Mapping[str, str]
+    tolerations: tuple[Mapping[str, str], ...]
+    labels: Mapping[str, str]
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str]
+    volumes: Mapping[str, str]
+    cpu: int = 0
+    memory: str = ""
 
 
 def as_tpu_pod(
@@ -28,63 +66,177 @@ def as_tpu_pod(
     asked: StepResources | None = None,
     fingerprint: Mapping[str, str] | None = None,
 ) -> Step:
-    """Return a step whose pod asks a GKE cluster for a TPU.
+    """Return a step whose pod asks a GKE cluster for a TPU, or whose pod starts others that do.
 
     Args:
         component: Stays as it is.
-        machine: A single host. Its region, boot disk and restarts are the cluster's affair.
+        machine: Its region, boot disk and restarts are the cluster's affair.
         settings: Labels, environment, secrets, volumes, queue and how the node is had.
         name: Name of the run, and of its folder on the first volume.
         asked: Resources that it asks for beside the TPU; None is no more.
         fingerprint: Fingerprints that decide the training's result beside its inputs; a part of the folder's name.
 
     Raises:
-        InputError: If GKE does not have the machine, or it has several hosts.
+        InputError: If GKE does not have the machine, or its hosts would have no volume in common.
     """
-    machine.require_one_host("On Kubeflow a pipeline does not start several hosts yet")
     try:
         from kfp import kubernetes
     except ImportError as error:
         raise InputError(
             "Cannot compile for kubeflow: kfp-kubernetes is not installed. Run: pip install 'tpu-pipelines[kubeflow]'."
         ) from error
-    selectors = node_selectors(machine, settings)
-    environment = dict(settings.environment)
-    for path in list(settings.volumes.values())[:1]:
-        # Weights that other code, or another model of that name, trained to the end are not taken for this one's.
-        version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
-        folder = f"{path.rstrip('/')}/{name}/{version}"
-        environment.setdefault("AIP_CHECKPOINT_DIR", folder)
+    # Weights that other code, or another model of that name, trained to the end are not taken for this one's.
+    version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+    folder = next((f"{path.rstrip('/')}/{name}/{version}" for path in settings.volumes.values()), "")
+    pod = _tpu_pod(machine, settings, asked, folder)
+    timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+    has_others = machine.slice.hosts > 1
+    if has_others:
+        image = component.component_spec.implementation.container.image
+        pod = _waiting_pod(pod, _jobset(pod, machine, settings, name, image, timeout_seconds), folder, machine)
 
     def step(**inputs: Any) -> Any:
         task = component(**inputs)
-        task.set_accelerator_type("google.com/tpu").set_accelerator_limit(machine.slice.chips)
-        for key, value in environment.items():
+        if pod.chips:
+            task.set_accelerator_type("google.com/tpu").set_accelerator_limit(pod.chips)
+        for key, value in pod.environment.items():
             task.set_env_variable(key, value)
-        for key, value in selectors.items():
+        for key, value in pod.selectors.items():
             kubernetes.add_node_selector(task, key, value)
-        kubernetes.add_toleration(task, key="google.com/tpu", operator="Exists", effect="NoSchedule")
-        if machine.spot:
-            kubernetes.add_toleration(
-                task, key="cloud.google.com/gke-spot", operator="Equal", value="true", effect="NoSchedule"
-            )
-        for key, value in settings.labels.items():
+        for toleration in pod.tolerations:
+            kubernetes.add_toleration(task, **toleration)
+        for key, value in pod.labels.items():
             kubernetes.add_pod_label(task, key, value)
-        if settings.kueue_queue:
-            # https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods: the pod waits until its queue admits it.
-            kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", settings.kueue_queue)
-        for secret, path in settings.secrets.items():
+        for secret, path in pod.secrets.items():
             kubernetes.use_secret_as_volume(task, secret, path)
-        for claim, path in settings.volumes.items():
+        for claim, path in pod.volumes.items():
             kubernetes.mount_pvc(task, claim, path)
-        timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
         if asked:
-            task = place_on("kubeflow", apply_retries(task, asked, timeout_seconds), asked)
+            task = apply_retries(task, asked, timeout_seconds)
+            task = task if has_others else place_on("kubeflow", task, asked)
             # No limits: who has all chips has the host to itself.
-            task.set_cpu_request(str(asked.cpu)).set_memory_request(asked.memory)
+            task.set_cpu_request(str(pod.cpu)).set_memory_request(pod.memory)
         return kubernetes.set_timeout(task, timeout_seconds)
 
     return step
+
+
+def _tpu_pod(machine: MachineSpec, settings: Settings, asked: StepResources | None, folder: str) -> TpuPod:
+    hosts = machine.slice.hosts
+    tolerations = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
+    if machine.spot:
+        spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        tolerations.append(spot)
+    # https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods: the pod waits until its queue admits it.
+    queue = {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue and hosts == 1 else {}
+    return TpuPod(
+        chips=machine.slice.chips // hosts,
+        selectors=node_selectors(machine, settings),
+        tolerations=tuple(tolerations),
+        labels={**settings.labels, **queue},
+        environment={
+            **({"AIP_CHECKPOINT_DIR": folder} if folder else {}),
+            **settings.environment,
+            **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {}),
+        },
+        secrets=settings.secrets,
+        volumes=settings.volumes,
+        cpu=asked.cpu if asked else 0,
+        memory=asked.memory if asked else "",
+    )
+
+
+def _waiting_pod(pod: TpuPod, manifest: Mapping[str, Any], folder: str, machine: MachineSpec) -> TpuPod:
+    """Return the pod of a step that starts others: it needs no TPU, and what they are to be.
+
+    Raises:
+        InputError: If they would have no volume in common.
+    """
+    if not folder:
+        raise InputError(
+            f"{machine.name} has {machine.slice.hosts} hosts, which on Kubeflow read the records from a volume of all "
+            "and leave the model there: expected a claim that many pods mount (ReadWriteMany), received none. Set "
+            "TPU_PIPELINES_VOLUMES=CLAIM=/mnt/PATH, or use a machine of one host."
+        )
+    ask = json.dumps({"manifest": manifest, "shared": f"{folder}/hosts"}, sort_keys=True)
+    return dataclasses.replace(
+        pod,
+        chips=0,
+        selectors={},
+        tolerations=(),
+        environment={**pod.environment, JOBSET_VARIABLE: ask},
+        cpu=1,
+        memory="2Gi",
+    )
+
+
+def _jobset(
+    pod: TpuPod, machine: MachineSpec, settings: Settings, name: str, image: str, timeout_seconds: int
+) -> dict[str, Any]:
+    """Return the JobSet of a slice without its name and command: api/jobset/v1alpha2/jobset_types.go of JobSet."""
+    hosts = machine.slice.hosts
+    job = {
+        "parallelism": hosts,
+        "completions": hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,  # None goes on without the others.
+        "activeDeadlineSeconds": timeout_seconds,
+        # https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "train", "operator": "In", "values": [_BAD_INPUT]},
+                }
+            ]
+        },
+        "template": {"metadata": {"labels": dict(pod.labels)}, "spec": _pod_spec(pod, settings, image)},
+    }
+    queue = {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "JobSet",
+        "metadata": {
+            "generateName": slug(name),
+            "labels": {**settings.labels, **queue},
+            # All pods on the nodes of one slice: https://jobset.sigs.k8s.io/docs/tasks/tpu_multislice
+            "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
+        },
+        "spec": {
+            "ttlSecondsAfterFinished": _KEPT_SECONDS,
+            "failurePolicy": {
+                "maxRestarts": _MOST_RESTARTS,
+                "rules": [{"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            },
+            "replicatedJobs": [{"name": "host", "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
+    mounts = {claim: ("persistentVolumeClaim", "claimName", path) for claim, path in pod.volumes.items()}
+    mounts |= {secret: ("secret", "secretName", path) for secret, path in pod.secrets.items()}
+    signing_in = [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": settings.s3_secret, "key": key, "optional": True}}}
+        for key in (*KEYS, *OPTIONAL_KEYS)
+        if settings.s3_secret
+    ]
+    requests = {"cpu": str(pod.cpu), "memory": pod.memory} if pod.cpu else {}
+    return {
+        "restartPolicy": "Never",
+        "nodeSelector": dict(pod.selectors),
+        "tolerations": [dict(toleration) for toleration in pod.tolerations],
+        "containers": [
+            {
+                "name": "train",
+                "image": image,
+                "env": [*({"name": key, "value": value} for key, value in pod.environment.items()), *signing_in],
+                "resources": {"limits": {"google.com/tpu": str(pod.chips)}, "requests": requests},
+                "volumeMounts": [{"name": name, "mountPath": path} for name, (_, _, path) in mounts.items()],
+            }
+        ],
+        "volumes": [{"name": name, kind: {key: name}} for name, (kind, key, _) in mounts.items()],
+    }
 
 
 def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
@@ -95,14 +247,13 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
     """
     entry = machine.slice
     generation = entry.generation.name
-    singles = [other for other in load_catalogue().slices if other.hosts == 1]
     if generation not in _GKE_ACCELERATORS:
-        able = ", ".join(other.name for other in singles if other.generation.name in _GKE_ACCELERATORS)
+        able = ", ".join(other.name for other in load_catalogue().slices if _is_on_gke(other) and other.hosts == 1)
         raise InputError(
             f"GKE has no TPU {generation}. Received: {entry.name}. Expected one of {able}, or --target vertex."
         )
     selectors = {
-        "cloud.google.com/gke-tpu-accelerator": _GKE_ACCELERATORS[generation],
+        "cloud.google.com/gke-tpu-accelerator": (_GKE_PODSLICES if entry.hosts > 1 else _GKE_ACCELERATORS)[generation],
         "cloud.google.com/gke-tpu-topology": entry.libtpu_topology.partition(":")[2],
     }
     if machine.spot:
@@ -122,3 +273,7 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
         selectors["cloud.google.com/reservation-name"] = reservation
         selectors["cloud.google.com/reservation-project"] = project
     return selectors
+
+
+def _is_on_gke(entry: Slice) -> bool:
+    return entry.generation.name in _GKE_ACCELERATORS

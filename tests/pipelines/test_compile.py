@@ -28,6 +28,7 @@ from pipelines.platforms.tpu_pod import as_tpu_pod
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
 from tests.cli import REPOSITORY, assert_user_error, readme_model, tpu_pipelines_here
+from tests.fakes import jobsets
 from tests.fakes.vertex_rules import hosts_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -407,17 +408,61 @@ def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling(tmp_p
         compile_digits("vertex", tmp_path / "pipeline.yaml", settings=Settings(kueue_queue="tpus"))
 
 
-def test_what_gke_does_not_have_and_slices_of_several_hosts_are_refused():
+def test_what_gke_does_not_have_is_refused():
     for one in load_catalogue().slices:
-        if one.name in GKE:
-            continue
-        message = (
-            rf"On Kubeflow a pipeline does not start several hosts yet, and {one.name} has {one.hosts} hosts\. Use "
-        )
-        if one.generation.name == "v2" and one.hosts == 1:
-            message = rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of {', '.join(GKE)}, or"
-        with pytest.raises(InputError, match=message):
-            as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits")
+        if one.generation.name == "v2":
+            with pytest.raises(InputError, match=rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of v3-8, "):
+                as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits")
+
+
+# Accelerator labels, chips of a pod, and pods, as GKE's tables have them: machine types of four chips.
+GKE_SLICES = {
+    "v3-32": ("tpu-v3-slice", "4x4", 4, 4),
+    "v5e-16": ("tpu-v5-lite-podslice", "4x4", 4, 4),
+    "v6e-256": ("tpu-v6e-slice", "16x16", 4, 64),
+    "7x-1024": ("tpu7x", "8x8x16", 4, 256),
+}
+
+
+@pytest.mark.parametrize("name", GKE_SLICES)
+def test_several_hosts_are_a_jobset_that_a_step_without_a_tpu_starts(name):
+    accelerator, topology, chips, hosts = GKE_SLICES[name]
+    settings = dataclasses.replace(SETTINGS, kueue_queue="tpus", s3_secret="s3-credentials")
+    container, config = pod(name, settings)
+    assert "accelerator" not in container.get("resources", {})
+    assert "nodeSelector" not in config
+    assert config["podMetadata"]["labels"] == {"team": "vision"}
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    ask = json.loads(environment["TPU_PIPELINES_JOBSET"])
+    assert ask["shared"] == f"{environment['AIP_CHECKPOINT_DIR']}/hosts"
+    jobset = ask["manifest"]
+    assert jobset["metadata"]["labels"] == {"team": "vision", "kueue.x-k8s.io/queue-name": "tpus"}
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (hosts, hosts, 0)
+    pod_spec = job["template"]["spec"]
+    assert pod_spec["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": accelerator,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    assert pod_spec["tolerations"] == [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
+    (trainer,) = pod_spec["containers"]
+    assert trainer["image"] == container["image"]
+    assert trainer["resources"]["limits"] == {"google.com/tpu": str(chips)}
+    variables = {one["name"]: one.get("value", "of a secret") for one in trainer["env"]}
+    assert variables["TPU_PIPELINES_HOST_COUNT"] == str(hosts)
+    assert variables["AWS_ACCESS_KEY_ID"] == "of a secret"
+    assert variables["AIP_CHECKPOINT_DIR"] == environment["AIP_CHECKPOINT_DIR"]
+    assert "TPU_PIPELINES_JOBSET" not in variables
+    mounts = {one["name"]: one["mountPath"] for one in trainer["volumeMounts"]}
+    assert mounts == {"storage-key": "/secrets/storage", "checkpoints": "/mnt/checkpoints/", "cache": "/mnt/cache"}
+    jobset["metadata"]["name"] = "digits-0123456789ab"
+    jobsets.check(jobset)
+
+
+def test_several_hosts_need_a_volume_of_all():
+    with pytest.raises(InputError, match=r"v5e-16 has 4 hosts.*\(ReadWriteMany\), received none\. Set TPU_PI"):
+        pod("v5e-16")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -443,12 +488,7 @@ def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, mes
 @pytest.mark.parametrize(
     ("target", "overrides", "message"),
     [
-        (
-            "kubeflow",
-            ["machine=v5e-16"],
-            r"On Kubeflow .* does not start several hosts yet, and v5e-16 has 4 hosts\. Use v5e-8, or another of one "
-            "host; `tpu-",
-        ),
+        ("kubeflow", ["machine=v5e-16"], r"v5e-16 has 4 hosts.*Set TPU_PIPELINES_VOLUMES="),
         (
             "vertex",
             ["machine=v5e-16", "training.backend=tensorflow"],

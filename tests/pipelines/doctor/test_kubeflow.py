@@ -174,6 +174,23 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
     assert all("does not say: 403 Forbidden" in one[1] for one in told(findings, Verdict.UNKNOWN))
 
 
+def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
+    config = load_config("digits", ["machine=v5e-16", "training.backend=jax"])
+    apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())
+    world.cluster.nodes.append({**V5E, "cloud.google.com/gke-tpu-topology": "4x4"})
+
+    def missing():
+        checks = KubeflowChecks(config, world.settings, apis, world.context, world.image)
+        return told(ask_all(*checks.checks()), Verdict.MISSING)
+
+    assert missing() == [
+        ("JobSets", "the cluster knows no jobset.x-k8s.io/v1alpha2", "https://jobset.sigs.k8s.io/docs/installation")
+    ]
+    world.cluster.jobsets = {}
+    assert missing() == []
+    world.cluster.jobsets = None
+
+
 def test_pods_that_use_s3_need_its_secret(world):
     _set(world, bucket="s3://my-bucket/pipelines", s3_secret="s3-credentials")
     ((what, said, remedy),) = told(world.examine(), Verdict.MISSING)

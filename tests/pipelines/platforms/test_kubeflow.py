@@ -33,6 +33,8 @@ from pipelines.submission import plan_submission, submit, wait
 from tests.fakes.clock import Clock
 from tests.fakes.google_api import every_one, first_of_each_kind
 from tests.fakes.kubeflow import FakeKubeflow, RunOnCpu, Simulate, node_selectors, outputs
+from tests.fakes.kubernetes import FakeKubernetes
+from tests.losing_hosts import HostLoss, arrays
 
 SETTINGS = Settings(kfp_host="http://kfp", bucket="gs://my-bucket/runs", labels={"team": "vision"})
 MACHINE = "machine={name: v5e-4, max_wait_seconds: 3600, fallbacks: [v6e-4, v5e-8]}"
@@ -802,3 +804,47 @@ def test_a_submitted_pipeline_trains_and_promotes(digits_on_s3, tmp_path):
     assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.5
     (export,) = outputs(tmp_path, run_id, "export.json")
     assert (export.parent / "model.tflite").is_file()
+
+
+@pytest.mark.slow  # Two runs, each with four processes that train: three minutes on 2 idle cores.
+@pytest.mark.timeout(1800)
+def test_a_jobset_of_four_hosts_trains_and_survives_losing_one(tmp_path, monkeypatch):
+    overrides = ("machine=v5e-16", "preflight=false", "gate.minimum={}", "export.calibration_examples=50")
+    training = {"backend": "jax", "batch_size_per_replica": 16, "epochs": 20, "learning_rate": 0.002}
+    training |= {"learning_rate_scaling": "none", "checkpoint_seconds": 0.2}
+    overrides += ("model.parameters={filters: 8, units: 32}", *(f"training.{k}={v}" for k, v in training.items()))
+    settings = dataclasses.replace(SETTINGS, volumes={"shared": str(tmp_path / "volume")})
+    results, weights, restarts = {}, {}, {}
+    (tmp_path / "pods").mkdir()
+    with FakeKubernetes(tmp_path / "pods") as cluster, FakeKubeflow(RunOnCpu(tmp_path / "runs")) as fake:
+        cluster.write_kubeconfig(tmp_path / "kubeconfig", "here")
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+
+        def lose():
+            (jobset,) = cluster.jobsets.values()
+            restarts["lost"] = jobset.body["status"]
+            jobset.host(2).process.kill()
+
+        loss = HostLoss(tmp_path / "volume" / "lost", lose)
+        kubeflow = Retrying(Kubeflow(dataclasses.replace(settings, kfp_host=fake.url)))
+        for name in ("whole", "lost"):
+            plan = plan_submission(load_config("digits", [f"name={name}", *overrides]), "kubeflow", settings)
+            end = wait(plan, submit(plan, kubeflow), kubeflow, poll_seconds=0.5)
+            run_id = list(fake.runs)[-1]
+            log = (tmp_path / "runs" / f"{run_id}.log").read_text()
+            assert (end.state, end.promoted) == (State.SUCCEEDED, True), log[-5000:]
+            (path,) = outputs(tmp_path / "runs", run_id, "last.weights.h5")
+            weights[name] = arrays(path)
+            results[name] = json.loads((path.parent / "model.json").read_text())["training"]
+            (evaluation,) = outputs(tmp_path / "runs", run_id, "evaluation.json")
+            assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.9
+            assert outputs(tmp_path / "runs", run_id, "export.json")
+            assert cluster.jobsets == {}, "what is done is removed"
+    print(restarts, {name: (one["sessions"], one["goodput"]) for name, one in results.items()}, loss.lost_at)
+    assert "all hosts start again (restart 1)" in log
+    assert loss.lost_at >= 5
+    assert restarts["lost"]["restarts"] == 1
+    assert [results[name]["sessions"] for name in ("whole", "lost")] == [1, 2]
+    assert results["whole"]["num_replicas"] == results["lost"]["num_replicas"] == 4
+    assert weights["lost"] == weights["whole"]
+    assert not list((tmp_path / "volume").rglob("hosts/*/*")), "nothing is left beside checkpoints"

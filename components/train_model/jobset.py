@@ -1,0 +1,316 @@
+"""A training on several hosts of a Kubernetes cluster: the step creates a JobSet, follows it and fetches its model.
+
+The hosts' pods alone ask for TPUs; the step's own waits for them. They read a copy of the records on a volume that all
+mount, and leave the model there. Kubeflow's TrainJob makes a JobSet, too, from a runtime that must be installed.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from components import command_line, progress, storage, termination
+from components.artifacts import Manifest
+from components.errors import InputError, describe
+from components.outages import Backoff, MissingError, OutageError, PlatformError
+from components.table import printable
+from components.train_model.params import TrainParams, TrainResult
+
+# Tells the step to train by a JobSet: a JSON object of `manifest`, which lacks its name and command, and of `shared`, a
+# folder on a volume of the step and of all hosts.
+JOBSET_VARIABLE = "TPU_PIPELINES_JOBSET"
+GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
+# https://github.com/kubernetes-sigs/jobset/blob/main/api/jobset/v1alpha2/jobset_types.go: JobSetNameKey
+NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
+INDEX_LABEL = (
+    "batch.kubernetes.io/job-completion-index"  # https://kubernetes.io/docs/reference/labels-annotations-taints
+)
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_POD_VARIABLE = "KFP_POD_NAME"  # kubeflow/pipelines backend/src/v2/compiler/argocompiler/common.go: commonEnvs
+_POLL_SECONDS = 2.0  # A pod that failed may be gone soon: a JobSet that starts again deletes it.
+_TIMEOUT_SECONDS = 30
+_LAST_LINES = 10
+_GONE_SECONDS = 120.0
+_STEP = "train_model"
+
+
+def asked() -> Mapping[str, Any] | None:
+    """Return what the environment says of a JobSet that is to train; None where this process trains itself."""
+    text = os.environ.get(JOBSET_VARIABLE, "")
+    return json.loads(text) if text else None
+
+
+def train_on_hosts(
+    ask: Mapping[str, Any],
+    params: TrainParams,
+    records_dir: Path,
+    output: Path,
+    poll_seconds: float = _POLL_SECONDS,
+) -> TrainResult:
+    """Train by a JobSet, as `train_model` does here; who asks again for the same finds it and goes on following.
+
+    Raises:
+        InputError: If the cluster has no JobSets, the step may not create them, or training finds a mistake.
+        PlatformError: If the hosts fail more often than they are started again, or the cluster does not answer.
+        Terminated: If this step is ended; the JobSet is deleted.
+    """
+    name = _name(ask, params, Manifest.load(records_dir, verify=False).fingerprint)
+    folder, jobset = Path(ask["shared"]) / name, _JobSet(name)
+    result_file, model = folder / "result-0.json", folder / "model"
+    state = jobset.state()
+    if state.is_failed or (state.is_complete and not result_file.is_file()):
+        jobset.delete()
+        state = State()
+    if not state.is_there:
+        shutil.rmtree(folder, ignore_errors=True)
+        storage.copy_tree(records_dir, folder / "records")
+        jobset.create(_with_command(ask["manifest"], params, folder))
+    progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
+    try:
+        jobset.follow(poll_seconds)
+    except termination.Terminated:
+        jobset.delete()
+        raise
+    values = json.loads(result_file.read_text().splitlines()[-1])
+    storage.copy_tree(model, output)
+    jobset.delete()
+    shutil.rmtree(folder, ignore_errors=True)
+    return TrainResult(**values)
+
+
+def _name(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
+    """Return a name that the same training has whenever it is asked for, and no other.
+
+    Names of pods add 20 characters, of 63: jobset/pkg/webhooks/jobset_webhook.go.
+    """
+    made_of = json.dumps([ask, dataclasses.asdict(params), records], sort_keys=True)
+    prefix = ask["manifest"]["metadata"]["generateName"]
+    return f"{prefix[:24].strip('-')}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+
+
+def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path) -> dict[str, Any]:
+    """Return the manifest whose containers train: each host says what came of it in a file of its own."""
+    words = ["--records", str(folder / "records"), "--output", str(folder / "model"), *command_line.flags_of(params)]
+    whole = copy.deepcopy(dict(manifest))
+    (container,) = _pod(whole)["containers"]
+    # Python takes the shell's place: it is to hear SIGTERM.
+    script = f'exec python3 -m components.train_model "$@" > "{folder}/result-$JOB_COMPLETION_INDEX.json"'
+    container["command"] = ["sh", "-c", script, "train_model", *words]
+    return whole
+
+
+def _pod(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    pod: dict[str, Any] = replicated["template"]["spec"]["template"]["spec"]
+    return pod
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """State of a JobSet.
+
+    Attributes:
+        is_there: Whether it exists.
+        is_complete: Whether all hosts have ended well.
+        is_failed: Whether it has failed, and is not started again.
+        restarts: Times that all hosts were started again.
+        reason: Why it has failed, in the cluster's words.
+    """
+
+    is_there: bool = False
+    is_complete: bool = False
+    is_failed: bool = False
+    restarts: int = 0
+    reason: str = ""
+
+
+class _JobSet:
+    """A JobSet of the cluster that this process runs in, or that kubectl's configuration names."""
+
+    def __init__(self, name: str) -> None:
+        import kubernetes
+
+        self.name = name
+        try:
+            kubernetes.config.load_incluster_config()
+            self.namespace = _NAMESPACE_FILE.read_text().strip()
+        except kubernetes.config.ConfigException:
+            try:
+                kubernetes.config.load_kube_config()
+            except kubernetes.config.ConfigException as error:
+                raise InputError(f"Cannot train on several hosts: no Kubernetes cluster is known ({error}).") from error
+            _, context = kubernetes.config.list_kube_config_contexts()
+            self.namespace = context["context"].get("namespace", "default")
+        self._pods = kubernetes.client.CoreV1Api()
+        self._objects = kubernetes.client.CustomObjectsApi()
+        self._place = (GROUP, VERSION, self.namespace, PLURAL)
+        self._printed: dict[str, int] = {}  # Characters of a pod's log, by the pod.
+        self._told: set[str] = set()
+        self._mistake = self._last = ""
+
+    def state(self) -> State:
+        """Return what the cluster says of it."""
+        try:
+            jobset = self._ask(self._objects.get_namespaced_custom_object, *self._place, self.name)
+        except MissingError:
+            return State()
+        status = jobset.get("status", {})
+        conditions = {item["type"]: item for item in status.get("conditions", ()) if item["status"] == "True"}
+        return State(
+            True,
+            "Completed" in conditions,
+            "Failed" in conditions,
+            int(status.get("restarts", 0)),
+            conditions.get("Failed", {}).get("message", ""),
+        )
+
+    def create(self, manifest: dict[str, Any]) -> None:
+        """Create it, unless another attempt of this step has.
+
+        Raises:
+            InputError: If the cluster has no JobSets, or does not let this step create one.
+        """
+        metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
+        manifest = {**manifest, "metadata": {**metadata, "name": self.name}}
+        if own := os.environ.get(_POD_VARIABLE):
+            step = self._ask(self._pods.read_namespaced_pod, own, self.namespace)
+            # Who removes the run removes it too; it may read and write what the step may.
+            owners = [_owner(owner) for owner in step.metadata.owner_references or ()]
+            manifest["metadata"]["ownerReferences"] = owners
+            _pod(manifest)["serviceAccountName"] = step.spec.service_account_name
+        try:
+            self._ask(self._objects.create_namespaced_custom_object, *self._place, manifest)
+        except MissingError as error:
+            raise InputError(
+                f"Cannot train on several hosts: the cluster has no JobSets ({GROUP}/{VERSION}). Install them, "
+                "https://jobset.sigs.k8s.io/docs/installation, or name a machine of one host."
+            ) from error
+
+    def follow(self, poll_seconds: float) -> None:
+        """Relay what host 0 prints, and the last words of a host that fails, if it can be asked, until all ended well.
+
+        Raises:
+            InputError: If the hosts find a mistake.
+            PlatformError: If the JobSet fails, or vanishes.
+        """
+        restarts = 0
+        while True:
+            state = self.state()  # Before the pods: nothing is printed after it has ended.
+            self._relay()
+            if state.restarts > restarts:
+                restarts = state.restarts
+                progress.say(_STEP, f"all hosts start again (restart {restarts})")
+            if state.is_complete:
+                return
+            if not state.is_there:
+                raise PlatformError(f"The jobset {self.name} was deleted while it trained. Run the step again.")
+            if state.is_failed and self._mistake:
+                raise InputError(self._mistake)
+            if state.is_failed:
+                raise PlatformError(f"The jobset {self.name} failed: {state.reason} {self._last}".strip())
+            time.sleep(poll_seconds)
+
+    def delete(self) -> None:
+        """Delete it and its pods, and wait until it is gone."""
+        with contextlib.suppress(MissingError):
+            self._ask(
+                self._objects.delete_namespaced_custom_object, *self._place, self.name, propagation_policy="Foreground"
+            )
+            Backoff().until(lambda: not self.state().is_there, 1.0, _GONE_SECONDS)
+
+    def _relay(self) -> None:
+        pods = self._ask(self._pods.list_namespaced_pod, self.namespace, label_selector=f"{NAME_LABEL}={self.name}")
+        for pod in pods.items:
+            with contextlib.suppress(MissingError, PlatformError):  # It has not started yet, or is gone.
+                if pod.metadata.labels.get(INDEX_LABEL) == "0":
+                    self._print_new(pod)
+                if (code := _exit_code(pod)) and pod.metadata.name not in self._told:
+                    self._tell_failure(pod, code)
+
+    def _print_new(self, pod: Any) -> None:
+        log, begun = self._log(pod), self._printed.get(pod.metadata.name, 0)
+        for line in log[begun:].splitlines():
+            print(printable(line), file=sys.stderr)
+        self._printed[pod.metadata.name] = len(log)
+
+    def _tell_failure(self, pod: Any, code: int) -> None:
+        self._told.add(pod.metadata.name)
+        index, lines = pod.metadata.labels.get(INDEX_LABEL), self._log(pod, tail_lines=_LAST_LINES).splitlines()
+        self._last = f"host {index} ended with exit code {code}: {' | '.join(lines[-_LAST_LINES:])}"
+        progress.say(_STEP, self._last)
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        if code == command_line.BAD_INPUT:
+            self._mistake = errors[-1] if errors else self._last
+
+    def _log(self, pod: Any, **options: Any) -> str:
+        return str(self._ask(self._pods.read_namespaced_pod_log, pod.metadata.name, self.namespace, **options))
+
+    def _ask(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Return what the cluster answers, once it does; that something is there already is an answer to its creation.
+
+        Raises:
+            MissingError: If there is no such thing.
+            InputError: If this step may not ask.
+            PlatformError: If the cluster refuses, or does not answer for long.
+        """
+        return Backoff(report=lambda text: progress.say(_STEP, text))(
+            lambda: self._ask_once(method, *arguments, **options)
+        )
+
+    def _ask_once(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        import urllib3
+        from kubernetes.client import ApiException
+
+        try:
+            return method(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
+        except urllib3.exceptions.HTTPError as error:
+            raise OutageError(f"The cluster does not answer: {describe(error)}.") from error
+        except ApiException as error:
+            if error.status == 404:
+                raise MissingError(str(error.reason)) from error
+            if error.status == 409:
+                return None
+            if error.status in (401, 403):
+                raise InputError(
+                    f"Cannot train on several hosts: the service account of this step may not ask the cluster for "
+                    f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Grant it to get, "
+                    "create and delete jobsets, and to get and list pods and their logs; README.md says how."
+                ) from error
+            if error.status == 429 or error.status >= 500:
+                raise OutageError(f"The cluster answers {error.status} {error.reason}.") from error
+            raise PlatformError(f"The cluster refuses: {error.status} {_message(error)}") from error
+
+
+def _owner(reference: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": reference.api_version,
+        "kind": reference.kind,
+        "name": reference.name,
+        "uid": reference.uid,
+    }
+
+
+def _exit_code(pod: Any) -> int:
+    """Return the exit code of a pod's container; 0 while it runs."""
+    return next(_exit_codes(pod), 0)
+
+
+def _exit_codes(pod: Any) -> Iterator[int]:
+    for container in pod.status.container_statuses or ():
+        if container.state and container.state.terminated:
+            yield int(container.state.terminated.exit_code)
+
+
+def _message(error: Any) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason)

@@ -1,0 +1,187 @@
+"""A step that trains by a JobSet, through Kubernetes' own client, against a cluster whose pods are processes."""
+
+import copy
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from components import command_line, termination
+from components.artifacts import Manifest
+from components.errors import InputError
+from components.outages import PlatformError
+from components.step_inputs import params_from
+from components.train_model import TrainParams, TrainResult, jobset
+from components.train_model.jobset import JOBSET_VARIABLE, State, train_on_hosts
+from components.training_step.hyperparameters import Stage
+from tests.fakes.kubernetes import FakeKubernetes
+
+_GOOD = "echo trained"
+
+
+def _manifest(script, hosts=2, restarts=3):
+    container = {"name": "train", "image": "steps", "command": ["sh", "-c", script]}
+    container["resources"] = {"limits": {"google.com/tpu": "4"}}
+    exit_codes = {"containerName": "train", "operator": "In", "values": [2]}
+    job = {
+        "completions": hosts,
+        "parallelism": hosts,
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": exit_codes}]},
+        "template": {
+            "spec": {
+                "restartPolicy": "Never",
+                "nodeSelector": {"cloud.google.com/gke-tpu-topology": f"2x{2 * hosts}"},
+                "containers": [container],
+            }
+        },
+    }
+    rule = {"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return {
+        "metadata": {"generateName": "digits"},
+        "spec": {
+            "failurePolicy": {"maxRestarts": restarts, "rules": [rule]},
+            "replicatedJobs": [{"name": "host", "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    with FakeKubernetes(tmp_path) as cluster:
+        cluster.write_kubeconfig(tmp_path / "kubeconfig", "here")
+        monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+        yield cluster
+
+
+def _train(script, **options):
+    training = jobset._JobSet("digits-1")
+    training.create(_manifest(script, **options))
+    training.follow(0.05)
+    return training.state()
+
+
+def test_what_host_0_prints_is_relayed_once_and_the_last_line_too(cluster, capfd):
+    script = 'echo "host $TPU_WORKER_ID of $TPU_WORKER_HOSTNAMES"; sleep 0.3; echo trained'
+    assert _train(script) == State(True, True)
+    assert capfd.readouterr().err == "host 0 of 127.0.0.1,127.0.0.1\ntrained\n"
+
+
+def test_a_mistake_is_told_as_the_host_told_it_and_starts_nothing_again(cluster):
+    with pytest.raises(InputError, match=r"^Training diverged\.$"):
+        _train("echo 'error: Training diverged.'; exit 2")
+    ((_, failed),) = cluster.jobsets.items()
+    assert failed.body["status"]["restarts"] == 0
+
+
+def test_a_lost_host_is_told_and_all_start_again(cluster, tmp_path, capfd):
+    lose = f'[ "$TPU_WORKER_ID" = 0 ] || [ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; echo gone; kill -9 $$; }}'
+    assert _train(f"{lose}; sleep 0.2; {_GOOD}") == State(True, True, restarts=1)
+    err = capfd.readouterr().err
+    assert "host 1 ended with exit code 137: gone\n" in err
+    assert "all hosts start again (restart 1)\n" in err
+
+
+def test_hosts_that_fail_too_often_fail_the_step_with_their_last_words(cluster):
+    with pytest.raises(PlatformError, match=r"jobset digits-1 failed: .*BackoffLimitExceeded.* exit code 1: no luck"):
+        _train("echo no luck; exit 1", restarts=1)
+
+
+def test_who_starts_it_again_finds_it(cluster):
+    for _ in range(2):
+        jobset._JobSet("digits-1").create(_manifest("sleep 60"))
+    assert list(cluster.jobsets) == [("default", "digits-1")]
+    jobset._JobSet("digits-1").delete()
+    assert jobset._JobSet("digits-1").state() == State()
+
+
+def test_it_belongs_to_the_run_and_may_what_the_step_may(cluster, monkeypatch):
+    workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits-x", "uid": "1"}
+    metadata = {"name": "digits-x-pod", "ownerReferences": [{**workflow, "controller": True}]}
+    spec = {"serviceAccountName": "pipeline-runner", "containers": [{"name": "main"}]}
+    cluster.pods["digits-x-pod"] = {"metadata": metadata, "spec": spec}
+    monkeypatch.setenv("KFP_POD_NAME", "digits-x-pod")
+    training = jobset._JobSet("digits-1")
+    training.create(_manifest(_GOOD))
+    sent = cluster.jobsets["default", "digits-1"].body
+    assert sent["metadata"]["ownerReferences"] == [workflow]
+    assert jobset._pod(sent)["serviceAccountName"] == "pipeline-runner"
+
+
+def test_a_cluster_without_jobsets_is_refused_in_a_sentence(cluster):
+    cluster.jobsets = None
+    with pytest.raises(InputError, match=r"the cluster has no JobSets \(jobset\.x-k8s\.io/v1alpha2\)\. Install them"):
+        _train(_GOOD)
+
+
+@pytest.mark.parametrize(("forbidden", "what"), [("POST .*jobsets", "create"), ("GET .*/pods", "list_pod")])
+def test_a_right_that_the_step_lacks_is_named(cluster, forbidden, what):
+    cluster.forbidden = [forbidden]
+    with pytest.raises(InputError, match=rf"may not ask the cluster for {what}.* in namespace default\. Grant it to"):
+        _train(_GOOD)
+
+
+def test_what_the_cluster_refuses_is_said_in_its_words(cluster):
+    manifest, training = _manifest(_GOOD), jobset._JobSet("digits-1")
+    jobset._pod(manifest)["nodeSelector"]["cloud.google.com/gke-tpu-topology"] = "2x2"
+    with pytest.raises(PlatformError, match=r"The cluster refuses: 400 2 pods of 4 chips are no slice of 2x2"):
+        training.create(manifest)
+
+
+def test_the_same_training_has_the_same_name_and_no_other(quick):
+    ask = {"manifest": _manifest(_GOOD), "shared": "/mnt/a"}
+    name = jobset._name(ask, quick, "records")
+    assert name == jobset._name(copy.deepcopy(ask), quick, "records")
+    assert len({name, jobset._name(ask, quick, "others"), jobset._name({**ask, "shared": "/b"}, quick, "records")}) == 3
+    assert name.startswith("digits-")
+
+
+def test_flags_say_all_parameters(quick):
+    stages = tuple(params_from({"epochs": 1, "frozen": ["a", "b"]}, Stage) for _ in range(quick.epochs))
+    params = dataclasses.replace(quick, stages=stages, model_parameters={"filters": 8}, ema_decay=1e-9)
+    said = command_line.flags_of(params)
+    assert '--model-parameters={"filters": 8}' in said
+    assert params_from(_parsed(said), TrainParams) == params
+
+
+def _parsed(words):
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command_line.add_params(parser, TrainParams)
+    return vars(parser.parse_args(words))
+
+
+def test_a_step_that_is_started_again_follows_the_hosts_of_before(cluster, quick, digits_records, tmp_path, capfd):
+    ask = {"manifest": _manifest(_GOOD), "shared": str(tmp_path / "shared")}
+    name = jobset._name(ask, quick, Manifest.load(digits_records).fingerprint)
+    folder = tmp_path / "shared" / name
+    result = TrainResult(3, 3, "loss", 9, 9, 1.0, 1.0, {}, "jax", "cpu", 2, "float32", 0)
+    done = f"sleep 0.3; mkdir -p {folder}/model; echo whole > {folder}/model/weights; echo trained"
+    (folder / "records").mkdir(parents=True)
+    (folder / "result-0.json").write_text(json.dumps(dataclasses.asdict(result)))
+    jobset._JobSet(name).create(_manifest(done))
+    assert train_on_hosts(ask, quick, digits_records, tmp_path / "model", poll_seconds=0.05) == result
+    assert (tmp_path / "model" / "weights").read_text() == "whole\n"
+    assert capfd.readouterr().err.count("trained\n") == 1
+    assert (cluster.jobsets, list((tmp_path / "shared").iterdir())) == ({}, [])
+
+
+def test_a_step_that_is_ended_ends_its_hosts(cluster, quick, digits_records, tmp_path, monkeypatch):
+    ask = {"manifest": _manifest(_GOOD), "shared": str(tmp_path / "shared")}
+    monkeypatch.setenv(JOBSET_VARIABLE, json.dumps(ask))
+
+    def end():
+        while not cluster.jobsets:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
+    with termination.heard(), pytest.raises(termination.Terminated):
+        train_on_hosts(jobset.asked(), quick, digits_records, tmp_path / "model", poll_seconds=0.05)
+    assert cluster.jobsets == {}
+    assert not (tmp_path / "model").exists()
