@@ -90,7 +90,8 @@ def list_files(root: str) -> list[StoredFile]:
                 f"{os.path.abspath(root)!r} here."
             )
         try:
-            files = list(_walk(str(root), "", ()))
+            files = []
+            _walk(str(root), "", (), files)
         except PermissionError as error:
             raise InputError(
                 f"Cannot list {error.filename!r}: permission denied. Change its mode or its owner."
@@ -105,7 +106,8 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _OF_THE_SYSTEM
 
 
-def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
+def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...], files: list[StoredFile]) -> None:
+    """Add the files below a folder; without a generator for each folder, through all of which each file would go."""
     here = os.stat(directory)
     identity = here.st_dev, here.st_ino
     if identity in above:
@@ -118,14 +120,14 @@ def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...]) -> It
             if is_hidden(entry.name):
                 continue
             if entry.is_dir():
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, identity))
+                _walk(entry.path, f"{prefix}{entry.name}/", (*above, identity), files)
                 continue
             try:
                 status = entry.stat()
             except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
-                yield StoredFile(prefix + entry.name, 0, "missing")
+                files.append(StoredFile(prefix + entry.name, 0, "missing"))
             else:
-                yield _stored(prefix + entry.name, status)
+                files.append(_stored(prefix + entry.name, status))
 
 
 def read_bytes(uri: str) -> bytes:
