@@ -19,7 +19,6 @@ from components.model_loading.lookup import bundle_of, named_files
 from components.registry.opening import parse_reference
 from components.registry.reference import is_on_vertex
 from components.train_model.params import TrainParams
-from components.training_step.sharding import FULLY_SHARDED
 from pipelines.caching import lineage, platform_fingerprints
 from pipelines.config import Config, on_machine
 from pipelines.platforms import s3
@@ -143,7 +142,7 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     """Return the machine of a configuration.
 
     Raises:
-        InputError: If it names none, or one of several hosts with what trains on one alone.
+        InputError: If it names none, or one of several hosts for a backend that trains on one.
     """
     if config.machine is None:
         raise InputError(
@@ -153,8 +152,6 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     training = config.training
     if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator in ("cpu", "gpu")):
         config.machine.require_one_host("The tensorflow backend trains on one host")
-    if training.sharding == FULLY_SHARDED:
-        config.machine.require_one_host("training.sharding=fully_sharded trains on one host so far")
     return config.machine
 
 

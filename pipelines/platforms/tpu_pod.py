@@ -159,12 +159,13 @@ def _waiting_pod(pod: TpuPod, manifest: Mapping[str, Any], folder: str, machine:
             "TPU_PIPELINES_VOLUMES=CLAIM=/mnt/PATH, or use a machine of one host."
         )
     ask = json.dumps({"manifest": manifest, "shared": f"{folder}/hosts"}, sort_keys=True)
+    own = {key: value for key, value in pod.environment.items() if key != COUNT_VARIABLE}  # This one is no host.
     return dataclasses.replace(
         pod,
         chips=0,
         selectors={},
         tolerations=(),
-        environment={**pod.environment, JOBSET_VARIABLE: ask},
+        environment={**own, JOBSET_VARIABLE: ask},
         cpu=1,
         memory="2Gi",
     )

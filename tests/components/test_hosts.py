@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from components import hosts
+from components import device, hosts
 from components.errors import InputError
 from components.hosts import ALONE, Company, Hosts, find_hosts, parse_host
 from components.share import Share
@@ -167,3 +167,24 @@ def test_hosts_meet_after_the_same_block_though_one_is_ahead_of_host_0(ahead):
     count = min(len(met_first), len(met_other))
     assert met_first[:count] == met_other[:count]
     assert [block for block, met in enumerate(met_first) if met] == [5, 8, 22]
+
+
+def test_a_training_that_is_not_told_its_host_ends_before_it_begins(
+    quick, digits_records, tmp_path, run_step_here, monkeypatch
+):
+    monkeypatch.setenv("TPU_PIPELINES_HOST_COUNT", "4")
+    monkeypatch.setenv(*next(iter(_NO_METADATA.items())))
+    done = run_step_here("train_model", quick, records=digits_records, output=tmp_path / "model")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "error: Cannot tell which of its machine's 4 hosts this one is, and trainings of their"
+    )
+    assert "Received: environment: nothing. Say it to each host: --hosts INDEX/4@ADDRESS" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_devices_of_another_host_are_refused(monkeypatch):
+    """As where libtpu numbers a slice's hosts otherwise, or where each of them takes itself for the only one."""
+    monkeypatch.setattr(device, "connect", lambda _: None)
+    with pytest.raises(InputError, match=r"as host 1 of 2: .* those of 1 hosts, and these of host 0\. Say"):
+        device._prepare_jax("cpu", 0, Hosts(1, 2, "there:1"))

@@ -4,6 +4,7 @@ import datetime
 import http.server
 import json
 import threading
+import time
 
 import pytest
 from google.api_core import exceptions
@@ -12,7 +13,7 @@ from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
 
 from tests.fakes.clock import Clock
-from tests.fakes.execution import Simulate
+from tests.fakes.execution import RunOnCpu, Simulate
 from tests.fakes.vertex import DEFAULT_ACCOUNT, FakeVertex
 
 PARENT = "projects/my-project/locations/us-west1"
@@ -201,6 +202,32 @@ def test_a_job_that_succeeds_while_it_is_cancelled_has_succeeded():
         fake.end_custom_job(name, v1.JobState.JOB_STATE_SUCCEEDED)
         clock.sleep(fake.cancelling_seconds)
         assert jobs.get_custom_job(name=name).state is v1.JobState.JOB_STATE_SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("script", "restarts", "code", "attempts"),
+    [
+        ("true", False, 0, 1),
+        ('[ "$TPU_WORKER_ID" = 0 ] && exit 134; sleep 60', False, 134, 4),
+        ('[ "$TPU_WORKER_ID" = 0 ] && exit 1; sleep 60', True, 1, 1),
+        ('[ "$TPU_WORKER_ID" = 0 ] && kill -9 $$; sleep 60', True, -9, 4),
+        ('[ "$TPU_WORKER_ID" = 0 ] && kill -9 $$; sleep 60', False, -9, 1),
+    ],
+)
+def test_a_slice_ends_with_host_0_and_starts_again_after_an_abort(tmp_path, script, restarts, code, attempts):
+    executor_input = json.dumps({"inputs": {"parameterValues": {}}})
+    words = ["sh", "-c", f"echo $TPU_WORKER_ID of $TPU_WORKER_HOSTNAMES; {script}", "--executor_input", executor_input]
+    pool = {"container_spec": {**CONTAINER, "command": words}}
+    job = custom_job(topology="4x4", pool=pool, spec={"scheduling": {"restart_job_on_worker_restart": restarts}})
+    with FakeVertex(RunOnCpu(tmp_path)) as fake:
+        jobs = client(fake, "Job")
+        name = jobs.create_custom_job(parent=PARENT, custom_job=job).name
+        while not (ended := jobs.get_custom_job(name=name)).end_time:
+            time.sleep(0.05)
+        assert ended.error.message.endswith(f"status of {code}." if code else "")
+        assert fake.execution.attempts[ended.name] == attempts
+    hosts = ",".join(["127.0.0.1"] * 4)
+    assert (tmp_path / f"{name.rpartition('/')[2]}.log").read_text() == f"0 of {hosts}\n" * attempts
 
 
 def test_an_endpoint_that_is_being_changed_takes_no_other_change():

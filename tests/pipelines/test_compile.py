@@ -435,6 +435,7 @@ def test_several_hosts_are_a_jobset_that_a_step_without_a_tpu_starts(name):
     environment = {one["name"]: one["value"] for one in container["env"]}
     ask = json.loads(environment["TPU_PIPELINES_JOBSET"])
     assert ask["shared"] == f"{environment['AIP_CHECKPOINT_DIR']}/hosts"
+    assert "TPU_PIPELINES_HOST_COUNT" not in environment, "the step's own pod is no host"
     jobset = ask["manifest"]
     assert jobset["metadata"]["labels"] == {"team": "vision", "kueue.x-k8s.io/queue-name": "tpus"}
     (replicated,) = jobset["spec"]["replicatedJobs"]
@@ -497,8 +498,8 @@ def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, mes
         ("vertex", ["machine=v5e-16", "training.accelerator=cpu"], "The tensorflow backend trains on one host"),
         (
             "vertex",
-            ["machine={name: v5e-4, fallbacks: [v3-32]}", "training.sharding=fully_sharded"],
-            r"fully_sharded trains on one host so far, and v3-32 has 4 hosts\. Use v3-8",
+            ["machine={name: v5e-4, fallbacks: [v3-32]}", "training.backend=tensorflow"],
+            r"The tensorflow backend trains on one host, and v3-32 has 4 hosts\. Use v3-8",
         ),
     ],
 )
