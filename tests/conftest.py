@@ -2,6 +2,8 @@ import functools
 import gc
 import inspect
 import os
+import socket
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -24,6 +26,34 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # Whose processes inherit what is s
     # Compilations are kept between tests, and apart from the user's own; deleted when the tests end.
     _cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-")
     os.environ["TPU_PIPELINES_CACHE_DIR"] = _cache.name
+    os.environ["TPU_PIPELINES_TESTS_SOCKET"] = f"{_cache.name}/warm"
+
+# What tests.components.preflight_training.warm does, which is imported only when somebody asks.
+_WAIT = """
+import select, socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+if listener in select.select([listener, sys.stdin], [], [])[0]:
+    from tests.components.preflight_training.warm import serve
+    serve(listener)
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a process wait for whoever wants what needs JAX, which takes seconds to import."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.environ["TPU_PIPELINES_TESTS_SOCKET"])
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WAIT, str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(config.rootpath), *sys.path])},
+        )
+    config.add_cleanup(process.communicate)  # The end of stdin is its end.
 
 
 def pytest_collection_finish() -> None:
@@ -73,12 +103,12 @@ def quick_compiler() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator["WarmCompiler"]:
-    """A process that has imported JAX; its copies compile for TPUs and run code."""
+    """The process that has imported JAX; its copies compile for TPUs and run code."""
     from tests.components.preflight_training.warm import WarmCompiler
 
     warm = WarmCompiler()
     yield warm
-    warm.end()
+    warm.leave()
 
 
 def _stack_without_source(context: int = 1) -> list[inspect.FrameInfo]:

@@ -1,4 +1,7 @@
-"""A process that has imported JAX once: every request is met by a copy of it, which is cold but for its imports."""
+"""A process that has imported JAX once, for all processes of a test session.
+
+Every request is met by a copy of it, which is cold but for its imports.
+"""
 
 import contextlib
 import functools
@@ -6,13 +9,14 @@ import gc
 import io
 import json
 import os
-import subprocess
+import select
+import socket
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -20,6 +24,8 @@ from components import schema
 from components.errors import InputError
 from components.preflight_training import compiler, sandbox
 from components.preflight_training.compiler import Compilation, Outcome, Task
+
+SOCKET_VARIABLE = "TPU_PIPELINES_TESTS_SOCKET"  # Path of the socket on which tests/conftest.py has it listen.
 
 
 class WarmCompiler:
@@ -29,16 +35,14 @@ class WarmCompiler:
     """
 
     @functools.cached_property
-    def _process(self) -> subprocess.Popen[str]:
-        """The process, started when it is asked first."""
-        return subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | sandbox._ENVIRONMENT | {"KERAS_BACKEND": "jax", "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+    def _connection(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.environ[SOCKET_VARIABLE])
+        return connection
+
+    @functools.cached_property
+    def _words(self) -> TextIO:
+        return self._connection.makefile("rw")
 
     def __call__(
         self, task: Task, compilations: Sequence[Compilation], limits: sandbox.Limits, cache_dir: Path
@@ -71,33 +75,45 @@ class WarmCompiler:
         return message["printed"]
 
     def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        print(json.dumps(request), file=self._process.stdin, flush=True)
+        print(json.dumps(request), file=self._words, flush=True)
         messages = []
-        while "ended" not in (message := json.loads(self._process.stdout.readline())):
+        while "ended" not in (message := json.loads(self._words.readline())):
             messages.append(message)
         assert message["ended"] == 0, messages
         return messages
 
-    def end(self) -> None:
-        """End the process, if it was ever asked."""
-        if "_process" in vars(self):
-            self._process.communicate()
+    def leave(self) -> None:
+        """Ask no more."""
+        if "_connection" in vars(self):
+            self._words.close()
+            self._connection.close()
 
 
-def main() -> None:
-    """Do what stdin asks for, a JSON line each, in a copy of this process each."""
+def serve(listener: socket.socket) -> None:
+    """Meet the requests of whoever connects, in a copy of this process each, until stdin ends."""
+    os.environ.update(sandbox._ENVIRONMENT, KERAS_BACKEND="jax")
     import jax  # noqa: F401 (what takes seconds)
     import keras  # noqa: F401
     import tensorflow  # noqa: F401 (Keras asks for it when it writes a model's configuration)
 
     gc.freeze()  # A copy would look through all of it, and copy it, whenever it collects.
-    for line in sys.stdin:
+    while listener in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _converse(connection.makefile("rw"))
+            os._exit(0)
+        connection.close()
+
+
+def _converse(words: TextIO) -> None:
+    for line in words:
         if (child := os.fork()) == 0:
             for message in _answer(json.loads(line)):
-                print(json.dumps(message), flush=True)
+                print(json.dumps(message), file=words, flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        print(json.dumps({"ended": os.waitstatus_to_exitcode(status)}), flush=True)
+        print(json.dumps({"ended": os.waitstatus_to_exitcode(status)}), file=words, flush=True)
 
 
 def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -122,7 +138,3 @@ def _run(code: str, arguments: list[str]) -> dict[str, Any]:
         except BaseException:
             return {"failed": traceback.format_exc()}
     return {"printed": printed.getvalue()}
-
-
-if __name__ == "__main__":
-    main()
