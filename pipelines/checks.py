@@ -33,8 +33,6 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
         InputError: On the first thing that is wrong.
     """
     run_dir = workspace.absolute() / config.name
-    if config.machine:
-        config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
     if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
         raise InputError(
             "Cannot run with 'python3' in a name, path or value: kfp.local rewrites the text 'python3' wherever it "

@@ -89,6 +89,8 @@ def _check_machine(config: Config) -> Iterator[Finding]:
         price = machine.paid.price
         cost = f"{price.usd_per_hour:.2f} $ an hour in {price.region}" if price else "of no known price"
         yield Finding("machine", OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
+        if (hosts := machine.slice.hosts) > 1:
+            yield Finding("machine", HINT, f"{machine.name} has {hosts} hosts: submit it; `run` trains on one")
     if config.preflight:
         try:
             sandbox.require_compiler()

@@ -27,6 +27,13 @@ def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_machine_of_several_hosts_is_for_a_platform(tmp_path):
+    findings = check_config(load_config("digits", ["machine=v5e-16", "preflight=null"]), tmp_path)
+    assert is_sound(findings)
+    hints = [(one.about, one.said) for one in findings if one.state == "hint"]
+    assert hints == [("machine", "v5e-16 has 4 hosts: submit it; `run` trains on one")]
+
+
 def test_json_is_all_that_is_on_stdout(tmp_path):
     done = tpu_pipelines_here("check", "digits", "--json", "--workspace", str(tmp_path))
     assert {one["state"] for one in json.loads(done.stdout)} == {"ok"}
