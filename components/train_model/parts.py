@@ -2,8 +2,8 @@
 
 Host 0 publishes the one that names the others last, when all are durable: at any moment the checkpoint of that name is
 whole. It is small; a host that starts again reads of the others what its own devices hold, whatever number of hosts
-has written them. Orbax does the same. It was left out: its 13 packages (tensorstore above all) take 93 MB, for which
-the image of a training has no room, and one host, or replicated weights, would keep the present format beside it.
+has written them. Orbax does the same. It was left out: its 13 packages (tensorstore above all) take 93 MB of an image
+that may have 3,000, and one host, or replicated weights, would keep the present format beside it.
 """
 
 import dataclasses
