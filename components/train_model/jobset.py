@@ -63,7 +63,19 @@ def train_on_hosts(
         Terminated: If this step is ended; the JobSet is deleted.
     """
     name = _name(ask, params, Manifest.load(records_dir, verify=False).fingerprint)
-    folder, jobset = Path(ask["shared"]) / name, _JobSet(name)
+    with contextlib.closing(_JobSet(name)) as jobset:
+        return _train(ask, params, records_dir, output, jobset, poll_seconds)
+
+
+def _train(
+    ask: Mapping[str, Any],
+    params: TrainParams,
+    records_dir: Path,
+    output: Path,
+    jobset: "_JobSet",
+    poll_seconds: float,
+) -> TrainResult:
+    folder = Path(ask["shared"]) / jobset.name
     result_file, model = folder / "result-0.json", folder / "model"
     state = jobset.state()
     if state.is_failed or (state.is_complete and not result_file.is_file()):
@@ -73,7 +85,7 @@ def train_on_hosts(
         shutil.rmtree(folder, ignore_errors=True)
         storage.copy_tree(records_dir, folder / "records")
         jobset.create(_with_command(ask["manifest"], params, folder))
-    progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
+    progress.say(_STEP, f"following jobset {jobset.name} in namespace {jobset.namespace}")
     try:
         jobset.follow(poll_seconds)
     except termination.Terminated:
@@ -149,12 +161,17 @@ class _JobSet:
                 raise InputError(f"Cannot train on several hosts: no Kubernetes cluster is known ({error}).") from error
             _, context = kubernetes.config.list_kube_config_contexts()
             self.namespace = context["context"].get("namespace", "default")
-        self._pods = kubernetes.client.CoreV1Api()
-        self._objects = kubernetes.client.CustomObjectsApi()
+        self._client = kubernetes.client.ApiClient()
+        self._pods = kubernetes.client.CoreV1Api(self._client)
+        self._objects = kubernetes.client.CustomObjectsApi(self._client)
         self._place = (GROUP, VERSION, self.namespace, PLURAL)
         self._printed: dict[str, int] = {}  # Characters of a pod's log, by the pod.
         self._told: set[str] = set()
         self._mistake = self._last = ""
+
+    def close(self) -> None:
+        """Close the connections to the cluster, which the client's own `close` leaves open."""
+        self._client.rest_client.pool_manager.clear()
 
     def state(self) -> State:
         """Return what the cluster says of it."""

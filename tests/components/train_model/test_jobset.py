@@ -1,5 +1,6 @@
 """A step that trains by a JobSet, through Kubernetes' own client, against a cluster whose pods are processes."""
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -55,7 +56,15 @@ def cluster(tmp_path, monkeypatch):
     with FakeKubernetes(tmp_path) as cluster:
         cluster.write_kubeconfig(tmp_path / "kubeconfig", "here")
         monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
-        yield cluster
+        with contextlib.ExitStack() as opened:
+
+            class Closed(jobset._JobSet):
+                def __init__(self, name):
+                    super().__init__(name)
+                    opened.callback(self.close)
+
+            monkeypatch.setattr(jobset, "_JobSet", Closed)
+            yield cluster
 
 
 def _train(script, **options):
