@@ -8,7 +8,6 @@ import http.server
 import json
 import subprocess
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any, TypeAlias
 import yaml
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.fakes.local_server import LocalServer
 
 Advisory: TypeAlias = Mapping[str, Any]
 
@@ -65,8 +66,8 @@ def _covers(events: Sequence[Mapping[str, str]], version: str) -> bool:
     return vulnerable
 
 
-def serve(advisories: Mapping[str, Sequence[Advisory]]) -> http.server.ThreadingHTTPServer:
-    """Start a server that answers `POST /v1/query` as osv.dev does; whoever starts it shuts it down."""
+def server_of(advisories: Mapping[str, Sequence[Advisory]]) -> LocalServer:
+    """Return a server that answers `POST /v1/query` as osv.dev does."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -82,27 +83,18 @@ def serve(advisories: Mapping[str, Sequence[Advisory]]) -> http.server.Threading
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    return LocalServer(Handler)
 
 
 def main() -> int:
     """Run pip-audit, the command after the folder, against the folder's advisories, and return its exit code."""
     advisories = load_advisories(Path(sys.argv[1]))
     newest = max(advisory["published"] for several in advisories.values() for advisory in several)
-    print(
-        f"{sum(map(len, advisories.values()))} advisories, the newest of {newest}, on {len(advisories)} packages",
-        flush=True,
-    )
-    server = serve(advisories)
-    url = f"http://127.0.0.1:{server.server_port}/v1/query"
-    try:
-        return subprocess.run(
-            [*sys.argv[2:], "--vulnerability-service", "osv", "--osv-url", url], check=False
-        ).returncode
-    finally:
-        server.shutdown()
+    count = sum(map(len, advisories.values()))
+    print(f"{count} advisories, the newest of {newest}, on {len(advisories)} packages", flush=True)
+    with server_of(advisories) as server:
+        asked = [*sys.argv[2:], "--vulnerability-service", "osv", "--osv-url", f"{server.url}/v1/query"]
+        return subprocess.run(asked, check=False).returncode
 
 
 if __name__ == "__main__":

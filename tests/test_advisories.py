@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.advisories import affects, load_advisories, serve
+from tests.advisories import affects, load_advisories, server_of
 
 _ADVISORY = """
 id: PYSEC-2026-1
@@ -50,16 +50,11 @@ def test_an_advisory_is_about_versions_between_its_events_and_those_it_lists(
 
 
 def test_the_server_answers_as_osv_does(database: Path) -> None:
-    server = serve(load_advisories(database))
-    try:
+    with server_of(load_advisories(database)) as server:
         for version, expected in [("1.9", ["PYSEC-2026-1"]), ("1.10", [])]:
             query = {"package": {"name": "some-package", "ecosystem": "PyPI"}, "version": version}
-            url = f"http://127.0.0.1:{server.server_port}/v1/query"
-            with urllib.request.urlopen(url, json.dumps(query).encode(), timeout=10) as answer:
+            with urllib.request.urlopen(f"{server.url}/v1/query", json.dumps(query).encode(), timeout=10) as answer:
                 assert [advisory["id"] for advisory in json.load(answer).get("vulns", [])] == expected
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_folder_without_advisories_is_an_error_and_not_a_clean_bill(tmp_path: Path) -> None:
