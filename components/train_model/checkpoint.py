@@ -19,7 +19,7 @@ from components.errors import InputError
 from components.train_model.parts import (
     Array,
     ArrayInParts,
-    Manifest,
+    PartsManifest,
     bounds_of,
     manifest_as_json,
     manifest_of_json,
@@ -137,7 +137,7 @@ def save_arrays(
     path: Path,
     arrays: Mapping[str, Array],
     progress: TrainingProgress | None = None,
-    manifest: Manifest | None = None,
+    manifest: PartsManifest | None = None,
 ) -> None:
     """Write arrays, the progress with them and the manifest of parts, as one file that appears whole or not at all."""
     buffer = io.BytesIO()
@@ -149,7 +149,7 @@ def save_arrays(
     storage.write_bytes(path, buffer.getvalue())
 
 
-def manifest_of(path: Path) -> Manifest | None:
+def manifest_of(path: Path) -> PartsManifest | None:
     """Return the manifest of parts in a file that `save_arrays` wrote, if there is one."""
     if not path.is_file():
         return None

@@ -104,7 +104,7 @@ def _within(bounds: Iterable[tuple[int, int]], frame: Iterable[tuple[int, int]])
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
+class PartsManifest:
     """The parts of a checkpoint.
 
     Attributes:
@@ -151,7 +151,7 @@ class PartsWriter:
                 )
             time.sleep(0.1)
 
-    def write(self, arrays: Mapping[str, Array]) -> Manifest | None:
+    def write(self, arrays: Mapping[str, Array]) -> PartsManifest | None:
         """Write this host's parts; returns the manifest of all hosts' on host 0, once all are written."""
         self._number += 1
         name = f"{self._session:x}-{self._number:06d}"
@@ -165,9 +165,9 @@ class PartsWriter:
         if self._index:
             return None
         sizes = {_file(name, host): int(self._company.hear(f"{name}/{host}")) for host in range(self._count)}
-        return Manifest(sizes, {key: (array.shape, array.dtype.str) for key, array in parts.items()})
+        return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in parts.items()})
 
-    def clean(self, manifests: Iterable[Manifest | None]) -> None:
+    def clean(self, manifests: Iterable[PartsManifest | None]) -> None:
         """Delete all parts but those of manifests and those that hosts are just writing."""
         kept = {name for manifest in manifests if manifest is not None for name in manifest.files}
         own = f"{self._session:x}-"
@@ -186,7 +186,7 @@ def _key(name: str, bounds: _Bounds) -> str:
     return f"{name}@{','.join(f'{start}:{end}' for start, end in bounds)}"
 
 
-def open_parts(folder: Path, manifest: Manifest) -> dict[str, ArrayInParts]:
+def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]:
     """Return the arrays of a manifest; their values are read when they are asked for.
 
     Raises:
@@ -235,12 +235,12 @@ def _damaged(path: Path, error: Exception) -> InputError:
     )
 
 
-def manifest_as_json(manifest: Manifest) -> str:
+def manifest_as_json(manifest: PartsManifest) -> str:
     """Return a manifest as text."""
     return json.dumps(dataclasses.asdict(manifest))
 
 
-def manifest_of_json(text: str) -> Manifest:
+def manifest_of_json(text: str) -> PartsManifest:
     """Return the manifest that a text tells of."""
     raw = json.loads(text)
-    return Manifest(raw["files"], {name: (tuple(shape), kind) for name, (shape, kind) in raw["arrays"].items()})
+    return PartsManifest(raw["files"], {name: (tuple(shape), kind) for name, (shape, kind) in raw["arrays"].items()})
