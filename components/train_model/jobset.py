@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,37 +63,26 @@ def train_on_hosts(
         Terminated: If this step is ended; the JobSet is deleted.
     """
     name = _name(ask, params, Manifest.load(records_dir, verify=False).fingerprint)
-    with contextlib.closing(_JobSet(name)) as jobset:
-        return _train(ask, params, records_dir, output, jobset, poll_seconds)
-
-
-def _train(
-    ask: Mapping[str, Any],
-    params: TrainParams,
-    records_dir: Path,
-    output: Path,
-    jobset: "_JobSet",
-    poll_seconds: float,
-) -> TrainResult:
-    folder = Path(ask["shared"]) / jobset.name
+    folder = Path(ask["shared"]) / name
     result_file, model = folder / "result-0.json", folder / "model"
-    state = jobset.state()
-    if state.is_failed or (state.is_complete and not result_file.is_file()):
+    with contextlib.closing(_JobSet(name)) as jobset:
+        state = jobset.state()
+        if state.is_failed or (state.is_complete and not result_file.is_file()):
+            jobset.delete()
+            state = State()
+        if not state.is_there:
+            shutil.rmtree(folder, ignore_errors=True)
+            storage.copy_tree(records_dir, folder / "records")
+            jobset.create(_with_command(ask["manifest"], params, folder))
+        progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
+        try:
+            jobset.follow(poll_seconds)
+        except termination.Terminated:
+            jobset.delete()
+            raise
+        values = json.loads(result_file.read_text().splitlines()[-1])
+        storage.copy_tree(model, output)
         jobset.delete()
-        state = State()
-    if not state.is_there:
-        shutil.rmtree(folder, ignore_errors=True)
-        storage.copy_tree(records_dir, folder / "records")
-        jobset.create(_with_command(ask["manifest"], params, folder))
-    progress.say(_STEP, f"following jobset {jobset.name} in namespace {jobset.namespace}")
-    try:
-        jobset.follow(poll_seconds)
-    except termination.Terminated:
-        jobset.delete()
-        raise
-    values = json.loads(result_file.read_text().splitlines()[-1])
-    storage.copy_tree(model, output)
-    jobset.delete()
     shutil.rmtree(folder, ignore_errors=True)
     return TrainResult(**values)
 
@@ -317,13 +306,8 @@ def _owner(reference: Any) -> dict[str, Any]:
 
 def _exit_code(pod: Any) -> int:
     """Return the exit code of a pod's container; 0 while it runs."""
-    return next(_exit_codes(pod), 0)
-
-
-def _exit_codes(pod: Any) -> Iterator[int]:
-    for container in pod.status.container_statuses or ():
-        if container.state and container.state.terminated:
-            yield int(container.state.terminated.exit_code)
+    states = [container.state for container in pod.status.container_statuses or ()]
+    return next((int(state.terminated.exit_code) for state in states if state and state.terminated), 0)
 
 
 def _message(error: Any) -> str:

@@ -32,6 +32,14 @@ def _is_on_s3(uri: str) -> bool:
     return storage.is_remote(uri) and not storage.is_on_google(uri)
 
 
+def variables_of(secret: str) -> list[dict[str, Any]]:
+    """Return the variables that sign a pod in, as a pod that is not KFP's lists them; none need be in the secret."""
+    return [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
+        for key in (*KEYS, *OPTIONAL_KEYS)
+    ]
+
+
 def sign_in(task: Any, secret: str) -> Any:
     """Give a step's pod the variables that sign it in, out of a secret; returns the step."""
     from kfp import kubernetes

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from components.command_line import BAD_INPUT
 from components.errors import InputError
 from components.hosts import COUNT_VARIABLE
 from components.machine_spec import MachineSpec, Slice, load_catalogue
 from components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
+from pipelines.platforms import s3
 from pipelines.platforms.jobs import slug
-from pipelines.platforms.s3 import KEYS, OPTIONAL_KEYS
 from pipelines.platforms.steps import Step
 from pipelines.resources import (
     TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
@@ -28,7 +29,6 @@ _KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 # Hosts may be lost so often; what a user is mistaken in starts nothing again.
 _MOST_RESTARTS = 10
 _KEPT_SECONDS = 24 * 3600  # That a JobSet which has failed can be looked at.
-_BAD_INPUT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +127,11 @@ def _tpu_pod(machine: MachineSpec, settings: Settings, asked: StepResources | No
     if machine.spot:
         spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
         tolerations.append(spot)
-    # https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods: the pod waits until its queue admits it.
-    queue = {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue and hosts == 1 else {}
     return TpuPod(
         chips=machine.slice.chips // hosts,
         selectors=node_selectors(machine, settings),
         tolerations=tuple(tolerations),
-        labels={**settings.labels, **queue},
+        labels={**settings.labels, **(_queue(settings) if hosts == 1 else {})},
         environment={
             **({"AIP_CHECKPOINT_DIR": folder} if folder else {}),
             **settings.environment,
@@ -187,19 +185,18 @@ def _jobset(
             "rules": [
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": "train", "operator": "In", "values": [_BAD_INPUT]},
+                    "onExitCodes": {"containerName": "train", "operator": "In", "values": [BAD_INPUT]},
                 }
             ]
         },
         "template": {"metadata": {"labels": dict(pod.labels)}, "spec": _pod_spec(pod, settings, image)},
     }
-    queue = {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "JobSet",
         "metadata": {
             "generateName": slug(name),
-            "labels": {**settings.labels, **queue},
+            "labels": {**settings.labels, **_queue(settings)},
             # All pods on the nodes of one slice: https://jobset.sigs.k8s.io/docs/tasks/tpu_multislice
             "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
         },
@@ -217,11 +214,7 @@ def _jobset(
 def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
     mounts = {claim: ("persistentVolumeClaim", "claimName", path) for claim, path in pod.volumes.items()}
     mounts |= {secret: ("secret", "secretName", path) for secret, path in pod.secrets.items()}
-    signing_in = [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": settings.s3_secret, "key": key, "optional": True}}}
-        for key in (*KEYS, *OPTIONAL_KEYS)
-        if settings.s3_secret
-    ]
+    signing_in = s3.variables_of(settings.s3_secret) if settings.s3_secret else []
     requests = {"cpu": str(pod.cpu), "memory": pod.memory} if pod.cpu else {}
     return {
         "restartPolicy": "Never",
@@ -274,6 +267,11 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
         selectors["cloud.google.com/reservation-name"] = reservation
         selectors["cloud.google.com/reservation-project"] = project
     return selectors
+
+
+def _queue(settings: Settings) -> dict[str, str]:
+    """Return the label of what waits until its queue admits it: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods."""
+    return {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
 
 
 def _is_on_gke(entry: Slice) -> bool:
