@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -28,6 +29,11 @@ from components.train_model.params import TrainParams, TrainResult
 # folder on a volume of the step and of all hosts.
 JOBSET_VARIABLE = "TPU_PIPELINES_JOBSET"
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
+# What a step that trains by a JobSet asks of the cluster.
+RIGHTS = (
+    *((verb, PLURAL) for verb in ("get", "create", "delete")),
+    *(("get", "pods"), ("list", "pods"), ("get", "pods/log")),
+)
 # https://github.com/kubernetes-sigs/jobset/blob/main/api/jobset/v1alpha2/jobset_types.go: JobSetNameKey
 NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 INDEX_LABEL = (
@@ -38,6 +44,7 @@ _POD_VARIABLE = "KFP_POD_NAME"  # kubeflow/pipelines backend/src/v2/compiler/arg
 _POLL_SECONDS = 2.0  # A pod that failed may be gone soon: a JobSet that starts again deletes it.
 _TIMEOUT_SECONDS = 30
 _LAST_LINES = 10
+_OVERLAP_SECONDS = 30  # The node's clock may differ, and an answer may take long.
 _GONE_SECONDS = 120.0
 _STEP = "train_model"
 
@@ -133,6 +140,40 @@ class State:
     reason: str = ""
 
 
+class _Printed:
+    """The lines of a pod's log that were printed already.
+
+    Attributes:
+        asked: When the log was asked for last, by time.monotonic(); 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0.0
+        self._stamp, self._count = "", 0
+
+    def new(self, log: str) -> list[str]:
+        r"""Return the lines that were not printed yet, of a log whose lines begin with the time.
+
+        Times are of a fixed width, and several lines may have the last one's
+        (kubernetes/kubernetes pkg/kubelet/kuberuntime/logs/logs.go: timeFormatOut).
+
+        Example:
+            >>> printed = _Printed()
+            >>> printed.new("01Z one\n02Z two\n"), printed.new("02Z two\n02Z three\n")
+            (['one', 'two'], ['three'])
+        """
+        begun, again, lines = self._stamp, self._count, []
+        for line in log.splitlines():
+            stamp, _, text = line.partition(" ")
+            if stamp == begun and again:
+                again -= 1
+            elif stamp >= begun:
+                self._count = self._count + 1 if stamp == self._stamp else 1
+                self._stamp = stamp
+                lines.append(text)
+        return lines
+
+
 class _JobSet:
     """A JobSet of the cluster that this process runs in, or that kubectl's configuration names."""
 
@@ -154,7 +195,7 @@ class _JobSet:
         self._pods = kubernetes.client.CoreV1Api(self._client)
         self._objects = kubernetes.client.CustomObjectsApi(self._client)
         self._place = (GROUP, VERSION, self.namespace, PLURAL)
-        self._printed: dict[str, int] = {}  # Characters of a pod's log, by the pod.
+        self._printed: dict[str, _Printed] = {}  # By the pod.
         self._told: set[str] = set()
         self._mistake = self._last = ""
 
@@ -242,10 +283,12 @@ class _JobSet:
                     self._tell_failure(pod, code)
 
     def _print_new(self, pod: Any) -> None:
-        log, begun = self._log(pod), self._printed.get(pod.metadata.name, 0)
-        for line in log[begun:].splitlines():
+        printed, asked = self._printed.setdefault(pod.metadata.name, _Printed()), time.monotonic()
+        # Of a long log only the end is fetched; where the node has put it away and begun another, all of that one.
+        recent = {"since_seconds": math.ceil(asked - printed.asked) + _OVERLAP_SECONDS} if printed.asked else {}
+        for line in printed.new(self._log(pod, timestamps=True, **recent)):
             print(printable(line), file=sys.stderr)
-        self._printed[pod.metadata.name] = len(log)
+        printed.asked = asked
 
     def _tell_failure(self, pod: Any, code: int) -> None:
         self._told.add(pod.metadata.name)

@@ -11,7 +11,7 @@ from components.errors import InputError
 from components.machine_spec import MachineSpec
 from components.object_stores import split
 from components.outages import MissingError, OutageError
-from components.train_model.jobset import GROUP, PLURAL, VERSION
+from components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION
 from pipelines.compile import require_machine
 from pipelines.config import Config
 from pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
@@ -113,6 +113,10 @@ class KubeflowChecks:
     def _namespace(self) -> str:
         return self._settings.kfp_namespace or "kubeflow"
 
+    @property
+    def _runner(self) -> str:
+        return _RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER
+
     # Where it writes, and what it runs in
 
     def _store(self) -> Iterator[Finding]:
@@ -170,9 +174,10 @@ class KubeflowChecks:
             CannotAskError: If it does not say.
         """
         import urllib3
-        from kubernetes.client import ApiException, CoreV1Api, CustomObjectsApi
+        from kubernetes.client import ApiException, AuthorizationV1Api, CoreV1Api, CustomObjectsApi
 
-        api = (CustomObjectsApi if method.endswith("custom_object") else CoreV1Api)(self._kubernetes)
+        apis = {"custom_object": CustomObjectsApi, "access_review": AuthorizationV1Api}
+        api = next((api for end, api in apis.items() if method.endswith(end)), CoreV1Api)(self._kubernetes)
         try:
             return getattr(api, method)(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
         except ApiException as error:
@@ -214,9 +219,8 @@ class KubeflowChecks:
             )
 
     def _service_account(self) -> Iterator[Finding]:
-        name = _RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER
         remedy = "ask who installed Kubeflow: it comes with " + ("the profile" if self._is_shared else "the server")
-        yield from self._find("service account", name, "read_namespaced_service_account", remedy)
+        yield from self._find("service account", self._runner, "read_namespaced_service_account", remedy)
 
     def _object(self, kind: str, name: str) -> Iterator[Finding]:
         method, command = {
@@ -239,7 +243,7 @@ class KubeflowChecks:
         yield there("queue", f"{name} in {namespace}")
 
     def _jobsets(self) -> Iterator[Finding]:
-        """Check that a slice of several hosts can be started; whether the step may, its service account decides."""
+        """Check that a slice of several hosts can be started, and that the step may."""
         try:
             self._ask("list_namespaced_custom_object", GROUP, VERSION, self._namespace, PLURAL, limit=1)
         except MissingError:
@@ -247,7 +251,34 @@ class KubeflowChecks:
                 "JobSets", f"the cluster knows no {GROUP}/{VERSION}", "https://jobset.sigs.k8s.io/docs/installation"
             )
             return
-        yield there("JobSets", f"{GROUP}/{VERSION}; whether the step may create them, its service account's roles say")
+        yield there("JobSets", f"{GROUP}/{VERSION}")
+        account = f"{self._namespace}:{self._runner}"
+        lacking = [f"{verb} {what}" for verb, what in RIGHTS if not self._may(verb, what)]
+        if lacking:
+            yield missing(
+                "right to JobSets",
+                f"the steps' service account {account} may not {', '.join(lacking)} in {self._namespace}",
+                f"kubectl create role jobsets --namespace={self._namespace} --verb=get,create,delete "
+                f"--resource={PLURAL}.{GROUP}, and bind it by kubectl create rolebinding jobsets "
+                f"--namespace={self._namespace} --role=jobsets --serviceaccount={account}",
+            )
+        else:
+            yield there("right to JobSets", f"{account} may create them")
+
+    def _may(self, verb: str, what: str) -> bool:
+        """Ask the cluster whether the steps' service account has a right."""
+        resource, _, subresource = what.partition("/")
+        attributes = {
+            "namespace": self._namespace,
+            "verb": verb,
+            "group": GROUP if resource == PLURAL else "",
+            "resource": resource,
+            "subresource": subresource,
+        }
+        user = f"system:serviceaccount:{self._namespace}:{self._runner}"
+        review = {"metadata": {}, "spec": {"user": user, "resourceAttributes": attributes}}
+        answer = self._ask("create_namespaced_local_subject_access_review", self._namespace, review)
+        return bool(answer.status.allowed)
 
     def _find(self, kind: str, name: str, method: str, remedy: str) -> Iterator[Finding]:
         try:

@@ -4,6 +4,7 @@ A failed pod fails its Job, and the JobSet's failure policy says what then; noth
 """
 
 import contextlib
+import datetime
 import math
 import os
 import re
@@ -184,15 +185,23 @@ class Pod:
         # Rule: what has a value of its own in the container keeps it, and a secret's key that is optional may lack
         # (kubernetes/api core/v1: EnvVar, SecretKeySelector.optional)
         own = {variable["name"]: variable["value"] for variable in container.get("env", ()) if "value" in variable}
-        self._log = logs / f"{name}.log"
-        with open(self._log, "wb") as log:
-            self.process = subprocess.Popen(
-                [word.replace("python3", sys.executable) for word in container["command"]],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **told, **own},
-                start_new_session=True,
-            )
+        self._lines: list[tuple[datetime.datetime, str]] = []
+        self.process = subprocess.Popen(
+            [word.replace("python3", sys.executable) for word in container["command"]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **told, **own},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._keep, args=[logs / f"{name}.log"], daemon=True)
+        self._reader.start()
+
+    def _keep(self, path: Path) -> None:
+        assert self.process.stdout
+        with self.process.stdout as lines, open(path, "wb", buffering=0) as log:
+            for line in lines:
+                self._lines.append((datetime.datetime.now(datetime.UTC), line.decode(errors="replace")))
+                log.write(line)
 
     def exit_code(self) -> int | None:
         """As a container tells it; None while it runs."""
@@ -207,10 +216,19 @@ class Pod:
             if number is signal.SIGKILL:
                 self.process.wait()
 
-    def log(self, tail_lines: int = 0) -> str:
+    def log(self, *, tail_lines: int = 0, since_seconds: int = 0, timestamps: bool = False) -> str:
         """What it has printed."""
-        lines = self._log.read_text(errors="replace").splitlines(keepends=True)
-        return "".join(lines[-tail_lines:] if tail_lines else lines)
+        if self.exit_code() is not None:
+            self._reader.join(1.0)  # A process that it has left behind may still print.
+        lines = list(self._lines)
+        # Rule: of a log the lines of the last seconds may be asked for, and the time before each (kubernetes/api
+        # core/v1/types.go: PodLogOptions; kubernetes/kubernetes pkg/kubelet/kuberuntime/logs/logs.go: timeFormatOut)
+        if since_seconds:
+            first = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=since_seconds)
+            lines = [(at, line) for at, line in lines if at >= first]
+        stamps = [f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06d}000Z " if timestamps else "" for at, _ in lines]
+        whole = [stamp + line for stamp, (_, line) in zip(stamps, lines, strict=True)]
+        return "".join(whole[-tail_lines:])  # All, where it is 0.
 
     def as_json(self) -> dict[str, Any]:
         """The pod, as the cluster tells of it."""

@@ -24,6 +24,8 @@ class FakeKubernetes(LocalServer):
         jobsets: JobSets by namespace and name, whose pods run here; None is a cluster that does not know any.
         logs: Folder of what their pods print.
         pods: Pods that nobody runs, by their name.
+        log_queries: How logs were asked for.
+        rights: Account, verb and resource of what service accounts may do.
     """
 
     def __init__(self, logs: Path | None = None) -> None:
@@ -32,6 +34,8 @@ class FakeKubernetes(LocalServer):
         self.nodes: list[dict[str, str]] = []
         self.objects: set[str] = set()
         self.forbidden: list[str] = []
+        self.log_queries: list[dict[str, str]] = []
+        self.rights: set[tuple[str, str, str]] = set()
         super().__init__(type("Handler", (_Handler,), {"cluster": self}))
 
     def write_kubeconfig(self, path: Path, context: str) -> None:
@@ -57,6 +61,8 @@ class FakeKubernetes(LocalServer):
             return self._answer_for_jobset(verb, (match[1], match[2]), content)
         if match := _PODS.fullmatch(path):
             return self._answer_for_pods(match[1], match[2], bool(match[3]), query)
+        if match := _REVIEWS.fullmatch(path):
+            return 201, self._review(match[1], json.loads(content))
         if path == "/api/v1/nodes":
             asked = dict(self._selected(query))
             found = [labels for labels in self.nodes if asked.items() <= labels.items()]
@@ -65,10 +71,21 @@ class FakeKubernetes(LocalServer):
             return 200, {"metadata": {"name": path.rpartition("/")[2]}}
         return 404, {"kind": "Status", "reason": "NotFound", "code": 404}
 
+    def _review(self, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Say whether an account may do something."""
+        # Rule: who may create reviews asks what another may do in a namespace; an account of a service is the user
+        # system:serviceaccount:NAMESPACE:NAME (https://kubernetes.io/docs/reference/access-authn-authz/authorization/,
+        # https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin)
+        spec, asked = body["spec"], body["spec"]["resourceAttributes"]
+        assert asked["namespace"] == namespace
+        resource = ".".join(filter(None, (asked["resource"], asked.get("group", ""))))
+        resource += f"/{asked['subresource']}" if asked.get("subresource") else ""
+        return {**body, "status": {"allowed": (spec["user"], asked["verb"], resource) in self.rights}}
+
     def _answer_for_jobset(self, verb: str, key: tuple[str, str], content: bytes) -> tuple[int, Any]:
         assert self.jobsets is not None
-        assert self.logs
         if verb == "POST":
+            assert self.logs
             body = json.loads(content)
             key = (key[0], body["metadata"]["name"])
             # Rule: a name is given once in a namespace, 409 AlreadyExists for a second object of it
@@ -103,7 +120,13 @@ class FakeKubernetes(LocalServer):
         if name not in pods:
             return 404, {"kind": "Status", "reason": "NotFound", "code": 404}
         if is_log:
-            return 200, pods[name].log(int(urllib.parse.parse_qs(query).get("tailLines", ["0"])[0]))
+            asked = dict(urllib.parse.parse_qsl(query))
+            self.log_queries.append(asked)
+            return 200, pods[name].log(
+                tail_lines=int(asked.get("tailLines", 0)),
+                since_seconds=int(asked.get("sinceSeconds", 0)),
+                timestamps=asked.get("timestamps", "").lower() == "true",
+            )
         return 200, pods[name].as_json()
 
     @staticmethod
@@ -114,6 +137,7 @@ class FakeKubernetes(LocalServer):
                 yield key, value
 
 
+_REVIEWS = re.compile(r"/apis/authorization\.k8s\.io/v1/namespaces/([^/]+)/localsubjectaccessreviews")
 _PODS = re.compile(r"/api/v1/namespaces/([^/]+)/pods(?:/([^/]+)(/log)?)?")
 
 

@@ -80,6 +80,25 @@ def test_what_host_0_prints_is_relayed_once_and_the_last_line_too(cluster, capfd
     assert capfd.readouterr().err == "host 0 of 127.0.0.1,127.0.0.1\ntrained\n"
 
 
+def test_of_a_long_log_only_the_end_is_fetched_and_a_new_log_is_read_from_its_beginning(cluster, capfd, monkeypatch):
+    monkeypatch.setattr(jobset, "_OVERLAP_SECONDS", 0)
+    lines = "for i in $(seq 14); do echo line $i; sleep 0.1; done"
+    assert _train(lines) == State(True, True)
+    assert capfd.readouterr().err == "".join(f"line {i}\n" for i in range(1, 15))
+    first, *others = [query for query in cluster.log_queries if query["timestamps"].lower() == "true"]
+    assert "sinceSeconds" not in first
+    assert {query["sinceSeconds"] for query in others} == {"1"}
+
+
+def test_lines_of_one_moment_are_printed_once_and_none_is_lost_where_the_node_puts_a_log_away():
+    printed = jobset._Printed()
+    assert printed.new("1Z a\n1Z b\n2Z c\n2Z d\n") == ["a", "b", "c", "d"]
+    assert printed.new("2Z c\n2Z d\n2Z e\n") == ["e"]
+    assert printed.new("") == []
+    assert printed.new("3Z f\n") == ["f"]
+    assert printed.new("2Z e\n3Z f\n4Z \n") == [""]
+
+
 def test_a_mistake_is_told_as_the_host_told_it_and_starts_nothing_again(cluster):
     with pytest.raises(InputError, match=r"^Training diverged\.$"):
         _train("echo 'error: Training diverged.'; exit 2")

@@ -186,7 +186,16 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
     assert missing() == [
         ("JobSets", "the cluster knows no jobset.x-k8s.io/v1alpha2", "https://jobset.sigs.k8s.io/docs/installation")
     ]
-    world.cluster.jobsets = {}
+    world.cluster.jobsets, user = {}, "system:serviceaccount:kubeflow:pipeline-runner"
+    world.cluster.rights = {(user, verb, what) for verb in ("get", "list") for what in ("pods", "pods/log")}
+    ((what, said, remedy),) = missing()
+    rights = "get jobsets, create jobsets, delete jobsets"
+    assert (what, said) == (
+        "right to JobSets",
+        f"the steps' service account kubeflow:pipeline-runner may not {rights} in kubeflow",
+    )
+    assert remedy.startswith("kubectl create role jobsets --namespace=kubeflow --verb=get,create,delete --resource=")
+    world.cluster.rights |= {(user, verb, "jobsets.jobset.x-k8s.io") for verb in ("get", "create", "delete")}
     assert missing() == []
     world.cluster.jobsets = None
 
