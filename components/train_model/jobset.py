@@ -80,13 +80,13 @@ def train_on_hosts(
         if not state.is_there:
             shutil.rmtree(folder, ignore_errors=True)
             storage.copy_tree(records_dir, folder / "records")
-            jobset.create(_with_command(ask["manifest"], params, folder))
-        progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
-        try:
-            jobset.follow(poll_seconds)
-        except termination.Terminated:
-            jobset.delete()
-            raise
+        with termination.put_off() as is_ended:  # Not between a JobSet's creation and this step's knowing of it.
+            if not state.is_there:
+                jobset.create(_with_command(ask["manifest"], params, folder))
+            progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
+            jobset.follow(poll_seconds, is_ended)
+            if is_ended():
+                jobset.delete()
         values = json.loads(result_file.read_text().splitlines()[-1])
         storage.copy_tree(model, output)
         jobset.delete()
@@ -241,15 +241,19 @@ class _JobSet:
                 "https://jobset.sigs.k8s.io/docs/installation, or name a machine of one host."
             ) from error
 
-    def follow(self, poll_seconds: float) -> None:
+    def follow(self, poll_seconds: float, is_ended: Callable[[], bool] = lambda: False) -> None:
         """Relay what host 0 prints, and the last words of a host that fails, if it can be asked, until all ended well.
+
+        Args:
+            poll_seconds: Time between two looks.
+            is_ended: Function that says whether this step is to end, and to follow no longer.
 
         Raises:
             InputError: If the hosts find a mistake.
             PlatformError: If the JobSet fails, or vanishes.
         """
         restarts = 0
-        while True:
+        while not is_ended():
             state = self.state()  # Before the pods: nothing is printed after it has ended.
             self._relay()
             if state.restarts > restarts:
