@@ -154,15 +154,19 @@ class MachineReport:
 
     def fed_by(self, measured: HostRate) -> str:
         """Say who feeds a machine how much, and what is assumed of a host that was not measured."""
+        whose = f"its {self.hosts} hosts" if self.hosts > 1 else "its host"
         if self.is_resident:
-            return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by its host"
+            return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by {whose}"
         where = "memory" if measured.in_memory else "files"
         here = (
             f"{measured.feed_per_second:,.0f} here ({measured.cpus} CPUs of {measured.feed_per_cpu:,.0f}, from {where})"
         )
         if not self.host_cpus:
-            return here
-        return f"{self.feed_per_second:,.0f} by its host ({self.host_cpus} vCPUs), if that grows with the CPUs: {here}"
+            each = f"{self.feed_per_second:,.0f} by {whose}, if each feeds what this machine does: "
+            return here if self.hosts == 1 else each + here
+        each = " each" if self.hosts > 1 else ""
+        cpus = f"{self.host_cpus} vCPUs{each}"
+        return f"{self.feed_per_second:,.0f} by {whose} ({cpus}), if that grows with the CPUs: {here}"
 
     @property
     def passed(self) -> bool:

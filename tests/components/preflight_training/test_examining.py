@@ -79,6 +79,12 @@ def test_the_machines_own_host_feeds_it(cache_dir):
     assert report.fed_by(small.host) == (
         "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 here (4 CPUs of 25,000, from memory)"
     )
+    several = dataclasses.replace(report, hosts=4, feed_per_second=2_400_000)
+    assert several.fed_by(small.host).startswith("2,400,000 by its 4 hosts (24 vCPUs each), if that")
+    unknown = dataclasses.replace(several, host_cpus=0)
+    assert unknown.fed_by(small.host).startswith(
+        "2,400,000 by its 4 hosts, if each feeds what this machine does: 100,0"
+    )
     streamed = dataclasses.replace(small.host, in_memory=False)
     files = dataclasses.replace(small, interface=Interface(ImageInput((8, 8, 1), "resized"), 10), host=streamed)
     assert _examine(cache_dir, files).feed_per_second == 100_000, "Python hands on no more files"
