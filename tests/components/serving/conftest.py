@@ -41,7 +41,7 @@ class Server:
     def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         """One request on a connection of its own; what is not bytes is sent as JSON."""
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
             connection.request(method, path, content, headers or {})
             response = connection.getresponse()
             received = response.read()
