@@ -36,6 +36,12 @@ class ObjectStore(Protocol):
     def read(self, uri: str) -> bytes:
         """Return the content of an object."""
 
+    def read_range(self, uri: str, offset: int, length: int) -> bytes:
+        """Return bytes of an object, as many as there are of `length`, which is positive."""
+
+    def size(self, uri: str) -> int:
+        """Return the size of an object in bytes."""
+
     def exists(self, uri: str) -> bool:
         """Return whether there is an object."""
 
@@ -130,6 +136,20 @@ class GoogleStorage:
         bucket, name = split(uri)
         content: bytes = self.bucket(bucket).blob(name).download_as_bytes()
         return content
+
+    def read_range(self, uri: str, offset: int, length: int) -> bytes:
+        """Return bytes of an object, as many as there are of `length`, which is positive."""
+        bucket, name = split(uri)
+        blob = self.bucket(bucket).blob(name)
+        content: bytes = blob.download_as_bytes(start=offset, end=offset + length - 1)  # The last byte, included.
+        return content
+
+    def size(self, uri: str) -> int:
+        """Return the size of an object in bytes."""
+        bucket, name = split(uri)
+        blob = self.bucket(bucket).blob(name)
+        blob.reload()
+        return int(blob.size)
 
     def exists(self, uri: str) -> bool:
         """Return whether there is an object."""
@@ -226,6 +246,18 @@ class S3:
         bucket, name = split(uri)
         content: bytes = s3_client().get_object(Bucket=bucket, Key=name)["Body"].read()
         return content
+
+    def read_range(self, uri: str, offset: int, length: int) -> bytes:
+        """Return bytes of an object, as many as there are of `length`, which is positive."""
+        bucket, name = split(uri)
+        wanted = f"bytes={offset}-{offset + length - 1}"
+        content: bytes = s3_client().get_object(Bucket=bucket, Key=name, Range=wanted)["Body"].read()
+        return content
+
+    def size(self, uri: str) -> int:
+        """Return the size of an object in bytes."""
+        bucket, name = split(uri)
+        return int(s3_client().head_object(Bucket=bucket, Key=name)["ContentLength"])
 
     def exists(self, uri: str) -> bool:
         """Return whether there is an object."""

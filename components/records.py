@@ -7,12 +7,13 @@ Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/
 
 import dataclasses
 import functools
+import io
 import itertools
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -25,8 +26,13 @@ from components.share import WHOLE, Share
 
 RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Of a record's frame.
 _PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, little enough to stay in cache.
 _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, in 1/65536.
+
+
+class DamagedRecordError(Exception):
+    """A TFRecord, or a file of them, that cannot be read; the message says why, without its name."""
 
 
 @functools.cache
@@ -111,6 +117,43 @@ def frame_record(payload: bytes) -> bytes:
     """Frame a payload as one TFRecord: its length, the length's checksum, the payload, the payload's checksum."""
     length = struct.pack("<Q", len(payload))
     return b"".join((length, _masked_crc(length), payload, _masked_crc(payload)))
+
+
+def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yield where every record of a TFRecord file begins, and its bytes with its frame; only the lengths are read.
+
+    Raises:
+        DamagedRecordError: If a length is not what its checksum says, or the file ends within a record.
+    """
+    end = file.seek(0, io.SEEK_END)
+    offset = 0
+    while offset < end:
+        file.seek(offset)
+        header = file.read(_HEADER_BYTES)
+        if len(header) < _HEADER_BYTES or _masked_crc(header[:8]) != header[8:]:
+            raise DamagedRecordError(f"no record at byte {offset:,}")
+        num_bytes = _HEADER_BYTES + struct.unpack("<Q", header[:8])[0] + _FOOTER_BYTES
+        if offset + num_bytes > end:
+            raise DamagedRecordError(f"cut off within the record at byte {offset:,}")
+        yield offset, num_bytes
+        offset += num_bytes
+
+
+def read_fields(frame: bytes) -> dict[str, list[Any]]:
+    """Return the values of every field of a record, from its frame.
+
+    Raises:
+        DamagedRecordError: If its checksum does not match, or it is no tf.train.Example.
+    """
+    payload = frame[_HEADER_BYTES:-_FOOTER_BYTES]
+    if _masked_crc(payload) != frame[-_FOOTER_BYTES:]:
+        raise DamagedRecordError("damaged record: its checksum does not match")
+    try:
+        features = _example_class().FromString(payload).features.feature
+    except ValueError as error:  # Protobuf's DecodeError is one.
+        raise DamagedRecordError(f"no tf.train.Example: {error}") from error
+    kinds = ((name, feature.WhichOneof("kind")) for name, feature in features.items())
+    return {name: list(getattr(features[name], kind).value) if kind else [] for name, kind in kinds}
 
 
 def tensorflow() -> Any:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -14,16 +15,17 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from components.errors import InputError
-from components.object_stores import split, store_of
+from components.object_stores import ObjectStore, split, store_of
 from components.outages import PlatformError
 
 _GOOGLE = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REMOTE_PART_BYTES = 8 << 20  # Of a file in a bucket that is read from its start to its end.
 _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
 
 
@@ -164,6 +166,69 @@ def read_bytes(uri: str) -> bytes:
         if error.errno in _MISSING:
             raise InputError(f"Cannot read {uri!r}: there is no such file. Check the path.") from error
         raise OSError(error.errno, error.strerror, uri) from error  # Of a read it does not say what was read.
+
+
+def read_range(uri: str, offset: int, length: int) -> bytes:
+    """Read `length` bytes of one file; fewer only where it ends before.
+
+    Raises:
+        InputError: If there is no such file, or it may not be read.
+    """
+    if not length:
+        return b""
+    if store := store_of(uri):
+        with store.errors(uri):
+            return store.read_range(uri, offset, length)
+    with open_file(uri) as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def open_file(uri: str) -> BinaryIO:
+    """Open a file for reading from any place of it; one in a bucket is fetched part by part.
+
+    Raises:
+        InputError: If there is no such file, or it may not be read.
+    """
+    if store := store_of(uri):
+        with store.errors(uri):
+            return io.BufferedReader(_RemoteFile(store, uri), _REMOTE_PART_BYTES)
+    if not Path(uri).is_file():
+        raise InputError(f"Cannot read {uri!r}: expected a file, received none or something else. Check the path.")
+    try:
+        return open(uri, "rb")
+    except PermissionError as error:
+        raise InputError(f"Cannot read {uri!r}: permission denied. Change its mode or its owner.") from error
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file in a bucket; every read asks for a range of it."""
+
+    def __init__(self, store: ObjectStore, uri: str) -> None:
+        self._store, self._uri, self._size, self._at = store, uri, store.size(uri), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._size - self._at)
+        if length <= 0:
+            return 0
+        with self._store.errors(self._uri):
+            content = self._store.read_range(self._uri, self._at, length)
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
 
 
 def exists(uri: str) -> bool:

@@ -1,15 +1,19 @@
 """What `predict` and `serve` are pointed at: an export, a run, or a version in the registry."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from components import storage
 from components.artifacts import EXPORT_FILE
+from components.create_tfrecords.params import split_source
 from components.errors import InputError
+from components.predict_batch.inputs import RECORDS
 from components.registry.folder import ModelRegistry, list_models
 from components.registry.opening import parse_reference
 from components.registry.reference import CHAMPION, EXPORT_DIR
 from components.registry.versions import RegisteredVersion
+from pipelines.data_overview import source_of
 
 _EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"
 
@@ -41,6 +45,20 @@ def find_export(name: str, workspace: Path) -> str:
             f"{_EXPECTED}. `tpu-pipelines export {path}` exports the model of a run that the gate has rejected."
         )
     raise InputError(f"Cannot find {name}: expected {_EXPECTED}. Received: no such folder. Check the path.")
+
+
+def source_to_answer(inputs: Sequence[str]) -> str:
+    """Return the one source, as `images:DIR`, that is to be answered in a file.
+
+    Raises:
+        InputError: If there are several, or it does not tell what it holds.
+    """
+    if len(inputs) != 1:
+        raise InputError(
+            f"--output takes one INPUT: a folder, a table or a source as csv:FILE. Received: {len(inputs)}. Put them "
+            "into one folder, or list them in a CSV file."
+        )
+    return inputs[0] if split_source(inputs[0])[0] == RECORDS else source_of(inputs[0])
 
 
 def _in_folder(path: Path) -> Path | None:

@@ -40,6 +40,14 @@ def _add_predict(commands: Any) -> None:
         ".csv files, .npy/.npz arrays of strings, or texts themselves; - reads an image, or a line for each instance, "
         "from stdin: a text, or JSON as the server takes it",
     )
+    predict.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write an answer for every example of INPUT, a folder, a table or any source as csv:FILE, to a .jsonl or "
+        ".parquet file: with progress, each once, and where the command was ended it goes on. What cannot be read is "
+        "set aside with the reason, in a file beside it",
+    )
     predict.add_argument("--lines", action="store_true", help="a file holds a text a line")
     predict.add_argument("--column", default="text", metavar="NAME", help="of a .csv file (default: text)")
     predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per input (default: 3)")
@@ -73,6 +81,8 @@ def _predict(arguments: argparse.Namespace) -> int:
 def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
     from components.serving.inputs import continue_texts, is_language_model, predict_inputs
 
+    if arguments.output is not None:
+        return _predict_to_file(export_dir, arguments)
     if is_language_model(export_dir):
         how = (arguments.length, arguments.temperature, arguments.seed, arguments.int8)
         for written in continue_texts(export_dir, arguments.inputs, *how):
@@ -93,6 +103,24 @@ def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
         else:
             named = "  ".join(f"{name} {probability:.1%}" for name, probability in prediction.classes)
             show_text(f"{_one_line(prediction.name)}  {named or 'no label'}")
+    return DONE
+
+
+def _predict_to_file(export_dir: Path, arguments: argparse.Namespace) -> int:
+    from components.predict_batch import PredictParams
+    from components.predict_batch.joining import form_of, predict_to_file
+    from pipelines.exports import source_to_answer
+
+    source = source_to_answer(arguments.inputs)
+    columns = {"text": arguments.column} if arguments.column != "text" else {}
+    params = PredictParams(source, columns, form_of(arguments.output), arguments.int8)
+    result, aside = predict_to_file(params, export_dir, arguments.output)
+    files = {"output": str(arguments.output), "set_aside": str(aside) if aside else None}
+    if arguments.json:
+        print(json.dumps({**files, "num_predicted": result.num_predicted, "num_set_aside": result.num_set_aside}))
+    else:
+        more = f"; {result.num_set_aside:,} set aside, see {aside}" if aside else ""
+        show_text(f"{result.num_predicted:,} answers in {arguments.output}{more}")
     return DONE
 
 

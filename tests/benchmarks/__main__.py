@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from components.device import cpu_flags
-from tests.benchmarks import baselines, photos
+from tests.benchmarks import baselines, photos, predicting
 from tests.benchmarks.loop import write_noise
 from tests.benchmarks.serving import load_server
 from tests.cli import DATA
@@ -285,6 +285,34 @@ def bench_serve(work: Path) -> None:
     report("  99th percentile of an answer's time", *times, "ms", "—")
 
 
+def bench_predict(work: Path) -> None:
+    """predict_batch, against a loop over `model.predict`, processes from their start to their end."""
+    from components.create_tfrecords import WriteParams, write_records
+
+    pictures = predicting.make_pictures(work / "pictures")
+    some = predicting.make_pictures(work / "some", 1000)  # Enough for a model that answers, however well.
+    for path in list(some.rglob("*.jpg")):
+        target = some / path.name[-5] / path.name
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    write_records(WriteParams(f"images:{some}"), work / "some-records")
+    steps = {"model": work / "model", "export": work / "export"}
+    of_model = ("--records", str(work / "some-records"), "--model", "cifar10_cnn", "--epochs", "1")
+    run_json("-m", "components.train_model", *of_model, "--accelerator", "cpu", "--output", str(steps["model"]))
+    words = ("--records", str(work / "some-records"), "--model", str(steps["model"]))
+    run_json("-m", "components.export_model", *words, "--calibration-examples", "10", "--output", str(steps["export"]))
+
+    def ours() -> float:
+        start = time.perf_counter()
+        words = ("--export", str(steps["export"]), "--source", f"images:{pictures}", "--output", str(work / "answers"))
+        done = run_json("-m", "components.predict_batch", *words)
+        return done["num_predicted"] / (time.perf_counter() - start)
+
+    loop = ("-m", "tests.benchmarks.predicting", str(steps["model"]), str(pictures), str(work / "loop.jsonl"))
+    rates = in_turn(predicting.ROUNDS, ours, lambda: run_json(*loop)["per_second"])
+    report("predict images/s of 100,000, against model.predict in a loop", *rates, "images/s", "—")
+
+
 def bench_checks(work: Path) -> None:
     """What it costs to believe nothing unchecked: of a version of 100 MB, and of a run whose steps are all cached."""
     from unittest import mock
@@ -435,7 +463,7 @@ def _explain_tutorial(work: Path) -> None:
 def main() -> None:
     """Run all benchmarks, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    names = ("help", "write", "read", "photos", "train", "loop", "overhead", "serve", "checks", "preflight")
+    names = ("help", "write", "read", "photos", "train", "loop", "overhead", "serve", "predict", "checks", "preflight")
     parser.add_argument("names", nargs="*", choices=[[], *names], help=f"default: all of {', '.join(names)}")
     wanted = parser.parse_args().names or names
     print(f"{os.cpu_count()} cores\n{'':<58}{'ours':>12}{'baseline':>12}")
@@ -458,6 +486,8 @@ def main() -> None:
             bench_overhead(work)
         if "serve" in wanted:
             bench_serve(work)
+        if "predict" in wanted:
+            bench_predict(work)
         if "checks" in wanted:
             bench_checks(work)
         if "preflight" in wanted:

@@ -28,6 +28,7 @@ _STEPS = {
     "evaluate_model": "EvaluateParams",
     "export_model": "ExportParams",
     "deploy_model": "DeployParams",
+    "predict_batch": "PredictParams",
 }
 
 
@@ -76,7 +77,8 @@ def test_component_inputs_have_the_types_of_the_fields(step):
 
 @pytest.mark.parametrize("step", _STEPS)
 def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_json(step):
-    values = {"WriteParams": {"source": "sklearn:digits", "image_size": (8, 8), "class_names": ("a", "b")}}
+    values = {"PredictParams": {"source": "images:photos", "part_examples": 5}}
+    values |= {"WriteParams": {"source": "sklearn:digits", "image_size": (8, 8), "class_names": ("a", "b")}}
     values["TrainParams"] = {"model": "digits_cnn", "model_parameters": {"filters": 4}, "epochs": 7}
     values["TrainParams"]["stages"] = (Stage(3, ("conv*",)), Stage(4, learning_rate=0.5))
     values["PreflightParams"] = {"training": TrainParams(**values["TrainParams"]), "paid": PaidMachine("v6e-1")}
@@ -239,6 +241,20 @@ def test_deploy_model_component_registers_and_promotes(digits_records, trained_d
     assert _record(deployment)["state"] == "succeeded"
 
 
+def test_predict_batch_component_answers(digits_records, exported_digits, tmp_path):
+    predictions = _artifact(dsl.Dataset, tmp_path, "predictions")
+    number = _component("predict_batch").python_func(
+        exported=exported_digits,
+        predictions=predictions,
+        source=f"records:{digits_records}",
+        part_examples=1000.0,
+        num_workers=1.0,
+    )
+    assert number == predictions.metadata["num_predicted"] == 1797
+    assert len(list(Path(predictions.path).glob("predictions-*.jsonl"))) == 2
+    assert _record(predictions)["state"] == "succeeded"
+
+
 @pytest.mark.parametrize("step", _STEPS)
 def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     """Every step is told to read what is not there."""
@@ -255,6 +271,7 @@ def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     values = {"create_tfrecords": {"source": f"images:{gone}"}, "train_model": {"model": "digits_cnn"}}
     values["preflight_training"] = {"training": values["train_model"]}
     values["deploy_model"] = {"registry": str(tmp_path / "registry"), "model_name": "digits"}
+    values["predict_batch"] = {"source": f"images:{gone}"}
     with pytest.raises(InputError, match="gone"):
         component.python_func(**artifacts, **values.get(step, {}))
     record = _record(artifacts[outputs[0]])

@@ -182,3 +182,14 @@ def test_where_no_secret_is_set_the_cluster_signs_its_pods_in(tmp_path):
     settings = dataclasses.replace(PASSWORD, bucket="s3://bucket", s3_secret="")
     compile_pipeline(load_config("digits", ["machine=v5e-4"]), "kubeflow", path, settings)
     assert signed_in(path) == {}
+
+
+def test_a_part_of_a_file_is_read_and_a_file_from_any_place(folder):
+    put(f"{folder.removeprefix('s3://bucket/')}/file", bytes(range(100)))
+    assert storage.read_range(f"{folder}/file", 10, 3) == bytes([10, 11, 12])
+    assert storage.read_range(f"{folder}/file", 98, 9) == bytes([98, 99])
+    with storage.open_file(f"{folder}/file") as file:
+        assert (file.seek(-2, 2), file.read()) == (98, bytes([98, 99]))
+        assert (file.seek(5), file.read(2), file.tell()) == (5, bytes([5, 6]), 7)
+    with pytest.raises(InputError, match="no such file"):
+        storage.open_file(f"{folder}/none")

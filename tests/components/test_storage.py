@@ -339,6 +339,20 @@ def test_read_bytes_reads_an_object(bucket):
     assert storage.read_bytes("gs://bucket/x/y.bin") == b"content"
 
 
+@pytest.mark.parametrize("where", ["gs://bucket/part", "here"])
+def test_a_part_of_a_file_is_read_and_a_file_from_any_place(bucket, tmp_path, where):
+    bucket.blob("part").upload_from_string(bytes(range(100)))
+    (tmp_path / "here").write_bytes(bytes(range(100)))
+    uri = where if storage.is_remote(where) else str(tmp_path / where)
+    assert storage.read_range(uri, 10, 3) == bytes([10, 11, 12])
+    assert storage.read_range(uri, 98, 9) == bytes([98, 99])
+    with storage.open_file(uri) as file:
+        assert (file.seek(-2, 2), file.read()) == (98, bytes([98, 99]))
+        assert (file.seek(5), file.read(2), file.tell()) == (5, bytes([5, 6]), 7)
+    with pytest.raises(InputError, match=f"{where}-none"):
+        storage.open_file(f"{uri}-none")
+
+
 def test_what_is_missing_on_a_bucket_is_refused_by_name(bucket, tmp_path):
     with pytest.raises(InputError, match=r"'gs://bucket/none': there is no such file, folder or bucket \(.*\). Check"):
         storage.read_bytes("gs://bucket/none")

@@ -22,8 +22,8 @@ from tests.kills.steps import RUN, WAIT_SECONDS, Step, leftovers, log_of, make_c
 # Whose turn it is, over and over: the cheap ones more often.
 TURNS = (
     *("deploy_model", "train_model", "create_tfrecords", "evaluate_model", "export_model", "deploy_model"),
-    *("train_model", "create_tfrecords", "evaluate_model", "deploy_model", "train_model", "preflight_training"),
-    *("deploy_model", "create_tfrecords", "train_model", "evaluate_model", "deploy_model", "train_model"),
+    *("train_model", "create_tfrecords", "evaluate_model", "predict_batch", "train_model", "preflight_training"),
+    *("deploy_model", "create_tfrecords", "train_model", "evaluate_model", "predict_batch", "train_model"),
     *("create_tfrecords", "export_model", "deploy_model", "evaluate_model", "train_model", "deploy_model"),
     *("preflight_training", "create_tfrecords", "train_model", "evaluate_model", "deploy_model", RUN),
 )

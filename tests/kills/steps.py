@@ -175,6 +175,11 @@ def make_steps(shared: Path) -> list[Step]:
         step(
             "deploy_model", "deployment", deployed, "registry/*/versions/[0-9]*", "registry/*/*.json", registry=champion
         ),
+        step(
+            "predict_batch",
+            "predictions",
+            {"export": exported["export"], "source": source, "part_examples": 100, "num_workers": 2},
+        ),
         Step(
             RUN,
             "pipelines.cli",

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 from collections import Counter
@@ -14,7 +15,7 @@ import numpy as np
 from components import storage
 from components.artifacts import SPLITS
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.listing import Listing, Source, split_named
+from components.create_tfrecords.sources.listing import Listing, Source, split_named, without_labels
 from components.create_tfrecords.targets import index_labels, parse_numbers, shown, split_labels
 from components.csv_files import DELIMITERS, find_column, find_delimiter
 from components.errors import InputError
@@ -49,15 +50,15 @@ class _Table:
         return [row for _, row in self.lines]
 
 
-def list_csv(location: str, params: WriteParams) -> Listing:
+def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listing:
     """List the rows of a CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
     Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
-    several separated by `|` or none; of a regression `target_columns`, numbers.
+    several separated by `|` or none; of a regression `target_columns`, numbers. Without `labelled` none is read.
     """
     table = _read_table(location, params)
     kind = TEXT if "text" in table.columns and "path" not in table.columns else IMAGE
-    targets = params.target_columns or ("label",)
+    targets = (params.target_columns or ("label",)) if labelled else ()
     wanted = ["text" if kind == TEXT else "path", *targets, *([params.group_column] if params.group_column else [])]
     _check_columns(table, wanted, targets)
     rows = table.rows
@@ -69,8 +70,10 @@ def list_csv(location: str, params: WriteParams) -> Listing:
     filled = [name for name in wanted if name not in may_be_empty]
     root, absolute = _find_root(rows, location) if kind == IMAGE else ("", [])
     keys = _check_lines(table, filled, root if kind == IMAGE else None)
-    splits = _read_splits(table, params.group_column) if "split" in table.columns else None
-    if params.task == REGRESSION:
+    splits = _read_splits(table, params.group_column) if labelled and "split" in table.columns else None
+    if not labelled:
+        labels, classes = without_labels(len(keys))
+    elif params.task == REGRESSION:
         places = [f"line {number} of {location}" for number, _ in table.lines]
         labels, classes = parse_numbers([[row[name] for name in targets] for row in rows], targets, places), targets
     else:
@@ -125,9 +128,10 @@ def _read_table(location: str, params: WriteParams) -> _Table:
 def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str]) -> None:
     columns = table.columns
     if missing := [name for name in wanted if name not in columns]:
+        expected = ", ".join(("path (or text)", *targets))
         raise InputError(
             f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. The first line must name the "
-            f"columns path (or text), {', '.join(targets)} and optionally split.{_advise_on_columns(columns, missing)}"
+            f"columns {expected} and optionally split.{_advise_on_columns(columns, missing)}"
         )
     if len(set(columns)) < len(columns):
         raise InputError(
@@ -254,4 +258,9 @@ def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -
             )
 
 
-SOURCE = Source("csv:FILE", list_csv, takes=("task", "group_column"))
+SOURCE = Source(
+    "csv:FILE",
+    list_csv,
+    takes=("task", "group_column"),
+    read_unlabelled=functools.partial(list_csv, labelled=False),
+)

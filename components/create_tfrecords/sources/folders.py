@@ -10,7 +10,7 @@ import numpy as np
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.listing import Listing, Source, split_named
+from components.create_tfrecords.sources.listing import Listing, Source, split_named, without_labels
 from components.create_tfrecords.targets import index_labels, shown
 from components.errors import InputError
 from components.images import has_image_suffix
@@ -86,6 +86,21 @@ def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
     )
 
 
+def list_loose(kind: str, location: str, params: WriteParams) -> Listing:
+    """List every image or text below a folder, whatever folders they are in."""
+    location = location.rstrip("/") or "/"
+    files = storage.list_files(location)
+    chosen = [file for file in files if kind == TEXT or has_image_suffix(file.name)]
+    if not chosen:
+        raise InputError(
+            f"Found no images in {location}: expected files as .jpg or .png, received {shown([f.name for f in files])}."
+        )
+    keys = tuple(file.name for file in chosen)
+    labels, classes = without_labels(len(keys))
+    by_name = dict(zip(keys, chosen, strict=True))
+    return Listing(params.source, keys, labels, classes, root=location, files=by_name, kind=kind)
+
+
 def _those_in(
     folders: Container[str], files: Sequence[storage.StoredFile], folder_of: Sequence[str]
 ) -> tuple[list[storage.StoredFile], list[str]]:
@@ -108,5 +123,12 @@ def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location
     )
 
 
-IMAGES = Source("images:DIR", functools.partial(list_folders, IMAGE), has_class_folders=True)
-TEXTS = Source("text:DIR", functools.partial(list_folders, TEXT), has_class_folders=True)
+IMAGES, TEXTS = (
+    Source(
+        form,
+        functools.partial(list_folders, kind),
+        has_class_folders=True,
+        read_unlabelled=functools.partial(list_loose, kind),
+    )
+    for form, kind in (("images:DIR", IMAGE), ("text:DIR", TEXT))
+)

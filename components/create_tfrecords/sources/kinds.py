@@ -91,6 +91,16 @@ def list_examples(params: WriteParams) -> Listing:
     return listing
 
 
+def list_unlabelled(params: WriteParams) -> Listing:
+    """List the examples that `params.source` names, to be answered: where a kind can do without labels, it does.
+
+    Raises:
+        InputError: If the source is unknown, empty or malformed.
+    """
+    source, location = find_source(params.source)
+    return (source.read_unlabelled or source.read)(location, params)
+
+
 def _alike(class_names: Sequence[str]) -> list[str]:
     """Notes on classes whose names differ only in case or in spaces: one may be meant."""
     by_look: dict[str, list[str]] = {}

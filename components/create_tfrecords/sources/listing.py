@@ -96,6 +96,11 @@ def split_named(name: str) -> str | None:
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 
+def without_labels(count: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return what stands for the labels and classes of examples that have none."""
+    return np.zeros(count, np.int32), ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A kind of source.
@@ -107,6 +112,8 @@ class Source:
         has_class_folders: Whether each class is a folder.
         is_place: Whether it names a place, here or on gs://, and no data set that a library brings.
         is_downloaded: Whether nothing is known of the data before they have been downloaded.
+        read_unlabelled: Function that lists the same examples, and more of them, without asking for labels; None where
+            `read` has to do.
     """
 
     form: str
@@ -115,3 +122,4 @@ class Source:
     has_class_folders: bool = False
     is_place: bool = True
     is_downloaded: bool = False
+    read_unlabelled: Callable[[str, WriteParams], Listing] | None = None

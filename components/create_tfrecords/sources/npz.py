@@ -1,5 +1,6 @@
 """Arrays in a file of NumPy's."""
 
+import functools
 import hashlib
 import io
 import re
@@ -18,8 +19,11 @@ from components.errors import InputError
 _UNREADABLE = (ValueError, OSError, EOFError, TypeError, MemoryError, RuntimeError)  # Of an array file.
 
 
-def list_npz(location: str, params: WriteParams) -> Listing:
-    """List x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels."""
+def list_npz(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+    """List x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels.
+
+    Without `labelled` the images alone will do.
+    """
     content = storage.read_bytes(location)
     try:
         loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
@@ -31,6 +35,8 @@ def list_npz(location: str, params: WriteParams) -> Listing:
             f"Cannot read {location}: expected an .npz file without pickled objects, received "
             f"{str(error).partition('. If you trust')[0]}. Write it with numpy.savez_compressed."
         ) from error
+    if not labelled:
+        data = _without_labels(data)
     arrays: Arrays = {}
     pairs = {f"{side}_{alias}": split for split, names in SPLIT_NAMES.items() for alias in names for side in "xy"}
     named = [name for name in data if re.match(r"[xy]_", name, re.IGNORECASE)]
@@ -54,4 +60,12 @@ def list_npz(location: str, params: WriteParams) -> Listing:
     return list_arrays(arrays, hashlib.sha256(content).hexdigest(), params)
 
 
-SOURCE = Source("npz:FILE", list_npz, takes=("task",))
+def _without_labels(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the images of an archive alone, each with as many labels that say nothing."""
+    partners = {"x": "y", "images": "labels"}
+    images = {name: array for name, array in data.items() if name in partners or re.match("x_", name, re.IGNORECASE)}
+    labels = {partners.get(name, f"y{name[1:]}"): np.zeros(len(array), int) for name, array in images.items()}
+    return {**images, **labels}
+
+
+SOURCE = Source("npz:FILE", list_npz, takes=("task",), read_unlabelled=functools.partial(list_npz, labelled=False))

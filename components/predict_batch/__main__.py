@@ -1,0 +1,20 @@
+"""Predict from the command line: `python -m components.predict_batch --export DIR --source images:DIR --output DIR`."""
+
+import sys
+
+from components import command_line
+from components.predict_batch import PredictParams, predict_batch
+
+
+def main() -> int:
+    """Run the step; returns the exit code."""
+    return command_line.run_step(
+        predict_batch,
+        PredictParams,
+        reads={"export": "export_model"},
+        example="--export export --source images:photos --output predictions",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""One file of predictions: its examples read, answered and written by a worker process."""
+
+import dataclasses
+import functools
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components import storage
+from components.artifacts import file_crc32c
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
+from components.predict_batch.inputs import Reader, UnusableError
+from components.predict_batch.params import PARQUET
+from components.serving.exported import BATCH_SIZE, ExportedModel, load_model
+
+_REMOTE_THREADS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Facts that every worker is told.
+
+    Attributes:
+        export_dir: Folder of the model.
+        use_int8: Whether the int8 model answers.
+        num_threads: Threads of one call of the model.
+        form: Form of the files.
+        root: Folder that keys are relative to.
+        stored: Input as records hold it; None for every other source.
+    """
+
+    export_dir: str
+    use_int8: bool
+    num_threads: int
+    form: str
+    root: str
+    stored: AnyInput | None
+
+
+@functools.lru_cache(maxsize=1)
+def _model(export_dir: str, use_int8: bool, num_threads: int) -> ExportedModel:
+    """Return the model that this process answers with, loaded once."""
+    return load_model(Path(export_dir), use_int8, num_threads)
+
+
+def answer_part(work: Work, keys: Sequence[str], contents: Sequence[Any] | None, path: Path, note: Path) -> None:
+    """Write the predictions of a run of examples, and last the note that says so; each appears whole or not at all."""
+    model = _model(work.export_dir, work.use_int8, work.num_threads)
+    reader, aside = Reader(model, work.root, work.stored), list[dict[str, str]]()
+    names, outputs = list[str](), list[np.ndarray]()
+    readable = _read_all(reader, keys, contents, aside)
+    while batch := list(itertools.islice(readable, BATCH_SIZE)):
+        names += [name for name, _ in batch]
+        outputs.append(model.predict(np.stack([example for _, example in batch])))
+    answers = np.concatenate(outputs) if outputs else np.empty((0, len(model.class_names)), np.float32)
+    storage.write_bytes(path, (_as_parquet if work.form == PARQUET else _as_lines)(model, names, answers))
+    counts = Counter(itertools.chain.from_iterable(_named(model, answers)))
+    facts = {"num_examples": len(names), "num_bytes": path.stat().st_size, "crc32c": file_crc32c(path)}
+    storage.write_json(note, {"file": facts, "predicted": counts, "set_aside": aside})
+
+
+def _read_all(
+    reader: Reader, keys: Sequence[str], contents: Sequence[Any] | None, aside: list[dict[str, str]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of each example that can be read, and what the model takes; `aside` gets the others."""
+
+    def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
+        try:
+            return reader.read(key, content)
+        except UnusableError as error:
+            return str(error)
+
+    # Threads hide the latency of a bucket; on a local disk they only take turns.
+    with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
+        apply: Any = pool.map if storage.is_remote(_first_place(reader, contents)) else map
+        for key, result in zip(keys, apply(read, keys, contents or itertools.repeat(None)), strict=False):
+            if isinstance(result, str):
+                aside.append({"key": key, "reason": result})
+            else:
+                yield result
+
+
+def _first_place(reader: Reader, contents: Sequence[Any] | None) -> str:
+    return str(getattr(contents[0], "path", "")) if contents else reader.root
+
+
+def _named(model: ExportedModel, answers: np.ndarray) -> Iterator[list[str]]:
+    """Yield the classes or labels that each answer names; of numbers none."""
+    for output in answers:
+        names = [] if model.task == REGRESSION else [name for name, _ in model.answer(output, 1)]
+        yield names
+
+
+def _as_lines(model: ExportedModel, names: Sequence[str], answers: np.ndarray) -> bytes:
+    """Return a JSON object a line, as the server answers: class and confidence, labels, or values."""
+    lines = []
+    for name, output, own in zip(names, answers, _named(model, answers), strict=True):
+        figures = dict(zip(model.class_names, output.astype(float).round(7).tolist(), strict=True))
+        said: dict[str, Any] = {"key": name}
+        if model.task == REGRESSION:
+            said["values"] = dict(zip(model.class_names, output.astype(float).tolist(), strict=True))
+        elif model.task == MULTI_LABEL:
+            said |= {"labels": own, "probabilities": figures}
+        else:
+            said |= {"class": own[0], "confidence": figures[own[0]], "probabilities": figures}
+        lines.append(json.dumps(said, ensure_ascii=False, allow_nan=False) + "\n")
+    return "".join(lines).encode()
+
+
+def _as_parquet(model: ExportedModel, names: Sequence[str], answers: np.ndarray) -> bytes:
+    """Return a table of keys, classes or labels, and probabilities or values in the order of the class names."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    own = list(_named(model, answers))
+    figures = pa.FixedSizeListArray.from_arrays(pa.array(answers.reshape(-1), pa.float32()), answers.shape[1])
+    columns: dict[str, Any] = {"key": pa.array(names, pa.string())}
+    if model.task == CLASSIFICATION:
+        columns["class"] = pa.array([classes[0] for classes in own], pa.string())
+        columns["confidence"] = pa.array(answers.max(1) if len(answers) else [], pa.float32())
+    elif model.task == MULTI_LABEL:
+        columns["labels"] = pa.array(own, pa.list_(pa.string()))
+    columns["values" if model.task == REGRESSION else "probabilities"] = figures
+    table = pa.table(columns).replace_schema_metadata({"class_names": json.dumps(model.class_names)})
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer)
+    content: bytes = buffer.getvalue().to_pybytes()
+    return content

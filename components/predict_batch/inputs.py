@@ -1,0 +1,179 @@
+"""The examples to answer: those of a source, with labels or without, or those that create_tfrecords wrote."""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components import storage
+from components.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
+from components.create_tfrecords.params import WriteParams, split_source
+from components.create_tfrecords.parts import content_of
+from components.create_tfrecords.sources.kinds import find_source, list_unlabelled
+from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.sources.spans import Span, Spans, read_content
+from components.errors import InputError
+from components.images import ImageRule, UnreadableImageError, convert_pixels, decode_pixels, middle, resize_pixels
+from components.interface import AnyInput, CorpusInput, ImageInput, TextInput
+from components.predict_batch.params import PredictParams
+from components.records import RAW, DamagedRecordError, find_records, read_fields
+from components.serving.exported import ExportedModel
+from components.text import Tokenizer
+
+RECORDS = "records"
+
+
+class UnusableError(Exception):
+    """An example that is to be set aside; the message is the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The examples of a source, in an order that does not depend on the file system.
+
+    Attributes:
+        keys: Name of each; of records their places, since the names stand in them.
+        version: Digest that changes with the content.
+        contents: Function that gives the contents of some, int[…]; None where each is a file below `root`.
+        root: Folder that keys are relative to.
+        stored: Input as records hold it; None for every other source.
+    """
+
+    keys: Sequence[str]
+    version: str
+    contents: Callable[[np.ndarray], list[Any] | None]
+    root: str = ""
+    stored: AnyInput | None = None
+
+
+def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
+    """List the examples that a model is to answer.
+
+    Raises:
+        InputError: If the source is unknown, empty or malformed, or holds what the model does not take.
+    """
+    if isinstance(model.input, CorpusInput):
+        raise InputError(
+            "Cannot answer with a language model: predict_batch gives classes, labels or numbers. Received: "
+            f"{model.name!r}. `tpu-pipelines predict` lets it write on."
+        )
+    kind, place = split_source(params.source)
+    if kind == RECORDS:
+        return _list_records(place, model)
+    find_source(params.source)
+    listing = list_unlabelled(WriteParams(params.source, columns=params.columns))
+    if listing.kind != model.input.kind:
+        raise InputError(
+            f"Cannot answer {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received "
+            f"a source of the kind {listing.kind!r}."
+        )
+    return Inputs(listing.keys, listing.stat_digest(), _contents_of(listing), listing.root)
+
+
+def _contents_of(listing: Listing) -> Callable[[np.ndarray], list[Any] | None]:
+    def contents(examples: np.ndarray) -> list[Any] | None:
+        held = content_of(listing, examples)[1]
+        return None if held is None else list(held)
+
+    return contents
+
+
+def _list_records(place: str, model: ExportedModel) -> Inputs:
+    directory = Path(place)
+    manifest = Manifest.load(directory, verify=False)
+    if manifest.input.kind != model.input.kind:
+        raise InputError(
+            f"Cannot answer {place}: expected {model.input.plural}, which {model.name!r} takes, received "
+            f"{manifest.input.plural}."
+        )
+    keys, spans = [], []
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            path = str(directory / shard.name)
+            try:
+                with storage.open_file(path) as file:
+                    records = [Span(path, *span) for span in find_records(file)]
+            except DamagedRecordError as error:
+                raise InputError(f"Cannot read {path}: {error}. Write the records again.") from error
+            keys += [f"{shard.name}[{i}]" for i in range(len(records))]
+            spans += records
+    parts = Spans.collect(spans)
+    return Inputs(keys, manifest.fingerprint, lambda some: [parts[i] for i in some.tolist()], stored=manifest.input)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Turns contents into what a model takes.
+
+    Attributes:
+        model: The model.
+        root: See `Inputs`.
+        stored: See `Inputs`.
+    """
+
+    model: ExportedModel
+    root: str
+    stored: AnyInput | None
+
+    def read(self, key: str, content: Any) -> tuple[str, np.ndarray]:
+        """Return an example's name, and dtype[*shape] as the model takes it.
+
+        Raises:
+            UnusableError: If it is to be set aside.
+        """
+        try:
+            content = read_content(self.root, key, content)
+            if self.stored is not None:
+                fields = read_fields(content)
+                key = fields[KEY_FEATURE][0].decode()
+                return key, self._read_stored(fields)
+            return key, self._read_text(content) if isinstance(self.model.reader, Tokenizer) else self._picture(content)
+        except (InputError, UnreadableImageError, DamagedRecordError) as error:
+            raise UnusableError(str(error)) from error
+
+    def _read_text(self, content: bytes) -> np.ndarray:
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UnusableError(f"not UTF-8: {error.reason} at byte {error.start}") from error
+        if not text.strip():
+            raise UnusableError("no word in it")
+        return self.model.reader.read(text)  # type: ignore[union-attr]
+
+    def _picture(self, content: Any) -> np.ndarray:
+        """Read an image file, or an array's element, as create_tfrecords reads what a model is trained on."""
+        wanted = self.model.input
+        assert isinstance(wanted, ImageInput)
+        height, width, channels = wanted.image_shape
+        if isinstance(content, np.ndarray):
+            return resize_pixels(convert_pixels(content, channels), (height, width))
+        rule = ImageRule(
+            (height, width), channels, upright=wanted.upright, reduced=wanted.reduced, margin=wanted.margin
+        )
+        return decode_pixels(content, rule)
+
+    def _read_stored(self, fields: dict[str, list[Any]]) -> np.ndarray:
+        if isinstance(self.stored, TextInput):  # The model may have another vocabulary: its own counts.
+            return self._read_text(fields[TEXT_FEATURE][0])
+        assert isinstance(self.stored, ImageInput)
+        content, shape = fields[ImageInput.feature][0], self.stored.fed_shape
+        if self.stored.encoding == RAW:
+            pixels = np.frombuffer(content, np.uint8).reshape(shape)
+        else:  # Turned already where it had to be.
+            pixels = decode_pixels(content, ImageRule(shape[:2], shape[2], reduced=self.stored.reduced))
+        return self._picture(np.ascontiguousarray(middle(pixels[None], self.stored.shape)[0]))
+
+
+def digest_of(params: PredictParams, inputs: Inputs, export_dir: Path) -> str:
+    """Return the SHA-256 of all that decides what the files hold: what was begun with another is not gone on with."""
+    digest = hashlib.sha256(repr((params.form, params.use_int8, params.part_examples, inputs.version)).encode())
+    for folder, folders, names in os.walk(export_dir):
+        folders.sort()
+        for name in sorted(names):
+            content = hashlib.sha256(storage.read_bytes(os.path.join(folder, name))).digest()
+            digest.update(os.path.relpath(os.path.join(folder, name), export_dir).encode() + b"\0" + content)
+    return digest.hexdigest()

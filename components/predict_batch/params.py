@@ -1,0 +1,68 @@
+"""What a user may set, and what comes back."""
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+
+from components.errors import InputError, did_you_mean
+
+JSONL, PARQUET = "jsonl", "parquet"
+FORMS = (JSONL, PARQUET)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictParams:
+    """The examples to answer and the files to write; one field per component input.
+
+    Attributes:
+        source: Kind and place of the examples, as create_tfrecords takes them, or `records:DIR` for what it wrote.
+            Labels need not be there: `images:DIR` and `text:DIR` take every file below the folder.
+        columns: Columns of a table that are its `path`, `text` or `id`, as {"path": "filename"}, where they have other
+            names.
+        form: Form of the files: `jsonl`, a line for each example, or `parquet`.
+        use_int8: Answer with the int8 model.
+        part_examples: Examples of one file. What is finished of them is kept when a run is killed, and a process reads
+            and answers one file at a time.
+        num_workers: Processes to use; 0 means one per core.
+    """
+
+    source: str
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    form: str = JSONL
+    use_int8: bool = False
+    part_examples: int = 4096
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise InputError(
+                f"form must be one of {', '.join(FORMS)}. Received: form={self.form!r}.{did_you_mean(self.form, FORMS)}"
+            )
+        if self.form == PARQUET and importlib.util.find_spec("pyarrow") is None:
+            raise InputError(
+                "form='parquet' needs pyarrow, which is not installed. Run: pip install 'tpu-pipelines[parquet]', or "
+                "choose form='jsonl'."
+            )
+        if self.part_examples < 1:
+            raise InputError(f"part_examples must be at least 1. Received: part_examples={self.part_examples}.")
+        if self.num_workers < 0:
+            raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictResult:
+    """The predictions that were written.
+
+    Attributes:
+        num_examples: Examples of the source.
+        num_predicted: Examples that were answered.
+        num_set_aside: Examples that could not be read.
+        num_files: Files of predictions.
+        predicted: Examples by predicted class, or by label of several; of a regression empty.
+    """
+
+    num_examples: int
+    num_predicted: int
+    num_set_aside: int
+    num_files: int
+    predicted: Mapping[str, int]

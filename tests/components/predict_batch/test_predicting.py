@@ -1,0 +1,221 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.artifacts import Manifest, file_crc32c
+from components.errors import InputError
+from components.predict_batch import PredictParams, predict_batch, predicting
+from components.predict_batch.joining import predict_to_file
+from components.records import load_split
+from components.serving.exported import load_model
+from components.serving.inputs import predict_inputs
+from tests.cli import assert_user_error, tpu_pipelines_here
+
+
+def read_lines(folder, pattern="predictions-*.jsonl"):
+    return [json.loads(line) for path in sorted(folder.glob(pattern)) for line in path.read_text().splitlines()]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def export_dir(exported_digits):
+    return Path(exported_digits.path)
+
+
+@pytest.fixture
+def pictures(image_folder):
+    """23 pictures in folders that are no classes, one of them damaged, and a file that is no picture."""
+    root = image_folder(11, ("a", "b"), mode="L")
+    (root / "top.png").write_bytes((root / "a" / "0000.png").read_bytes()[:60])
+    (root / "notes.txt").write_text("no picture")
+    return root
+
+
+def test_every_picture_is_answered_once_as_predict_answers_it_and_a_damaged_one_set_aside(
+    export_dir, pictures, tmp_path
+):
+    params = PredictParams(f"images:{pictures}", part_examples=5, num_workers=1)
+    result = predict_batch(params, export_dir, tmp_path / "out")
+    assert (result.num_examples, result.num_predicted, result.num_set_aside, result.num_files) == (23, 22, 1, 5)
+    lines = read_lines(tmp_path / "out")
+    assert [line["key"] for line in lines] == [f"{name}/{i:04d}.png" for name in "ab" for i in range(11)]
+    places = [str(pictures / line["key"]) for line in lines]
+    for line, expected in zip(lines, predict_inputs(export_dir, places, top=10), strict=True):
+        assert line["class"] == expected.classes[0][0]
+        assert line["probabilities"] == pytest.approx(dict(expected.classes), abs=1e-6)
+        assert line["confidence"] == line["probabilities"][line["class"]]
+    (aside,) = read_lines(tmp_path / "out", "set_aside.jsonl")
+    assert aside["key"] == "top.png"
+    assert "damaged" in aside["reason"]
+    summary = json.loads((tmp_path / "out" / "predictions.json").read_bytes())
+    assert sum(summary["predicted"].values()) == 22
+    for file in summary["files"]:
+        path = tmp_path / "out" / file["name"]
+        assert (path.stat().st_size, file_crc32c(path)) == (file["num_bytes"], file["crc32c"])
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_run_goes_on_where_an_earlier_one_was_ended_and_leaves_the_same_bytes(
+    export_dir, pictures, tmp_path, monkeypatch, capsys
+):
+    params = PredictParams(f"images:{pictures}", part_examples=4, num_workers=1)
+    predict_batch(params, export_dir, tmp_path / "whole")
+    answered = []
+
+    def answer(work, keys, *rest):
+        answered.append(len(keys))
+        if len(answered) == 4:
+            raise KeyboardInterrupt
+        return answer_part(work, keys, *rest)
+
+    answer_part = predicting.answer_part
+    monkeypatch.setattr(predicting, "answer_part", answer)
+    with pytest.raises(KeyboardInterrupt):
+        predict_batch(params, export_dir, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    result = predict_batch(params, export_dir, tmp_path / "out")
+    assert answered == [4, 4, 4, 4, 4, 4, 3], "three files were finished, and not answered again"
+    assert "going on after 12 of 23 examples" in capsys.readouterr().err
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert result.num_predicted == 22
+
+
+def test_what_was_begun_on_other_data_is_begun_anew(export_dir, pictures, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    params = PredictParams(f"images:{pictures}", part_examples=20, num_workers=1)
+    monkeypatch.setattr(predicting, "_finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        predict_batch(params, export_dir, tmp_path / "out")
+    monkeypatch.undo()
+    (pictures / "a" / "0000.png").unlink()
+    assert predict_batch(params, export_dir, tmp_path / "out").num_predicted == 21
+    assert len(read_lines(tmp_path / "out")) == 21
+
+
+def test_two_processes_write_the_same_as_one(export_dir, pictures, tmp_path):
+    for count in (1, 2):
+        params = PredictParams(f"images:{pictures}", part_examples=6, num_workers=count)
+        predict_batch(params, export_dir, tmp_path / str(count))
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+def test_records_are_answered_with_the_names_and_pixels_that_they_hold(export_dir, digits_records, tmp_path):
+    result = predict_batch(PredictParams(f"records:{digits_records}", num_workers=1), export_dir, tmp_path / "out")
+    assert result.num_predicted == 1797
+    answers = {line["key"]: line["probabilities"] for line in read_lines(tmp_path / "out")}
+    examples = load_split(digits_records, Manifest.load(digits_records), "test", with_keys=True)
+    expected = load_model(export_dir).predict(examples.inputs)
+    received = np.array([list(answers[key].values()) for key in examples.keys])
+    np.testing.assert_allclose(received, expected, atol=1e-6)
+
+
+def test_a_damaged_record_is_set_aside_with_its_place(export_dir, digits_records, tmp_path):
+    shutil.copytree(digits_records, tmp_path / "records")
+    shard = tmp_path / "records" / "test-00000-of-00001.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[40] ^= 1
+    shard.write_bytes(content)
+    result = predict_batch(PredictParams(f"records:{tmp_path}/records", num_workers=1), export_dir, tmp_path / "out")
+    assert (result.num_predicted, result.num_set_aside) == (1796, 1)
+    (aside,) = read_lines(tmp_path / "out", "set_aside.jsonl")
+    assert aside == {
+        "key": "test-00000-of-00001.tfrecord[0]",
+        "reason": "damaged record: its checksum does not match",
+    }
+
+
+def test_texts_and_tables_without_labels_are_answered(exported_reviews, tmp_path):
+    (tmp_path / "reviews.csv").write_text("id,review\n7,great lovely film\n8,awful dull film\n9, \n")
+    params = PredictParams(f"csv:{tmp_path}/reviews.csv", num_workers=1)
+    result = predict_batch(params, exported_reviews, tmp_path / "out")
+    assert (result.num_predicted, result.num_set_aside) == (2, 1)
+    assert [line["class"] for line in read_lines(tmp_path / "out")] == ["pos", "neg"]
+    assert read_lines(tmp_path / "out", "set_aside.jsonl")[0]["reason"] == "no word in it"
+
+
+def test_arrays_alone_are_answered(export_dir, digits_records, tmp_path):
+    images = load_split(digits_records, Manifest.load(digits_records), "test").inputs[:9]
+    np.savez(tmp_path / "images.npz", x=images)
+    predict_batch(PredictParams(f"npz:{tmp_path}/images.npz", num_workers=1), export_dir, tmp_path / "out")
+    expected = load_model(export_dir).predict(images)
+    received = np.array([list(line["probabilities"].values()) for line in read_lines(tmp_path / "out")])
+    np.testing.assert_allclose(received, expected, atol=1e-6)
+
+
+def test_a_table_holds_the_same_and_says_the_class_names(export_dir, pictures, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    source = f"images:{pictures}"
+    predict_batch(PredictParams(source, num_workers=1), export_dir, tmp_path / "lines")
+    params = PredictParams(source, form="parquet", part_examples=6, num_workers=1)
+    predict_to_file(params, export_dir, tmp_path / "answers.parquet")
+    table = pq.read_table(tmp_path / "answers.parquet")
+    names = json.loads(table.schema.metadata[b"class_names"])
+    lines = read_lines(tmp_path / "lines")
+    rows = table.to_pylist()
+    assert [(row["key"], row["class"]) for row in rows] == [(line["key"], line["class"]) for line in lines]
+    for row, line in zip(rows, lines, strict=True):
+        assert dict(zip(names, row["probabilities"], strict=True)) == pytest.approx(line["probabilities"], abs=1e-6)
+
+
+def test_one_file_holds_all_lines_and_what_was_set_aside_stands_beside_it(export_dir, pictures, tmp_path):
+    params = PredictParams(f"images:{pictures}", part_examples=6, num_workers=1)
+    _, aside = predict_to_file(params, export_dir, tmp_path / "answers.jsonl")
+    assert aside == tmp_path / "answers.set_aside.jsonl"
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 22
+    (pictures / "top.png").unlink()
+    result, aside = predict_to_file(params, export_dir, tmp_path / "answers.jsonl")
+    assert (result.num_predicted, aside) == (22, None)
+    assert sorted(path.name for path in tmp_path.glob("*answers*")) == ["answers.jsonl"]
+    assert not list(tmp_path.glob(".answers*"))
+
+
+def test_the_command_writes_a_file_and_says_what_was_set_aside(export_dir, pictures, tmp_path):
+    file = tmp_path / "answers.jsonl"
+    said = tpu_pipelines_here("predict", str(export_dir), str(pictures), "--output", str(file)).stdout
+    assert said == f"22 answers in {file}; 1 set aside, see {tmp_path}/answers.set_aside.jsonl\n"
+    assert len(file.read_text().splitlines()) == 22
+    for words, message in (((str(pictures), "b"), "Received: 2"), ((str(pictures),), "ends in .jsonl or .parquet")):
+        done = tpu_pipelines_here("predict", str(export_dir), *words, "--output", str(tmp_path / "answers.txt"))
+        assert_user_error(done, message)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("text:{tmp_path}/texts", "expected images, which 'digits_cnn' takes, received a source of the kind 'text'"),
+        ("images:{tmp_path}/texts", "Found no images in"),
+        ("images:{tmp_path}/none", "Cannot list"),
+        ("photos:{tmp_path}", "Unknown source"),
+        ("records:{tmp_path}", "dataset.json"),
+        ("images:{tmp_path}/damaged", "None of the 1 examples"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_refused(export_dir, tmp_path, source, message):
+    for name, content in (("texts/a.txt", "a word"), ("damaged/a.png", "no picture")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        predict_batch(PredictParams(source.format(tmp_path=tmp_path), num_workers=1), export_dir, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_other_files_is_not_written_into(export_dir, pictures, tmp_path):
+    with pytest.raises(InputError, match="Refused to write into"):
+        predict_batch(PredictParams(f"images:{pictures}"), export_dir, pictures)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"form": "json"}, "form='json'"), ({"part_examples": 0}, "=0"), ({"num_workers": -1}, "num_workers=-1")],
+)
+def test_parameters_out_of_range_are_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        PredictParams("images:photos", **fields)
