@@ -12,7 +12,7 @@ from components import page, progress, storage
 from components.artifacts import PREFLIGHT_FILE
 from components.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
 from components.device import choose_precision
-from components.feeding import DEVICE, draw_order, is_resident
+from components.feeding import DEVICE, draw_order, is_held_in_memory, is_resident
 from components.interface import ImageInput, Interface
 from components.machine_spec import PaidMachine, Slice
 from components.preflight_training import sandbox
@@ -193,8 +193,9 @@ class _Compiler:
         self, params: PreflightParams, interface: Interface, num_examples: int, num_validation: int, cache_dir: Path
     ) -> None:
         self._params, self._cache_dir = params, cache_dir
-        # Where the training split lies in the devices' memory, the validation split lies there too.
-        self._beside_bytes = num_validation * input_bytes(interface.input)
+        # Where the training split lies in the devices' memory, the validation split lies there too, if it is held.
+        beside = num_validation * input_bytes(interface.input)
+        self._beside_bytes = beside if is_held_in_memory(beside, params.training.in_memory_mib) else 0
         training = params.training.program
         backend = "jax" if training.backend == "auto" else training.backend
         precision = choose_precision("tpu", backend, ()) if training.precision == "auto" else training.precision

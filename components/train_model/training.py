@@ -37,7 +37,6 @@ from components.model_loading.lookup import build_model
 from components.model_loading.trained import check_rebuilds, predict, save_architecture
 from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
-from components.train_model.answering import SharedInputs
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.goodput import Sessions
 from components.train_model.loop import DeviceLoop, HandedOverFeed, Loop, ResidentFeed
@@ -46,6 +45,7 @@ from components.train_model.parts import Array, PartsWriter
 from components.train_model.profiling import PROFILES, StepProfile, profiler
 from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, Stopwatch
 from components.train_model.surroundings import leave_report
+from components.train_model.validation import SharedModel, Validation
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
 from components.training_step.program import Program, fits, plan_program
 from components.training_step.sharding import FULLY_SHARDED, fully_shard
@@ -56,7 +56,6 @@ _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"
 _PROGRAMS_DIR = "programs"  # What JAX has compiled: a restart does not compile again.
 _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.proto, base_output_directory.
-_CHUNK_BYTES = 256 << 20  # Answers of the validation split held in memory at a time.
 # What may change between two sessions of one training; of these the number of replicas alone changes its result.
 _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")
 
@@ -215,21 +214,16 @@ class _Session:
         )
         distribution = device.distribution if device.backend == "jax" else None
         self._mesh = None if distribution is None else distribution.device_mesh.backend_mesh
-        self._loop = self._make_loop()
-        self._validation: records.Examples | None = None
-        self._shared_validation: SharedInputs | None = None
+        self._validation: Validation | None = None
         if VALIDATION in manifest.splits:
-            self._validation = records.load_split(records_dir, manifest, VALIDATION, share=self._share)
-            if self._is_resident or self._share.count > 1:
-                self._shared_validation = SharedInputs(
-                    self.model,
-                    self._validation.inputs,
-                    self.batch_size,
-                    self._mesh,
-                    self._share,
-                    manifest.split(VALIDATION).num_examples,
-                    self._is_resident,
-                )
+            self._validation = Validation(records_dir, manifest, self.batch_size, params.in_memory_mib, self._share)
+        self._loop = self._make_loop()
+        self._shared_model: SharedModel | None = None
+        if self._validation is not None and (self._is_resident or self._share.count > 1):
+            shape, _ = manifest.interface.batch_shapes(self.batch_size, with_margin=False)[0]
+            self._shared_model = SharedModel(self.model, shape, self._mesh, self._share)
+            if self._is_resident and self._validation.held is not None:
+                self._shared_model.hold(self._validation.held.inputs, self._validation.most)
         # The figure whose lowest value is the best epoch's, and which early stopping follows.
         self._judged_by = "loss" if self._validation is None else "validation_loss"
         self.progress = TrainingProgress(identity=self._identity(), batch_size=self.batch_size)
@@ -247,7 +241,7 @@ class _Session:
         mesh, program = self._mesh, self._plan(self._is_resident)
         if self._is_resident:
             assert program is not None
-            beside = records.decoded_bytes(manifest, VALIDATION) if VALIDATION in manifest.splits else 0
+            beside = self._validation.held_bytes if self._validation is not None else 0
             if self.device.accelerator == "cpu" or self.company.agree(fits(program, mesh, beside)):
                 examples = records.load_split(self._records_dir, manifest, TRAIN, with_margin=True, share=self._share)
                 feed = ResidentFeed(program, examples, params.seed, mesh, self._share)
@@ -306,8 +300,8 @@ class _Session:
         if (stage := stage_of(self._stages, epoch)) is not self._stage:
             self._compile(stage)
             self._loop.take_up_model()
-            if self._shared_validation is not None:
-                self._shared_validation.take_up_model()
+            if self._shared_model is not None:
+                self._shared_model.take_up_model()
 
     def _say_stage(self) -> None:
         stage, settings = self._stage, self._stage.settings
@@ -594,7 +588,7 @@ class _Session:
             if self.params.ema_decay:
                 self._assign(weights)
             with self.stopwatch.measure(COMPUTE):
-                entry |= self._validate(self._validation, self.manifest.split(VALIDATION).num_examples)
+                entry |= self._validate(self._validation)
             if self.params.ema_decay:
                 self._assign(arrays)
         judged = entry[self._judged_by]
@@ -643,22 +637,18 @@ class _Session:
         with self.device.scope():
             checkpoints.restore(self._weights(), {name: arrays[name] for name in self._judged})
 
-    def _validate(self, examples: records.Examples, num_examples: int) -> dict[str, float]:
+    def _validate(self, validation: Validation) -> dict[str, float]:
         """Return loss and metric of the validation split, of which every host judges its share."""
         interface, losses, scores = self.manifest.interface, [], []
-        # A language model answers every character with a probability of each: gigabytes for a long text.
-        own_batch = self.batch_size // self._share.count
-        chunk = -(-_CHUNK_BYTES // (4 * math.prod(interface.output_shape) * own_batch)) * own_batch
-        for start in range(0, -(-num_examples // self._share.count), chunk):  # As often on every host.
-            part = slice(start, start + chunk)
-            if self._shared_validation is not None:
-                outputs = self._shared_validation.answers(start, chunk)
+        for places, examples in validation.parts():
+            if self._shared_model is not None:
+                outputs = self._shared_model.answers(places, examples.inputs)
             else:
                 outputs = predict(
-                    self.model, examples.inputs[part], self.params.batch_size_per_replica, self.device.num_replicas
+                    self.model, examples.inputs, self.params.batch_size_per_replica, self.device.num_replicas
                 )
-            losses.append(interface.task.losses(examples.labels[part], outputs))
-            scores.append(interface.task.scores(examples.labels[part], outputs))
+            losses.append(interface.task.losses(examples.labels, outputs))
+            scores.append(interface.task.scores(examples.labels, outputs))
         return {
             "validation_loss": float(self.company.gather(np.concatenate(losses)).mean()),
             f"validation_{interface.task.metric}": float(self.company.gather(np.concatenate(scores)).mean()),

@@ -28,7 +28,8 @@ def _command(arguments: argparse.Namespace, records: Path, output: Path) -> list
     words = [sys.executable, "-m", "components.train_model", "--records", str(records), "--output", str(output)]
     words += ["--model", arguments.model, "--epochs", str(arguments.epochs), "--backend", "jax", "--accelerator", "cpu"]
     words += ["--batch-size-per-replica", str(arguments.batch // arguments.hosts), "--precision", "float32"]
-    return [*words, "--checkpoint-seconds", "1", "--learning-rate", "0.001", "--residency", arguments.residency]
+    words += ["--residency", arguments.residency, "--sharding", arguments.sharding]
+    return [*words, "--checkpoint-seconds", "1", "--learning-rate", "0.001"]
 
 
 def _run(arguments: argparse.Namespace, command: list[str], logs: Path) -> tuple[float, float]:
@@ -76,6 +77,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=64, help="Examples of a step, of all hosts together.")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--residency", default="auto")
+    parser.add_argument("--sharding", default="replicated")
     parser.add_argument("--every", type=float, default=0.0, help="Seconds between a start and its kill; any if 0.")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kills-") as name:

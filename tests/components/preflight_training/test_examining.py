@@ -115,12 +115,15 @@ def test_data_that_do_not_fit_beside_the_model_are_handed_over(cache_dir):
 
 
 def test_the_validation_split_lies_on_the_device_too(cache_dir, monkeypatch):
-    """As in training: 16 GB a device hold the digits, but not 400 million to validate on."""
+    """As in training: 16 GB a device hold the digits, but not 400 million to validate on, if the host holds these."""
 
-    def examined(num_validation, residency="auto"):
-        return _examine(cache_dir, dataclasses.replace(_DATA, num_validation=num_validation), residency=residency)
+    def examined(num_validation, residency="auto", in_memory_mib=1 << 20):
+        data = dataclasses.replace(_DATA, num_validation=num_validation)
+        return _examine(cache_dir, data, residency=residency, in_memory_mib=in_memory_mib)
 
     without, some, many = map(examined, (0, 1000, 400_000_000))
+    read_again = examined(400_000_000, in_memory_mib=1000)
+    assert (read_again.is_resident, read_again.peak_bytes) == (True, without.peak_bytes)
     assert (some.is_resident, some.peak_bytes) == (True, without.peak_bytes + 64_000)
     assert some.largest_batch.size <= without.largest_batch.size
     assert (many.verdict, many.is_resident) == ("fits", False)

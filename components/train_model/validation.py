@@ -1,0 +1,138 @@
+"""The validation split, a part at a time, and the answers of a model that devices and hosts share."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components import records
+from components.artifacts import LABEL_FEATURE, VALIDATION, Manifest
+from components.feeding import is_held_in_memory
+from components.records import Examples
+from components.share import WHOLE, Share
+from components.train_model.loop import put_part
+from components.training_step.sharding import shared
+
+_PART_BYTES = 256 << 20  # Inputs, or answers, that are in memory at a time where the split is not held.
+
+
+class Validation:
+    """A host's share of the validation split: held in RAM where it is small enough, else read again every epoch.
+
+    Args:
+        directory: Folder of the records.
+        manifest: Their manifest, which has the split.
+        batch_size: Examples of a step, of all hosts together.
+        in_memory_mib: Decoded size up to which it is held, in MiB.
+        share: Share of the examples and of each batch.
+
+    Attributes:
+        most: Examples of the host that has most.
+        held: The share; None where it is not held.
+    """
+
+    def __init__(
+        self, directory: Path, manifest: Manifest, batch_size: int, in_memory_mib: int, share: Share = WHOLE
+    ) -> None:
+        self._directory, self._manifest, self._share = directory, manifest, share
+        self.most = -(-manifest.split(VALIDATION).num_examples // share.count)
+        self.held: Examples | None = None
+        if is_held_in_memory(records.decoded_bytes(manifest, VALIDATION) // share.count, in_memory_mib):
+            self.held = records.load_split(directory, manifest, VALIDATION, share=share)
+        # A language model answers every character with a probability of each: gigabytes for a long text.
+        each = max(4 * math.prod(manifest.interface.output_shape), records.input_bytes(manifest.input))
+        own_batch = batch_size // share.count
+        self._part = -(-_PART_BYTES // (each * own_batch)) * own_batch
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of what all hosts hold, in bytes."""
+        return records.decoded_bytes(self._manifest, VALIDATION) if self.held is not None else 0
+
+    def parts(self) -> Iterator[tuple[range, Examples]]:
+        """Yield places, of which every host has as many, and the share's examples at these, of which it may have fewer.
+
+        Places begin with a batch.
+        """
+        read = self._read()
+        for start in range(0, self.most, self._part):
+            yield range(start, min(start + self._part, self.most)), next(read)
+
+    def _read(self) -> Iterator[Examples]:
+        if self.held is not None:
+            for start in range(0, len(self.held.labels), self._part):
+                part = slice(start, start + self._part)
+                yield Examples(self.held.inputs[part], self.held.labels[part])
+        else:
+            batches = records.read_batches(
+                self._directory, self._manifest, VALIDATION, batch_size=self._part, share=self._share
+            )
+            for fields in batches.as_numpy_iterator():
+                yield Examples(fields[self._manifest.input.feature], fields[LABEL_FEATURE])
+        (inputs, labels, _) = (np.empty(*shape) for shape in self._manifest.interface.batch_shapes(0))
+        yield Examples(inputs, labels)  # Where another host has one example more.
+
+
+class SharedModel:
+    """A model on the JAX backend whose devices share every batch, in batches of one size.
+
+    Args:
+        model: A keras.Model.
+        batch_shape: Shape of the inputs of a step, of all hosts together.
+        mesh: Devices that share a batch; None is one.
+        share: This host's share of them.
+    """
+
+    def __init__(self, model: Any, batch_shape: Sequence[int], mesh: Any, share: Share = WHOLE) -> None:
+        self._model, self._batch_shape, self._mesh = model, tuple(batch_shape), mesh
+        self._own_batch = batch_shape[0] // share.count
+        self._held: Any = None
+        self.take_up_model()
+
+    def hold(self, inputs: np.ndarray, most: int) -> None:
+        """Put this host's inputs into the devices' memory for good, in as many batches as the most of a host make."""
+        self._held = put_part(self._cut(inputs, -(-most // self._own_batch)), self._mesh, 1)
+
+    def _cut(self, inputs: np.ndarray, count: int) -> np.ndarray:
+        """Return dtype[count, own_batch, size]: batches, filled up with what is cut off the answers."""
+        # Flat, as training's.
+        filled = np.resize(inputs, (count * self._own_batch, *self._batch_shape[1:]))
+        return filled.reshape(count, self._own_batch, -1)
+
+    def take_up_model(self) -> None:
+        """Go on with the model as it is compiled now."""
+        import jax
+        from jax import lax
+
+        def answer(state: Any, inputs: Any, number: Any) -> Any:
+            chosen = lax.dynamic_index_in_dim(inputs, number, keepdims=False).reshape(self._batch_shape)
+            return self._model.predict_step(state, (chosen,))[0]
+
+        sharing = None if jax.process_count() == 1 else shared(self._mesh, 0)
+        self._answer = jax.jit(answer, out_shardings=sharing)
+
+    def answers(self, places: range, inputs: np.ndarray) -> np.ndarray:
+        """Return float32[examples, …], the answers to this host's inputs at some places, which begin with a batch."""
+        state = tuple(
+            [variable.value for variable in kind]
+            for kind in (self._model.trainable_variables, self._model.non_trainable_variables)
+        )
+        first, count = places.start // self._own_batch, -(-len(places) // self._own_batch)
+        if self._held is not None:
+            outputs = [self._answer(state, self._held, np.int32(first + number)) for number in range(count)]
+        else:
+            batches = self._cut(inputs, count)[:, None]
+            outputs = [self._answer(state, put_part(batch, self._mesh, 1), np.int32(0)) for batch in batches]
+        return np.concatenate(_own_parts(outputs))[: len(inputs)].astype(np.float32)
+
+
+def _own_parts(arrays: Sequence[Any]) -> Sequence[np.ndarray]:
+    """Return of arrays that devices share along their first axis what this host has."""
+    import jax
+
+    if jax.process_count() == 1:
+        return jax.device_get(arrays)
+    in_rows = [sorted(array.addressable_shards, key=lambda part: part.index[0].start) for array in arrays]
+    return [np.concatenate([part.data for part in parts]) for parts in in_rows]
