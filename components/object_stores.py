@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from components.errors import InputError
 from components.outages import PlatformError
 
 _TRANSFER_THREADS = 16
+_LISTED_LEVELS = 2  # Of folders, as SPLIT/CLASS, that are opened one by one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,32 @@ def split(uri: str) -> tuple[str, str]:
     return bucket, name
 
 
+Level = tuple[list[StoredObject], list[str]]
+
+
+def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Iterator[StoredObject]:
+    """Yield all objects below a prefix, folders at the same time: a service lists some thousands of a folder a second.
+
+    Args:
+        list_below: Function that lists the objects of one level, and the prefixes of the folders in it; or all objects.
+        prefix: Prefix that the names begin with. One that names no folder is listed as it is.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
+
+    is_folder = not prefix or prefix.endswith("/")
+    with ThreadPoolExecutor(_TRANSFER_THREADS) as pool:
+        folders = [prefix]
+        for depth in range(_LISTED_LEVELS + 1):
+            # Levels are opened until there are folders enough for all threads: each costs a request.
+            is_level = is_folder and depth < _LISTED_LEVELS and len(folders) < _TRANSFER_THREADS
+            levels = list(pool.map(list_below, folders, itertools.repeat(is_level)))
+            for objects, _ in levels:
+                yield from (stored for stored in objects if not stored.name.endswith("/"))
+            folders = [folder for _, prefixes in levels for folder in prefixes]
+            if not is_level or not folders:
+                return
+
+
 class GoogleStorage:
     """Cloud Storage, signed in as the environment says."""
 
@@ -127,9 +155,14 @@ class GoogleStorage:
         """Yield all objects whose place begins with `uri`, but those that only stand for folders."""
         name, prefix = split(uri)
         bucket = self.bucket(name)
-        for blob in bucket.client.list_blobs(bucket, prefix=prefix):
-            if not blob.name.endswith("/"):
-                yield StoredObject(blob.name, blob.size or 0, blob.crc32c or str(blob.generation))
+
+        def list_below(prefix: str, is_level: bool) -> Level:
+            delimiter = "/" if is_level else None
+            blobs = bucket.client.list_blobs(bucket, prefix=prefix, delimiter=delimiter)
+            objects = [StoredObject(blob.name, blob.size or 0, blob.crc32c or str(blob.generation)) for blob in blobs]
+            return objects, sorted(blobs.prefixes)
+
+        return list_by_prefix(list_below, prefix)
 
     def read(self, uri: str) -> bytes:
         """Return the content of an object."""
@@ -234,12 +267,20 @@ class S3:
     def objects(self, uri: str) -> Iterator[StoredObject]:
         """Yield all objects whose place begins with `uri`, but those that only stand for folders."""
         bucket, prefix = split(uri)
-        pages = s3_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        for page in pages:
-            for entry in page.get("Contents", ()):
-                if not entry["Key"].endswith("/"):
-                    # The ETag is the content's MD5, or for what came in parts a digest that follows from it.
-                    yield StoredObject(entry["Key"], entry["Size"], entry["ETag"].strip('"'))
+        pages = s3_client().get_paginator("list_objects_v2")
+
+        def list_below(prefix: str, is_level: bool) -> Level:
+            objects, prefixes = [], []
+            for page in pages.paginate(Bucket=bucket, Prefix=prefix, **({"Delimiter": "/"} if is_level else {})):
+                # The ETag is the content's MD5, or for what came in parts a digest that follows from it.
+                objects += [
+                    StoredObject(entry["Key"], entry["Size"], entry["ETag"].strip('"'))
+                    for entry in page.get("Contents", ())
+                ]
+                prefixes += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+            return objects, prefixes
+
+        return list_by_prefix(list_below, prefix)
 
     def read(self, uri: str) -> bytes:
         """Return the content of an object."""

@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from components.errors import InputError
 from components.object_stores import ObjectStore, split, store_of
@@ -184,7 +184,7 @@ def read_range(uri: str, offset: int, length: int) -> bytes:
         return file.read(length)
 
 
-def open_file(uri: str) -> BinaryIO:
+def open_file(uri: str) -> io.BufferedReader:
     """Open a file for reading from any place of it; one in a bucket is fetched part by part.
 
     Raises:

@@ -21,8 +21,18 @@ from components.interface import CLASSIFICATION, CORPUS, IMAGE, LANGUAGE_MODEL, 
 from components.text import split_words
 
 # What data may be, as `--from` names it, and the source that reads it.
-KINDS = {"images": "images", "csv": "csv", "texts": "text", "arrays": "npz", "corpus": "corpus"}
-_BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".npz": "npz", ".txt": "corpus"}
+KINDS = {
+    "images": "images",
+    "csv": "csv",
+    "texts": "text",
+    "arrays": "npz",
+    "corpus": "corpus",
+    "archives": "webdataset",
+    "parquet": "parquet",
+    "tfrecords": "tfrecords",
+}
+_OF_MANY = {".tar": "webdataset", ".parquet": "parquet", ".tfrecord": "tfrecords", ".tfrecords": "tfrecords"}
+_BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".npz": "npz", ".txt": "corpus", **_OF_MANY}
 _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
 _LOOK_SECONDS = 10.0
@@ -121,10 +131,14 @@ def source_of(place: str, kind: str = "") -> str:
         return f"images:{place}"
     if any("-ubyte" in name for name in names):
         return f"idx:{place}"
+    for suffix, source in _OF_MANY.items():
+        if any(name.lower().endswith(suffix) for name in names):
+            return f"{source}:{place}"
     if any(name.lower().endswith(".txt") for name in names):
         return f"text:{place}"
     raise InputError(
-        f"Cannot tell what {place!r} holds: expected a folder of images or texts, a .csv, .npz or .txt file. Say it "
+        f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
+        "or a .csv, .npz or .txt file. Say it "
         f"with --from {'|'.join(KINDS)}."
     )
 
@@ -250,10 +264,7 @@ def _some_contents(plan: DatasetPlan) -> Iterator[tuple[str, bytes | str]]:
     examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
     for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
         key = listing.keys[index]
-        if listing.texts is not None:
-            yield key, listing.texts[index]
-            continue
         try:
-            yield key, storage.read_bytes(storage.join(listing.root, key))
+            yield key, listing.read(index)
         except InputError as error:
             yield key, str(error)

@@ -42,7 +42,7 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
         params: Parameters by which it is written.
     """
     count = max(len(listing.keys), 1)
-    files = sum(file.num_bytes for file in listing.files.values())
+    files = listing.num_bytes
     decoded: float
     stored: float
     if listing.kind != IMAGE:

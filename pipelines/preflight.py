@@ -112,5 +112,5 @@ def describe_data(
 
 def _alone(params: WriteParams, plan: DatasetPlan, count: int) -> WriteParams:
     """Return the parameters with one worker where a sample is small: several take longer to start than it to write."""
-    each = sum(file.num_bytes for file in plan.listing.files.values()) // len(plan.listing.keys)
+    each = plan.listing.num_bytes // len(plan.listing.keys)
     return dataclasses.replace(params, num_workers=1) if count * each < _SMALL_BYTES else params

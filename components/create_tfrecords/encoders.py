@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from components import storage
 from components.artifacts import TEXT_FEATURE
 from components.create_tfrecords.copies import thin_out
 from components.create_tfrecords.params import WriteParams
@@ -201,8 +200,8 @@ def choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[b
         tokenization=WORDS,
         truncate=params.truncate,
     )
-    sizes = [len(text) for text in listing.texts or ()] or [file.num_bytes for file in listing.files.values()]
-    payload = sum(sizes) // len(sizes) + params.num_tokens * np.dtype(tokens.stored_dtype).itemsize
+    num_bytes = sum(map(len, listing.texts)) if listing.texts else listing.num_bytes
+    payload = num_bytes // len(listing.keys) + params.num_tokens * np.dtype(tokens.stored_dtype).itemsize
     return TextEncoder(listing.root, tokens, vocabulary), payload + _RECORD_OVERHEAD_BYTES
 
 
@@ -230,7 +229,7 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
             f"encoding={encoding!r} needs image files. Received arrays: {params.source!r}. Use 'raw' or 'auto'."
         )
     if encoding == ENCODED:
-        payload = sum(file.num_bytes for file in listing.files.values()) // len(listing.files)
+        payload = listing.num_bytes // len(listing.keys)
     else:
         payload = raw_bytes if encoding == RAW else math.ceil(raw_bytes * _JPEG_SHARE)
     if any(margin) and encoding != RESIZED:
@@ -253,21 +252,19 @@ def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
     """Choose between files as they came and files that are brought to the size once, by the sizes of some."""
     if image.image_size is None:
         return ENCODED
-    keys, areas = plan.listing.keys, []
-    for place in np.linspace(0, len(keys) - 1, min(_SURVEYED, len(keys))).astype(int).tolist():
+    count, areas = len(plan.listing.keys), []
+    for place in np.linspace(0, count - 1, min(_SURVEYED, count)).astype(int).tolist():
         with contextlib.suppress(UnreadableImageError, InputError):
-            file = open_image(storage.read_bytes(storage.join(plan.listing.root, keys[place])), image)
+            file = open_image(plan.listing.read(place), image)
             areas.append(file.num_pixels)
     return RESIZED if areas and np.median(areas) > _RESIZE_FROM**2 * math.prod(image.image_size) else ENCODED
 
 
 def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
     reason = ""
-    for key in plan.listing.keys:
+    for place, key in enumerate(plan.listing.keys):
         try:
-            height, width, channels = decode_pixels(
-                storage.read_bytes(storage.join(plan.listing.root, key)), image
-            ).shape
+            height, width, channels = decode_pixels(plan.listing.read(place), image).shape
             return height, width, channels
         except (UnreadableImageError, InputError) as error:
             reason = reason or f"{key!r}: {error}"

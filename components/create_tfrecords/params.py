@@ -7,7 +7,7 @@ from components.errors import InputError, did_you_mean
 from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 from components.text import END, START
 
-_COLUMNS = ("path", "text", "label", "split", "id")
+_COLUMNS = ("path", "image", "text", "label", "split", "id")
 ENCODINGS = ("auto", "raw", "resized", "encoded")
 SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
@@ -31,8 +31,8 @@ class WriteParams:
         source: Kind and place of the data, as `images:DIR`, `csv:FILE` or `sklearn:digits`; README.md lists all kinds.
             Paths may be gs:// or s3://.
         task: Task of the model: `classification` (one class of several), `multi_label` (any number of several) or
-            `regression` (one number or several). The last two need a csv: or npz: source. A corpus: has a task of its
-            own, `language_model`.
+            `regression` (one number or several). The last two need a csv:, npz:, parquet: or tfrecords: source. A
+            corpus: has a task of its own, `language_model`.
         target_columns: CSV columns with the numbers of a regression; empty means `label`. For an npz: source, the
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the training examples to hold out, where the source has no validation split.
@@ -42,8 +42,9 @@ class WriteParams:
             class per example; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
             nearest share.
-        columns: Columns of a CSV file that are its `path`, `text`, `label`, `split` or `id`, as {"path": "filename"},
-            where they have other names; review, sentiment and the like are recognised.
+        columns: Columns of a CSV or Parquet file, or features of TFRecords, that are the `path` (of a CSV file),
+            `image`, `text`, `label`, `split` or `id`, as {"path": "filename"}, where they have other names; review,
+            sentiment and the like are recognised.
         join_copies: Keep copies of an example, also near ones, in one split, where the source has none of its own.
         seed: Salt of the split and of the order in which examples are stored.
         image_size: (height, width) to resize to, or one number for both; empty means that all images must have one size

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from components import storage
 from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
 from components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from components.create_tfrecords.encoders import Encoder, OddShapeError, UnusableError
 from components.create_tfrecords.sharding import plan_shards
 from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.sources.spans import read_content
 from components.errors import InputError
 from components.records import encode_example, frame_record
 
@@ -53,8 +53,10 @@ class Part:
 
 
 def content_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
-    """Return the keys of examples, and their content where the listing has it; else it is read from their files."""
+    """Return the keys of examples, and their content where the listing has it; see `read_content`."""
     keys = [listing.keys[i] for i in indices]
+    if listing.spans is not None:
+        return keys, [listing.spans[i] for i in indices.tolist()]
     if listing.texts is not None:
         return keys, [listing.texts[i] for i in indices]
     return keys, None if listing.images is None else listing.images[indices]
@@ -103,7 +105,7 @@ def write_part(
     part = Part(path)
     for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
         try:
-            content = storage.read_bytes(f"{encoder.root}/{key}") if contents is None else contents[position]
+            content = read_content(encoder.root, key, None if contents is None else contents[position])
             stored = encoder.store(content, hashes[position] if hashes else None)
         except (UnusableError, InputError) as error:
             part.bad.append(Quarantined(key, str(error)))

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components import progress, storage
+from components import progress
 from components.artifacts import TRAIN
 from components.create_tfrecords.copies import Copies, same_words
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.parts import TASK_EXAMPLES, content_of
 from components.create_tfrecords.planning import DatasetPlan
 from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.sources.spans import Span, read_content
 from components.create_tfrecords.telling import STEP
 from components.errors import InputError
 from components.identities import identify
@@ -72,7 +73,7 @@ def _read_texts(
 
 
 def _read_words(
-    root: str, keys: Sequence[str], texts: Sequence[bytes] | None, are_counted: Sequence[bool]
+    root: str, keys: Sequence[str], texts: Sequence[bytes | Span] | None, are_counted: Sequence[bool]
 ) -> tuple[bytes, Counter[bytes]]:
     """Return eight bytes of each text's words, and how often each word occurs in those to count.
 
@@ -82,7 +83,7 @@ def _read_words(
     hashes, counts = bytearray(), Counter[bytes]()
     for position, (key, is_counted) in enumerate(zip(keys, are_counted, strict=True)):
         try:
-            text = storage.read_bytes(f"{root}/{key}") if texts is None else texts[position]
+            text = read_content(root, key, None if texts is None else texts[position])
         except InputError:
             hashes += identify(key.encode())
             continue

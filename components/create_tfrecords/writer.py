@@ -107,7 +107,7 @@ def _write_all(
     from joblib import Parallel, delayed
 
     listing = plan.listing
-    input_bytes = sum(file.num_bytes for file in listing.files.values()) // len(listing.keys)
+    input_bytes = listing.num_bytes // len(listing.keys)
     total = sum(plan.split_examples.values())
     most = count_per_task(max(bytes_each, input_bytes))
     num_workers, task_examples = share_out(total, most, params.num_workers or os.cpu_count() or 1)

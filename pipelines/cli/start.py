@@ -20,7 +20,8 @@ from pipelines.cli.options import (
     user_path,
 )
 
-_KINDS = ("images", "csv", "texts", "arrays", "corpus")  # As in pipelines.data_overview, which --help does without.
+# As in pipelines.data_overview, which --help does without.
+_KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
 _MODEL = "model"
 
 
@@ -37,7 +38,8 @@ def _add_init(commands: Any) -> None:
         nargs="?",
         default="",
         metavar="DIR",
-        help="a folder of images or texts, a .csv, .npz or .txt file; gs:// too. With --from model: its file",
+        help="a folder of images, texts, .tar, .parquet or .tfrecord files, or a .csv, .npz or .txt file; gs:// too. "
+        "With --from model: its file",
     )
     init.add_argument(
         "--from", choices=(*_KINDS, _MODEL), default="", dest="kind", help="what DIR is (default: what it looks like)"

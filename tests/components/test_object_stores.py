@@ -193,3 +193,23 @@ def test_a_part_of_a_file_is_read_and_a_file_from_any_place(folder):
         assert (file.seek(5), file.read(2), file.tell()) == (5, bytes([5, 6]), 7)
     with pytest.raises(InputError, match="no such file"):
         storage.open_file(f"{folder}/none")
+
+
+def test_folders_are_listed_at_the_same_time_and_every_object_once():
+    names = ["top", "a/", "a/b/1", "a/b/c/2", "a/3", "d/4", "e/f/g/5"]
+    asked = []
+
+    def list_below(prefix, is_level):
+        asked.append((prefix, is_level))
+        rest = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        here = [name for name in rest if not is_level or "/" not in name[:-1]]
+        folders = {name.partition("/")[0] + "/" for name in rest if is_level and "/" in name[:-1]}
+        objects = [object_stores.StoredObject(prefix + name, 0, "") for name in here if name]
+        return objects, sorted(prefix + folder for folder in folders)
+
+    def listed(prefix):
+        return sorted(stored.name for stored in object_stores.list_by_prefix(list_below, prefix))
+
+    assert listed("") == sorted(set(names) - {"a/"})
+    assert asked == [("", True), *((f"{name}/", True) for name in "ade"), ("a/b/", False), ("e/f/", False)]
+    assert listed("a/b") == ["a/b/1", "a/b/c/2"], "a prefix that is no folder is not looked into"

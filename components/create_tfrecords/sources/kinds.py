@@ -14,7 +14,10 @@ from components.create_tfrecords.sources import (
     idx,
     keras_datasets,
     npz,
+    parquet,
     sklearn_digits,
+    tfrecord_files,
+    webdataset,
 )
 from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.targets import shown
@@ -28,6 +31,9 @@ _ALL = (
     corpus.SOURCE,
     npz.SOURCE,
     idx.SOURCE,
+    webdataset.SOURCE,
+    parquet.SOURCE,
+    tfrecord_files.SOURCE,
     sklearn_digits.SOURCE,
     keras_datasets.SOURCE,
 )
@@ -133,7 +139,8 @@ def _check_taken(source: Source, params: WriteParams) -> None:
     """Refuse what only other kinds of source take."""
 
     def needed(name: str) -> str:
-        kinds = " or ".join(f"{kind}:" for kind, other in SOURCES.items() if name in other.takes)
+        *others, last = (f"{kind}:" for kind, other in SOURCES.items() if name in other.takes)
+        kinds = f"{', '.join(others)} or {last}" if others else last
         return f"{name}={getattr(params, name)!r} needs a {kinds} source. Received: {params.source!r}"
 
     for name in ("group_column", "context_tokens"):

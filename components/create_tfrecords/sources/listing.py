@@ -12,6 +12,7 @@ from components import storage
 from components.artifacts import TEST, TRAIN, VALIDATION
 from components.create_tfrecords.corpus import Corpus
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.spans import Contents
 from components.errors import InputError
 from components.interface import IMAGE
 
@@ -32,6 +33,7 @@ class Listing:
         groups: One group name per example; None where none was asked for.
         root: Folder that file keys are relative to; empty for arrays.
         files: Size in bytes and version of every file, by key; empty for arrays.
+        spans: Parts of larger files that are the examples' content, for sources that have such, else None.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
         texts: In UTF-8, for sources that hold them in one file, else None.
         kind: Kind of example: `image`, `text` or `corpus`.
@@ -51,6 +53,7 @@ class Listing:
     groups: tuple[str, ...] | None = None
     root: str = ""
     files: dict[str, storage.StoredFile] = dataclasses.field(default_factory=dict)
+    spans: Contents | None = None
     images: np.ndarray | None = None
     texts: tuple[bytes, ...] | None = None
     kind: str = IMAGE
@@ -59,6 +62,24 @@ class Listing:
     notes: tuple[str, ...] = ()
     identities: tuple[str, ...] | None = None
     hashes: tuple[bytes, ...] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all content that is read from files, in bytes."""
+        return self.spans.num_bytes if self.spans else sum(file.num_bytes for file in self.files.values())
+
+    def read(self, example: int) -> bytes:
+        """Return the content of an image file or a text.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        if self.texts is not None:
+            return self.texts[example]
+        return self.spans[example].read() if self.spans else storage.read_bytes(self._path(self.keys[example]))
+
+    def _path(self, key: str) -> str:
+        return storage.join(self.root, key)
 
     def stat_digest(self) -> str:
         """Return the SHA-256 of names, sizes and versions: cheap, and another whenever a file may have changed."""
@@ -73,6 +94,9 @@ class Listing:
     def content_digest(self) -> str:
         """Return the SHA-256 of the content: reads every file once (about 30,000 small files a second)."""
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, self.groups)).encode())
+        for path in self.spans.paths if self.spans else ():
+            with storage.open_file(path) as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
         if self.splits is not None:
             digest.update("\0".join(self.splits.tolist()).encode())
 

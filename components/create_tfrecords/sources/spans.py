@@ -2,11 +2,27 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from components import storage
+
+
+class Contents(Protocol):
+    """The contents of examples that are parts of files."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that the source has."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all contents, in bytes; an estimate will do."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, example: int) -> "Span": ...
 
 
 class Span(NamedTuple):
@@ -49,6 +65,11 @@ class Spans:
         rows = np.array([(places[path], offset, size) for path, offset, size in spans], np.int64).reshape(-1, 3)
         return cls(paths, rows[:, 0].astype(np.int32), rows[:, 1].copy(), rows[:, 2].copy())
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of all parts, in bytes."""
+        return int(self.sizes.sum())
+
     def __len__(self) -> int:
         return len(self.files)
 
@@ -56,7 +77,7 @@ class Spans:
         return Span(self.paths[self.files[example]], int(self.offsets[example]), int(self.sizes[example]))
 
 
-def read_content(root: str, key: str, content: object) -> object:
+def read_content(root: str, key: str, content: Any) -> Any:
     """Return an example's content: as a listing holds it, from its part of a file, or, of None, from its own file.
 
     Raises:

@@ -1,0 +1,182 @@
+"""Parquet files of images' bytes or of texts, as Hugging Face and BigQuery write them."""
+
+import contextlib
+import functools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components import storage
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.containers import (
+    Container,
+    list_containers,
+    read_each,
+    splits_of,
+    version_of,
+)
+from components.create_tfrecords.sources.fields import choose_fields, read_ids, read_splits, read_targets
+from components.create_tfrecords.sources.listing import Listing, Source
+from components.create_tfrecords.sources.spans import Span, Spans
+from components.create_tfrecords.targets import shown
+from components.errors import InputError
+from components.identities import identify
+from components.interface import IMAGE, TEXT
+
+_ROWS_AT_ONCE = 256
+
+
+class UnpackedColumn:
+    """The images of Parquet files, copied to a file of their own once one of them is asked for.
+
+    Rows lie compressed in groups, and records are stored in an order of their own: every group would be unpacked again
+    for nearly every image.
+
+    Args:
+        files: The Parquet files.
+        column: Name of the column.
+        count: Rows of all of them.
+    """
+
+    def __init__(self, files: Sequence[Container], column: str, count: int) -> None:
+        self.paths = tuple(file.path for file in files)
+        self.num_bytes = sum(file.num_bytes for file in files)
+        self._files, self._column, self._count = files, column, count
+        self._spans: Spans | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, example: int) -> Span:
+        if self._spans is None:
+            self._spans = self._unpack()
+        return self._spans[example]
+
+    def _unpack(self) -> Spans:
+        folder = Path(tempfile.mkdtemp(prefix="parquet-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        storage.require_free_bytes(folder, self.num_bytes)
+        path, sizes = folder / "images", list[int]()
+        with storage.naming_full_disk(path), open(path, "wb") as unpacked:
+            for file in self._files:
+                for content in _column_of(file, self._column):
+                    unpacked.write(content)
+                    sizes.append(len(content))
+        ends = np.cumsum([0, *sizes])
+        return Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends))
+
+
+def _column_of(file: Container, column: str) -> Iterator[bytes]:
+    """Yield a column of bytes, or of Hugging Face's images, a record of `bytes` and `path`."""
+    with _opened(file) as table:
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):
+            for value in batch.column(0).to_pylist():
+                content = value.get("bytes") if isinstance(value, dict) else value
+                yield content if isinstance(content, bytes) else b""
+
+
+@contextlib.contextmanager
+def _opened(file: Container) -> Iterator[Any]:
+    """Open a Parquet file; what is wrong with it is an InputError."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(
+            "parquet: needs pyarrow, which is not installed. Run: pip install 'tpu-pipelines[parquet]'."
+        ) from error
+    try:
+        with storage.open_file(file.path) as content, pyarrow.parquet.ParquetFile(content) as table:
+            yield table
+    except (pyarrow.ArrowException, OSError) as error:  # Of damaged pages pyarrow raises an OSError.
+        raise InputError(
+            f"Cannot read {file.path}: expected a whole Parquet file, received {str(error).splitlines()[0]} Write it "
+            "again."
+        ) from error
+
+
+def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+    """List the rows of tables; of images the other columns alone are read, and texts are held in memory."""
+    import pyarrow.types as types
+
+    files = list_containers(location, (".parquet",))
+    with _opened(files[0]) as table:
+        schema = table.schema_arrow
+    chosen = choose_fields(schema.names, params, files[0].path, labelled)
+    column, is_text = chosen.names[chosen.content], chosen.content == "text"
+    kind = schema.field(column).type
+    fits = (types.is_string, types.is_large_string) if is_text else (types.is_binary, types.is_large_binary, _has_bytes)
+    if not any(fit(kind) for fit in fits):
+        raise InputError(
+            f"Cannot use the column {column!r} of {files[0].path}: expected {'strings' if is_text else 'the bytes of '}"
+            f"{'' if is_text else 'image files'}, received {kind}. Name another one in data.columns."
+        )
+    by_file = list(read_each(functools.partial(_read_columns, names=chosen.wanted), files))
+    counts = [count for count, _ in by_file]
+    values = {name: [value for _, columns in by_file for value in columns[name]] for name in chosen.wanted}
+    keys = tuple(f"{file.name}[{i}]" for file, count in zip(files, counts, strict=True) for i in range(count))
+    if not keys:
+        raise InputError(f"Found no rows in {location}: expected one for each example. Check the path.")
+    labels, classes = read_targets(values, chosen, params, keys)
+    of_files, splits = (splits_of(files, location) if labelled else None), None
+    if labelled and "split" in chosen.names:
+        splits = read_splits(values[chosen.names["split"]], location)
+    elif of_files is not None:
+        splits = np.repeat(of_files, counts)
+    ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
+    texts = tuple(text for file in files for text in _texts_of(file, column)) if is_text else None
+    hashes = tuple(map(identify, texts)) if texts else None
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=labels,
+        class_names=classes,
+        splits=splits,
+        texts=texts,
+        spans=None if is_text else UnpackedColumn(files, column, len(keys)),
+        kind=TEXT if is_text else IMAGE,
+        version=version_of(files),
+        notes=chosen.notes,
+        identities=ids or (tuple(map(bytes.hex, hashes)) if hashes else None),
+        hashes=hashes,
+    )
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Return whether a column holds images as Hugging Face's data sets do, a record of `bytes` and `path`."""
+    import pyarrow.types as types
+
+    return types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+
+
+def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str, list[Any]]]:
+    """Return how many rows a file has, and some of its columns.
+
+    Raises:
+        InputError: If it is damaged, or has not the columns that the first file has.
+    """
+    with _opened(file) as table:
+        if missing := [name for name in names if name not in table.schema_arrow.names]:
+            raise InputError(
+                f"Missing columns in {file.path}: {shown(missing)}. Expected those that the first file has. Correct it."
+            )
+        return table.metadata.num_rows, table.read(columns=list(names)).to_pydict() if names else {}
+
+
+def _texts_of(file: Container, column: str) -> Iterator[bytes]:
+    with _opened(file) as table:
+        for batch in table.iter_batches(columns=[column]):
+            yield from ((text or "").encode() for text in batch.column(0).to_pylist())
+
+
+SOURCE = Source(
+    "parquet:GLOB",
+    list_parquet,
+    takes=("task",),
+    read_unlabelled=functools.partial(list_parquet, labelled=False),
+)

@@ -1,0 +1,218 @@
+"""Sources of files that hold many examples: tar archives, Parquet files, TFRecords of others."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+from components import storage
+from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams, plan_dataset, write_records
+from components.create_tfrecords.sources.kinds import list_examples
+from components.errors import InputError
+from components.records import encode_example, frame_record, load_split
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def write_tar(path, members):
+    """An archive of files, in their order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+@pytest.fixture
+def pictures(encode):
+    """24 pictures, and the class of each."""
+    return [(encode(seed=i), ("cat", "dog")[i % 2]) for i in range(24)]
+
+
+def write_archives(folder, pictures):
+    for number in range(2):
+        members = []
+        for i, (content, name) in enumerate(pictures[12 * number : 12 * number + 12], 12 * number):
+            members += [(f"{i:04d}.png", content), (f"{i:04d}.cls", name.encode())]
+        write_tar(folder / f"part-{number}.tar", members)
+    return f"webdataset:{folder}"
+
+
+def write_table(folder, pictures):
+    folder.mkdir()
+    for number, some in enumerate((pictures[:12], pictures[12:])):
+        images = [{"bytes": content, "path": None} for content, _ in some]
+        table = pa.table({"image": images, "label": [name for _, name in some]})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=5)
+    return f"parquet:{folder}"
+
+
+def write_records_of_others(folder, pictures):
+    folder.mkdir()
+    for number, some in enumerate((pictures[:12], pictures[12:])):
+        fields = [{"image/encoded": content, "image/class/label": int(name == "dog")} for content, name in some]
+        frames = b"".join(frame_record(encode_example(one)) for one in fields)
+        (folder / f"part-{number}.tfrecord").write_bytes(frames)
+    return f"tfrecords:{folder}"
+
+
+WRITERS = [write_archives, write_table, write_records_of_others]
+
+
+def contents_of(records_dir):
+    manifest = Manifest.load(records_dir)
+    return sorted(
+        (image.tobytes(), int(label) % 2)
+        for split in manifest.splits
+        for examples in [load_split(records_dir, manifest, split)]
+        for image, label in zip(examples.inputs, examples.labels, strict=True)
+    )
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_the_same_pictures_are_written_from_files_that_hold_many(write, pictures, tmp_path):
+    folder = tmp_path / "images"
+    for i, (content, name) in enumerate(pictures):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / f"{i}.png").write_bytes(content)
+    source = write(tmp_path / "data", pictures)
+    results = [
+        write_records(WriteParams(source, num_workers=count), tmp_path / str(count)).fingerprint for count in (1, 2)
+    ]
+    assert results[0] == results[1]
+    write_records(WriteParams(f"images:{folder}", num_workers=1), tmp_path / "expected")
+    assert contents_of(tmp_path / "1") == contents_of(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_names_of_files_say_their_split_and_a_damaged_picture_is_set_aside(write, pictures, tmp_path):
+    source = write(tmp_path / "data", [*pictures[:3], (pictures[3][0][:60], "dog"), *pictures[4:]])
+    for file in sorted((tmp_path / "data").iterdir()):
+        file.rename(file.with_name(file.name.replace("part-0", "train-0").replace("part-1", "val-0")))
+    plan = plan_dataset(WriteParams(source, test_fraction=0))
+    assert plan.split_examples == {"train": 12, "validation": 12}
+    params = WriteParams(source, test_fraction=0, max_bad_fraction=0.1, num_workers=1)
+    write_records(params, tmp_path / "records", plan)
+    (aside,) = Manifest.load(tmp_path / "records").quarantined
+    assert "damaged" in aside.reason
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_file_a_pattern_and_a_place_in_a_bucket_are_read_too(write, pictures, tmp_path, bucket):
+    source = write(tmp_path / "data", pictures)
+    kind, _, folder = source.partition(":")
+    first = sorted((tmp_path / "data").iterdir())[0]
+    assert len(list_examples(WriteParams(f"{kind}:{first}")).keys) == 12
+    assert len(list_examples(WriteParams(f"{kind}:{folder}/part-*{first.suffix}")).keys) == 24
+    storage.upload(tmp_path / "data", "gs://bucket/data")
+    there = list_examples(WriteParams(f"{kind}:gs://bucket/data"))
+    assert there.keys == list_examples(WriteParams(source)).keys
+    assert there.read(20) == pictures[20][0]
+    with pytest.raises(InputError, match="Found no files for"):
+        list_examples(WriteParams(f"{kind}:{folder}/none-*"))
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("kept", [0.6, 0.0])
+def test_a_cut_off_file_is_refused_in_words(write, kept, pictures, tmp_path):
+    source = write(tmp_path / "data", pictures)
+    last = sorted((tmp_path / "data").iterdir())[-1]
+    content = last.read_bytes()
+    last.write_bytes(content[: int(len(content) * kept)])
+    if not kept and write is not write_table:
+        last.write_bytes(b"something else" * 100)
+    with pytest.raises(InputError, match=f"Cannot read {last}.*: expected|Cannot read {last}.*Expected"):
+        list_examples(WriteParams(source))
+
+
+def test_labels_of_an_archive_may_stand_in_json_or_be_folders(pictures, tmp_path):
+    members = []
+    for i, (content, name) in enumerate(pictures):
+        members += [(f"{i}.png", content), (f"{i}.json", json.dumps({"id": i, "class": name}).encode())]
+    write_tar(tmp_path / "a.tar", members)
+    write_tar(tmp_path / "b.tar", [(f"./{name}/{i}.png", content) for i, (content, name) in enumerate(pictures)])
+    for file in "ab":
+        listing = list_examples(WriteParams(f"webdataset:{tmp_path}/{file}.tar"))
+        assert listing.class_names == ("cat", "dog")
+        assert listing.labels.tolist() == [0, 1] * 12
+    assert listing.keys[:2] == ("cat/0.png", "dog/1.png")
+
+
+def test_an_archive_without_labels_or_with_a_name_twice_is_refused(pictures, tmp_path):
+    write_tar(tmp_path / "bare.tar", [("1.png", pictures[0][0])])
+    write_tar(tmp_path / "twice.tar", 2 * [("1.png", pictures[0][0]), ("1.cls", b"cat")])
+    write_tar(tmp_path / "odd.tar", [("1.png", pictures[0][0]), ("1.json", b"[")])
+    for name, message in (("bare", "without a label"), ("twice", "one name in an archive"), ("odd", "image's label")):
+        with pytest.raises(InputError, match=message):
+            list_examples(WriteParams(f"webdataset:{tmp_path}/{name}.tar"))
+
+
+def test_a_table_of_texts_has_ids_splits_and_several_labels(tmp_path):
+    table = pa.table(
+        {
+            "review": [f"text {i}" for i in range(12)],
+            "tags": [["a", "b"] if i % 2 else ["a"] for i in range(12)],
+            "split": ["train", "test"] * 6,
+            "id": list(range(12)),
+        }
+    )
+    pq.write_table(table, tmp_path / "texts.parquet")
+    params = WriteParams(f"parquet:{tmp_path}/texts.parquet", "multi_label", columns={"label": "tags"})
+    listing = list_examples(params)
+    assert (listing.class_names, listing.labels.sum(0).tolist()) == (("a", "b"), [12, 6])
+    assert listing.splits.tolist() == ["train", "test"] * 6
+    assert listing.identities == tuple(map(str, range(12)))
+    assert "'review' is taken for the text" in listing.notes[0]
+    assert listing.read(3) == b"text 3"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecords"])
+def test_a_regression_takes_its_numbers_from_fields(kind, pictures, tmp_path):
+    values = np.arange(24) / 4
+    if kind == "parquet":
+        pq.write_table(pa.table({"img": [one for one, _ in pictures], "age": values}), tmp_path / "data.parquet")
+    else:
+        fields = [{"img": content, "age": [float(value)]} for (content, _), value in zip(pictures, values, strict=True)]
+        frames = b"".join(frame_record(encode_example(one)) for one in fields)
+        (tmp_path / "data.tfrecords").write_bytes(frames)
+    listing = list_examples(WriteParams(f"{kind}:{tmp_path}", "regression", target_columns=("age",)))
+    assert listing.labels[:, 0].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "message"),
+    [
+        ({"image": [1, 2], "label": ["a", "b"]}, {}, "expected the bytes of image files, received int64"),
+        ({"picture_file": [b"1"], "label": ["a"]}, {}, "Missing in .*'image \\(or text\\)'.*data.columns"),
+        ({"image": [b"1", b"2"]}, {}, "Missing in .*'label'"),
+        ({"image": [b"1", b"2"], "label": ["a", None]}, {}, r"part.parquet\[1\]: expected one 'label', received None"),
+        ({"image": [b"1"], "label": ["a"]}, {"columns": {"image": "png"}}, "No field 'png'"),
+        ({"image": [b"1"], "label": ["x"]}, {"task": "regression"}, "expected a number in 'label', received 'x'"),
+        ({"image": [b"1"], "label": ["x"], "split": ["dev"]}, {}, "Unknown splits in .*'dev'"),
+        ({"image": [], "label": []}, {}, "expected the bytes of image files|Found no rows"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_with_the_way_out(tmp_path, columns, fields, message):
+    pq.write_table(pa.table(columns), tmp_path / "part.parquet")
+    with pytest.raises(InputError, match=message):
+        list_examples(WriteParams(f"parquet:{tmp_path}", **fields))
+
+
+def test_a_compressed_file_of_records_is_refused(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + 100 * b"x")
+    with pytest.raises(InputError, match=r"no record at byte 0.*not compressed"):
+        list_examples(WriteParams(f"tfrecords:{tmp_path}"))
+
+
+def test_digests_change_with_the_files(pictures, tmp_path):
+    params = WriteParams(write_archives(tmp_path / "data", pictures))
+    before = list_examples(params)
+    write_archives(tmp_path / "data", [pictures[1], *pictures[1:]])
+    after = list_examples(params)
+    assert before.stat_digest() != after.stat_digest()
+    assert before.content_digest() != after.content_digest()
