@@ -16,6 +16,7 @@ from components.share import WHOLE, Share
 
 MANIFEST_FILE = "dataset.json"
 COPIES_FILE = "copies.json"
+DATA_PAGE_FILE = "data.html"
 PREFLIGHT_FILE = "preflight.json"
 PREFLIGHT_REPORT_FILE = "preflight.html"
 MODEL_FILE = "model.json"
@@ -61,6 +62,29 @@ class TargetStatistics:
 
 
 @dataclasses.dataclass(frozen=True)
+class Distribution:
+    """A figure's distribution over the examples of a split that were measured.
+
+    Attributes:
+        num_examples: Number of these: all, or of a large data set those whose hash is in a fixed share.
+        mean: Their mean.
+        std: Their standard deviation, the population's.
+        minimum: The least.
+        maximum: The greatest.
+        edges: Edges of the bins, the same in every data set.
+        counts: Examples in each bin, from its lower edge on; what lies beyond the first or last edge counts beside it.
+    """
+
+    num_examples: int
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Split:
     """The shards of one split, in order.
 
@@ -74,6 +98,9 @@ class Split:
             training split `num_also_in_train`, exact copies; of a corpus `num_characters`, all that are predicted, and
             `num_unknown` of these.
         targets: Statistics of each target of a regression; otherwise empty.
+        distributions: Distributions of figures by name: of images `brightness`, `contrast` and `sharpness` (in grey
+            levels, of the pictures as they are stored, thinned out to 127 on a side), `height` and `width` (of the
+            files); of texts `words` and `unknown_share`. Empty in older files.
     """
 
     num_examples: int
@@ -81,6 +108,7 @@ class Split:
     shards: tuple[Shard, ...]
     statistics: Mapping[str, int] = dataclasses.field(default_factory=dict)
     targets: tuple[TargetStatistics, ...] = ()
+    distributions: Mapping[str, Distribution] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +154,13 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        manifest: Self = schema.read(_with_nested_input({"split_rule_version": 1, **raw}), cls)
+        raw = {"split_rule_version": 1, **raw}
+        if isinstance(splits := raw.get("splits"), dict):
+            raw["splits"] = {
+                name: {"distributions": {}, **split} if isinstance(split, dict) else split
+                for name, split in splits.items()
+            }
+        manifest: Self = schema.read(_with_nested_input(raw), cls)
         return manifest
 
     @property

@@ -15,6 +15,7 @@ import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SERVED_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 # Of phones; Pillow reads AVIF where it was built so, and HEIC where pillow-heif is installed. Not from the network.
 _PLUGIN_FORMATS = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
@@ -274,6 +275,17 @@ def jpeg_header(content: bytes, max_pixels: int = _MAX_PIXELS) -> tuple[int, int
     return height, width, UNUSUAL if kind == "CMYK" else kind
 
 
+def size_of_image(content: bytes) -> tuple[int, int]:
+    """Return height and width of an image file that has been read, as its header says."""
+    if content.startswith(_PNG_SIGNATURE):  # Then a chunk's length and name, width, height.
+        return int.from_bytes(content[20:24]), int.from_bytes(content[16:20])
+    height, width, kind = jpeg_header(content)
+    if kind in ("", UNUSUAL):
+        image = _open_with_pillow(content, ImageRule(None, 0), None)
+        height, width = image.height, image.width
+    return height, width
+
+
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if height * width > max_pixels:
         raise UnreadableImageError(f"{height}×{width} pixels: expected at most {max_pixels:,} in all")
@@ -352,7 +364,7 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, in
     pixels = open_image(content, rule, keep_size=True).decode()
     height, width, channels = pixels.shape
     shape = (*(rule.image_size or (height, width)), channels)
-    is_kept = jpeg_header(content)[2] not in ("", UNUSUAL) or content.startswith(b"\x89PNG\r\n\x1a\n")
+    is_kept = jpeg_header(content)[2] not in ("", UNUSUAL) or content.startswith(_PNG_SIGNATURE)
     if is_kept and not (rule.upright and is_turned(content)):
         return content, shape, pixels
     return encode_png(pixels), shape, pixels

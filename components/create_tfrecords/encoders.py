@@ -13,6 +13,7 @@ import numpy as np
 
 from components.artifacts import TEXT_FEATURE
 from components.create_tfrecords.copies import thin_out
+from components.create_tfrecords.measuring import MOST_COUNTED, MOST_MEASURED, is_measured
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.planning import DatasetPlan
 from components.create_tfrecords.sources.listing import Listing
@@ -27,6 +28,7 @@ from components.images import (
     is_turned,
     open_image,
     resize_pixels,
+    size_of_image,
 )
 from components.interface import ImageInput, TextInput
 from components.records import ENCODED, RAW, RESIZED
@@ -61,12 +63,15 @@ class EncodedExample:
         counts: Counts that its split's statistics add up.
         identity: Equal for equal examples.
         picture: Small picture from which an image's look is taken.
+        figures: Figures of it beside those of the picture, as `measuring.FIGURES` has them: height and width, or words
+            and thousandths of them that are unknown. None where it is not among those that are measured.
     """
 
     fields: Mapping[str, bytes | int]
     identity: bytes
     picture: np.ndarray | None = None
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    figures: tuple[int, ...] | None = None
 
 
 class Encoder(Protocol):
@@ -106,12 +111,14 @@ class ImageEncoder:
         image: Size and channels that they are brought to.
         input: See `Encoder`.
         jpeg_quality: Quality of the JPEG files of one shape.
+        measured_share: Share of the images that are measured.
     """
 
     root: str
     image: ImageRule
     input: ImageInput
     jpeg_quality: int
+    measured_share: float = 1.0
 
     @property
     def features(self) -> Mapping[str, str]:
@@ -130,7 +137,8 @@ class ImageEncoder:
         identity = known if known and pixels is content else identify(payload)
         was_turned = self.image.upright and isinstance(content, bytes) and is_turned(content)
         counts = {"num_turned": 1} if was_turned else {}
-        return EncodedExample({ImageInput.feature: payload}, identity, thin_out(pixels), counts)
+        figures = _size_of(content) if is_measured(identity, self.measured_share) else None
+        return EncodedExample({ImageInput.feature: payload}, identity, thin_out(pixels), counts, figures)
 
     def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
         if self.input.encoding == ENCODED:
@@ -173,6 +181,7 @@ class TextEncoder:
             raise UnusableError("no word in it")
         ids = encoded.ids.astype(np.dtype(self.input.stored_dtype).newbyteorder("<")).tobytes()
         wanted = self.input.num_tokens
+        kept = min(encoded.num_tokens, wanted)
         return EncodedExample(
             {TextInput.feature: ids, TEXT_FEATURE: content},
             known or identify(content),
@@ -180,9 +189,10 @@ class TextEncoder:
             {
                 "num_truncated": int(encoded.num_tokens > wanted),
                 "num_padded": int(encoded.num_tokens < wanted),
-                "num_tokens": min(encoded.num_tokens, wanted),
+                "num_tokens": kept,
                 "num_unknown": encoded.num_unknown,
             },
+            (min(encoded.num_tokens, MOST_COUNTED), round(1000 * encoded.num_unknown / kept)),
         )
 
 
@@ -239,7 +249,15 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
         )
     of_model = shape[0] - margin[0], shape[1] - margin[1], shape[2]
     inputs = ImageInput(of_model, encoding, image.upright, image.reduced, margin)
-    return ImageEncoder(listing.root, image, inputs, params.jpeg_quality), payload + _RECORD_OVERHEAD_BYTES
+    measured_share = min(1.0, MOST_MEASURED / len(listing.keys))
+    encoder = ImageEncoder(listing.root, image, inputs, params.jpeg_quality, measured_share)
+    return encoder, payload + _RECORD_OVERHEAD_BYTES
+
+
+def _size_of(content: Any) -> tuple[int, int]:
+    """Return height and width of an image file or an array, at most the most that is counted."""
+    height, width = content.shape[:2] if isinstance(content, np.ndarray) else size_of_image(content)
+    return min(height, MOST_COUNTED), min(width, MOST_COUNTED)
 
 
 def _margin(size: tuple[int, int] | None, share: float) -> tuple[int, int]:

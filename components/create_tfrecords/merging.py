@@ -15,6 +15,7 @@ import numpy as np
 from components.artifacts import TRAIN, Quarantined, Shard, Split
 from components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from components.create_tfrecords.encoders import Encoder
+from components.create_tfrecords.measuring import distributions
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.parts import DIGEST_BYTES, Part, count_per_task, cut_into_tasks
 from components.create_tfrecords.planning import DatasetPlan
@@ -43,14 +44,17 @@ def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each
         task_examples = count_per_task(bytes_each)
         for split, name, indices in cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples):
             moved = Part("", kept=list(range(len(indices))))
-            digests, identities, frames = bytearray(), bytearray(), []
+            digests, identities, frames, figures = bytearray(), bytearray(), [], []
             for shard, offset, part, number in (places[example] for example in indices.tolist()):
                 moved.sizes.append(size := part.sizes[number])
                 moved.labels.append(part.labels[number])
+                if part.figures is not None:
+                    figures.append(part.figures[number])
                 digests += part.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
                 identities += part.identities[number * IDENTITY_BYTES : (number + 1) * IDENTITY_BYTES]
                 frames.append(shard[offset : offset + size])
-            part = dataclasses.replace(moved, digests=bytes(digests), identities=bytes(identities))
+            table = np.stack(figures) if figures else None
+            part = dataclasses.replace(moved, digests=bytes(digests), identities=bytes(identities), figures=table)
             after.add(split, name, indices, part, b"".join(frames))
     return after
 
@@ -117,8 +121,8 @@ class Merger:
         self._digest.update(repr((class_names, encoder.input)).encode())
         return self._digest.hexdigest()
 
-    def splits(self, task: str, class_names: Sequence[str]) -> dict[str, Split]:
-        """Return what the manifest says of each split."""
+    def splits(self, task: str, class_names: Sequence[str], kind: str) -> dict[str, Split]:
+        """Return what the manifest says of each split of a kind of examples."""
         result: dict[str, Split] = {}
         for split in dict.fromkeys(split for split, _ in self._labels):
             members = {name: labels for (owner, name), labels in self._labels.items() if owner == split}
@@ -136,8 +140,13 @@ class Merger:
                     for name, labels in members.items()
                 ),
                 statistics={**self._counts[split], **self._count_also_in_train(split)},
+                distributions=distributions(kind, self._figures(split)) if len(labels) else {},
             )
         return result
+
+    def _figures(self, split: str) -> np.ndarray:
+        """Return the figures of a split's examples, int16[num_examples, figures]."""
+        return np.concatenate([part.figures for owner, *_, part in self.written if owner == split])
 
     def _count_also_in_train(self, split: str) -> dict[str, int]:
         if split == TRAIN:

@@ -10,7 +10,8 @@ import numpy as np
 
 from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
 from components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
-from components.create_tfrecords.encoders import Encoder, OddShapeError, UnusableError
+from components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
+from components.create_tfrecords.measuring import FIGURES, NOT_MEASURED, measure_pictures
 from components.create_tfrecords.sharding import plan_shards
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.sources.spans import read_content
@@ -38,6 +39,7 @@ class Part:
         counts: Counts that the split's statistics add up.
         identities: Eight bytes of each.
         looks: Looks of images, uint8[kept, 8, 9]; None for texts.
+        figures: Figures of each as `measuring.FIGURES` has them, int16[kept, figures]; -1 where it is not measured.
     """
 
     path: str
@@ -50,6 +52,7 @@ class Part:
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     identities: bytes = b""
     looks: np.ndarray | None = None
+    figures: np.ndarray | None = None
 
 
 def content_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
@@ -101,7 +104,7 @@ def write_part(
 ) -> Part:
     """Check and encode a run of examples, from their files where `contents` is None; runs in a worker process."""
     frames: list[bytes] = []
-    digests, identities, pictures, looks = bytearray(), bytearray(), [], []
+    digests, identities, seen = bytearray(), bytearray(), _Seen(encoder.input.kind)
     part = Part(path)
     for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
         try:
@@ -120,13 +123,7 @@ def write_part(
         part.labels.append(label)
         if stored.counts:
             part.counts.update(stored.counts)
-        if stored.picture is not None:
-            pictures.append(stored.picture)
-            if len(pictures) == LOOKED_AT_ONCE:
-                looks.append(look_at(pictures))
-                pictures = []
-    if pictures:
-        looks.append(look_at(pictures))
+        seen.add(stored)
     with open(path, "wb") as file:
         file.writelines(frames)
     return dataclasses.replace(
@@ -134,5 +131,46 @@ def write_part(
         sizes=list(map(len, frames)),
         digests=bytes(digests),
         identities=bytes(identities),
-        looks=np.concatenate(looks) if looks else None,
+        looks=seen.looks(),
+        figures=seen.figures(),
     )
+
+
+class _Seen:
+    """Collects looks and figures of examples; of pictures some at a time, for which arrays pay."""
+
+    def __init__(self, kind: str) -> None:
+        self._looks: list[np.ndarray] = []
+        self._rows: list[tuple[int, ...]] = []
+        self._measured: list[np.ndarray] = []
+        self._waiting: list[tuple[np.ndarray, bool]] = []
+        self._num_figures = len(FIGURES[kind])
+
+    def add(self, stored: EncodedExample) -> None:
+        """Add an example."""
+        self._rows.append(stored.figures or (NOT_MEASURED,))
+        if stored.picture is not None:
+            self._waiting.append((stored.picture, stored.figures is not None))
+            if len(self._waiting) == LOOKED_AT_ONCE:
+                self._look()
+
+    def _look(self) -> None:
+        self._looks.append(look_at([picture for picture, _ in self._waiting]))
+        if pictures := [picture for picture, is_measured in self._waiting if is_measured]:
+            self._measured.append(measure_pictures(pictures))
+        self._waiting = []
+
+    def looks(self) -> np.ndarray | None:
+        """Return the looks of all pictures; None where there are none."""
+        if self._waiting:
+            self._look()
+        return np.concatenate(self._looks) if self._looks else None
+
+    def figures(self) -> np.ndarray:
+        """Return the figures of all examples, once their looks are taken."""
+        table = np.full((len(self._rows), self._num_figures), NOT_MEASURED, np.int16)
+        places = [place for place, row in enumerate(self._rows) if row[0] != NOT_MEASURED]
+        if places:
+            own = np.array([self._rows[place] for place in places], np.int16)
+            table[places] = np.hstack([*([np.concatenate(self._measured)] if self._measured else []), own])
+        return table

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from components import progress, storage
-from components.artifacts import COPIES_FILE, KEY_FEATURE, LABEL_FEATURE, MANIFEST_FILE, Manifest
+from components.artifacts import COPIES_FILE, DATA_PAGE_FILE, KEY_FEATURE, LABEL_FEATURE, MANIFEST_FILE, Manifest
 from components.create_tfrecords.corpus import CorpusWriter
+from components.create_tfrecords.data_page import choose_samples, render_page
 from components.create_tfrecords.encoders import Encoder, TextEncoder, choose_image_encoder, choose_text_encoder
 from components.create_tfrecords.merging import Merger, regroup
 from components.create_tfrecords.params import WriteParams, WriteResult
@@ -97,7 +98,7 @@ def _check_target(directory: Path, source: str) -> None:
 
 
 def _is_ours(file: Path) -> bool:
-    ours = (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE, COPIES_FILE)
+    ours = (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE, COPIES_FILE, DATA_PAGE_FILE)
     return file.is_file() and (file.name in ours or file.suffix == ".tfrecord")
 
 
@@ -162,7 +163,7 @@ def _write_all(
         task=params.task,
         features={**encoder.features, LABEL_FEATURE: TASKS[params.task].stored_dtype, KEY_FEATURE: "bytes"},
         class_names=listing.class_names,
-        splits=merger.splits(params.task, listing.class_names),
+        splits=merger.splits(params.task, listing.class_names, listing.kind),
         quarantined=tuple(merger.bad),
     )
     check_budget(params, plan, manifest)
@@ -171,6 +172,8 @@ def _write_all(
     storage.write_json(staged / COPIES_FILE, summary := copies.summary(splits))
     say_content(manifest)
     say_copies(manifest, summary, is_copy, splits)
+    samples = choose_samples(listing, merger.stored(), params)
+    storage.write_bytes(staged / DATA_PAGE_FILE, render_page(manifest, summary, samples).encode())
     if isinstance(encoder, TextEncoder):
         save_vocabulary(encoder.vocabulary, staged)
         say_statistics(encoder, manifest)

@@ -1,0 +1,205 @@
+"""The data as one HTML file: what a person wants to see before paying for a training."""
+
+import base64
+import contextlib
+import dataclasses
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import markupsafe
+import numpy as np
+from PIL import Image
+
+from components.artifacts import SPLITS, TRAIN, Distribution, Manifest
+from components.create_tfrecords.measuring import FIGURES
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.listing import Listing
+from components.errors import InputError
+from components.images import ImageRule, UnreadableImageError, decode_pixels, encode_jpeg
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+
+_PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
+_THUMBNAIL_PIXELS, _JPEG_QUALITY = 72, 80
+_TEXT_CHARACTERS = 240
+_BALANCE_ROWS, _ASIDE_ROWS, _COPY_SETS, _COPY_MEMBERS = 60, 100, 30, 6
+_READING_THREADS = 16
+_CHART_WIDTH, _CHART_HEIGHT, _LEAST_BINS = 320, 120, 8
+_COLOURS = dict(zip(SPLITS, ("blue", "orange", "green"), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """An example to show.
+
+    Attributes:
+        key: Its name.
+        picture: Address of a small picture that holds it; empty for a text.
+        text: Beginning of a text; empty for a picture.
+    """
+
+    key: str
+    picture: str = ""
+    text: str = ""
+
+
+def choose_samples(
+    listing: Listing, stored: Mapping[str, np.ndarray], params: WriteParams
+) -> dict[str, tuple[Sample, ...]]:
+    """Choose the first few stored examples of each class, of a regression of each fifth of its first target's range.
+
+    Args:
+        listing: The source.
+        stored: Examples by split, int[…], in the order in which they are stored.
+        params: Parameters by which they are read.
+
+    Returns:
+        Examples by class, for at most as many classes as a person looks through.
+    """
+    examples = stored[TRAIN] if TRAIN in stored else next(iter(stored.values()), np.empty(0, int))
+    per_class = _PER_CLASS if listing.kind != TEXT else max(1, _SHOWN_TEXTS // max(len(listing.class_names), 1))
+    chosen = {
+        name: examples[are_members][: min(per_class, _PER_CLASS)]
+        for name, are_members in list(_members(listing, listing.labels[examples], params.task).items())[:_SHOWN_CLASSES]
+    }
+    with ThreadPoolExecutor(_READING_THREADS) as pool:  # Which hide the latency of a bucket.
+        shown = {
+            name: list(pool.map(lambda example: _show(listing, example, params), some.tolist()))
+            for name, some in chosen.items()
+        }
+    return {name: tuple(sample for sample in samples if sample) for name, samples in shown.items()}
+
+
+def _members(listing: Listing, labels: np.ndarray, task: str) -> dict[str, np.ndarray]:
+    """Return by class bool[num_examples]: which are of it."""
+    names = listing.class_names
+    if task == CLASSIFICATION:
+        return {name: labels == number for number, name in enumerate(names)}
+    if task == MULTI_LABEL:
+        return {name: labels[:, number] == 1 for number, name in enumerate(names)}
+    edges = np.quantile(labels[:, 0], np.linspace(0, 1, 6)) if len(labels) else np.zeros(6)
+    return {
+        f"{names[0]} from {low:.4g} to {high:.4g}": (labels[:, 0] >= low) & (labels[:, 0] <= high)
+        for low, high in itertools.pairwise(edges.tolist())
+    }
+
+
+def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
+    key = listing.keys[example]
+    with contextlib.suppress(InputError, UnreadableImageError):
+        if listing.kind == TEXT:
+            text = listing.read(example).decode("utf-8", "replace")
+            return Sample(key, text=text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
+        rule = ImageRule(None, params.channels, upright=params.apply_rotation)
+        pixels = decode_pixels(listing.read(example), rule) if listing.images is None else listing.images[example]
+        return Sample(key, _thumbnail(pixels))
+    return None
+
+
+def _thumbnail(pixels: np.ndarray) -> str:
+    """Return a small picture's address, which holds it; a smaller one stays as it is."""
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    if max(image.size) > _THUMBNAIL_PIXELS:
+        image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
+        small = np.asarray(image)
+        content = encode_jpeg(small[..., None] if small.ndim == 2 else small, _JPEG_QUALITY)
+        return "data:image/jpeg;base64," + base64.b64encode(content).decode()
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> str:
+    """Render the page; equal data give the same bytes.
+
+    Args:
+        manifest: Manifest of the records.
+        copies: Content of `copies.json`.
+        samples: Examples to show, by class.
+    """
+    from components import page  # Imported here for the sake of the workers' start.
+
+    jinja = page.environment(Path(__file__).parent)
+    splits = manifest.splits
+    return jinja.get_template("data.html.jinja").render(
+        manifest=manifest,
+        num_examples=sum(split.num_examples for split in splits.values()),
+        num_bytes=sum(shard.num_bytes for split in splits.values() for shard in split.shards),
+        colours=_COLOURS,
+        balance=_balance(manifest),
+        balance_rows=_BALANCE_ROWS,
+        charts=_charts(manifest),
+        targets=manifest.class_names if manifest.task == REGRESSION else (),
+        samples={name: some for name, some in samples.items() if some},
+        is_cut=manifest.task != REGRESSION and len(manifest.class_names) > len(samples),
+        aside=sorted(manifest.quarantined, key=lambda item: item.key)[:_ASIDE_ROWS],
+        copies=copies,
+        sets=[{**copied, "shown": copied["examples"][:_COPY_MEMBERS]} for copied in copies["sets"][:_COPY_SETS]],
+        thumbnail_pixels=_THUMBNAIL_PIXELS,
+    )
+
+
+def _balance(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the classes with their examples by split, the largest first; of many those at both ends."""
+    if manifest.task == REGRESSION:
+        return []
+    by_class = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
+    rows: list[dict[str, Any]] = [
+        {"name": name, "counts": counts, "total": sum(counts)}
+        for name, counts in zip(manifest.class_names, by_class, strict=True)
+    ]
+    rows.sort(key=lambda row: (-row["total"], row["name"]))
+    half = _BALANCE_ROWS // 2
+    shown = rows if len(rows) <= _BALANCE_ROWS else [*rows[:half], *rows[-half:]]
+    return [{**row, "share": row["total"] / max(rows[0]["total"], 1)} for row in shown]
+
+
+def _charts(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return of each figure its name, unit, drawing and numbers by split."""
+    charts = []
+    for figure in FIGURES.get(manifest.input.kind, ()):
+        by_split = {
+            name: split.distributions[figure.name]
+            for name, split in manifest.splits.items()
+            if figure.name in split.distributions
+        }
+        if by_split:
+            name = figure.name.replace("_", " ")
+            charts.append({"name": name, "unit": figure.unit, "by_split": by_split, "svg": _draw(name, by_split)})
+    return charts
+
+
+def _draw(name: str, by_split: Mapping[str, Distribution]) -> markupsafe.Markup:
+    """Return the histograms of splits beside each other, each bar a share of its split, without the empty ends."""
+    first, *_ = by_split.values()
+    counts = np.array([distribution.counts for distribution in by_split.values()])
+    filled = np.flatnonzero(counts.sum(0))
+    start = max(0, min(int(filled[0]), counts.shape[1] - _LEAST_BINS))
+    bins = range(start, min(max(int(filled[-1]) + 1, start + _LEAST_BINS), counts.shape[1]))
+    shares = counts / counts.sum(1, keepdims=True)
+    width, bar = _CHART_WIDTH / len(bins), 0.86 * _CHART_WIDTH / len(bins) / len(by_split)
+    parts = []
+    for row, (split, distribution) in enumerate(by_split.items()):
+        for place, number in enumerate(bins):
+            height = shares[row, number] / shares.max() * _CHART_HEIGHT
+            low, high = first.edges[number], first.edges[number + 1]
+            said = f"{split}: {distribution.counts[number]:,} from {low:g} to {high:g}"
+            x, y = place * width + row * bar, _CHART_HEIGHT - height
+            parts.append(
+                f'<g><title>{said}</title><rect x="{x:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{height:.1f}" '
+                f'fill="var(--{_COLOURS[split]})"/></g>'
+            )
+    every = max(1, -(-len(bins) // 6))
+    for place, number in enumerate([*bins, bins[-1] + 1]):
+        if place % every == 0:
+            x, anchor = place * width, "start" if not place else "end" if place == len(bins) else "middle"
+            parts.append(
+                f'<text x="{x:.1f}" y="{_CHART_HEIGHT + 14}" text-anchor="{anchor}">{first.edges[number]:g}</text>'
+            )
+    return markupsafe.Markup(
+        f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT + 18}" role="img" aria-label="Histogram of {name}">'
+        f"{''.join(parts)}</svg>"
+    )

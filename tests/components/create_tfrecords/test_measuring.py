@@ -1,0 +1,106 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams, encoders, parts, write_records
+from components.create_tfrecords.measuring import (
+    FIGURES,
+    NOT_MEASURED,
+    distributions,
+    is_measured,
+    measure_pictures,
+)
+from components.images import size_of_image
+from components.interface import IMAGE, TEXT
+
+
+def noise(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_are_measured_as_their_definitions_say(channels):
+    pictures = [noise(12, 9, channels), noise(7, 20, channels), noise(12, 9, channels) // 2]
+    for picture, (brightness, contrast, sharpness) in zip(pictures, measure_pictures(pictures) / 10, strict=True):
+        weights = [0.25, 0.5, 0.25] if channels == 3 else [1]
+        grey = picture @ np.array(weights)
+        steps = np.concatenate([np.abs(np.diff(grey, axis=axis)).ravel() for axis in (0, 1)])
+        assert brightness == pytest.approx(grey.mean(), abs=0.06)
+        assert contrast == pytest.approx(grey.std(), abs=0.06)
+        assert sharpness == pytest.approx(steps.mean(), abs=0.06)
+
+
+def test_a_picture_of_one_point_has_no_contrast():
+    assert measure_pictures([np.full((1, 1, 1), 200, np.uint8)]).tolist() == [[2000, 0, 0]]
+
+
+def test_a_distribution_has_fixed_bins_and_exact_figures():
+    rows = np.array([[10, 0], [20, 500], [NOT_MEASURED, NOT_MEASURED], [32767, 1000]], np.int16)
+    words, unknown = distributions(TEXT, rows).values()
+    assert words.edges == tuple(map(float, FIGURES[TEXT][0].edges))
+    assert (words.num_examples, words.minimum, words.maximum) == (3, 10, 32767)
+    assert words.mean == pytest.approx((10 + 20 + 32767) / 3, abs=1e-6)
+    assert sum(words.counts) == 3
+    assert words.counts[-1] == 1
+    assert (unknown.mean, unknown.maximum) == (0.5, 1.0)
+    assert [place for place, count in enumerate(unknown.counts) if count] == [0, 10, 19]
+    assert unknown.std == pytest.approx(np.std([0, 0.5, 1]), abs=1e-6)
+    assert distributions(IMAGE, np.full((4, 5), NOT_MEASURED)) == {}
+
+
+def test_a_value_at_an_edge_counts_above_it():
+    rows = np.array([[80, 40, 20, 8, 16], [79, 39, 19, 7, 15]], np.int16)
+    for figure, distribution in zip(FIGURES[IMAGE], distributions(IMAGE, rows).values(), strict=True):
+        low, high = (place for place, count in enumerate(distribution.counts) if count)
+        assert high == low + 1, figure.name
+
+
+def test_the_measured_share_is_chosen_by_content():
+    draw = np.random.default_rng(0)
+    identities = [draw.bytes(8) for _ in range(4000)]
+    chosen = [is_measured(identity, 0.25) for identity in identities]
+    assert sum(chosen) == pytest.approx(1000, abs=100)
+    assert chosen == [is_measured(identity, 0.25) for identity in identities]
+    assert all(is_measured(identity, 1.0) for identity in identities)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
+def test_the_size_of_an_image_is_read_from_its_header(encode, kind):
+    assert size_of_image(encode(size=(12, 34), kind=kind)) == (12, 34)
+
+
+def test_figures_do_not_depend_on_how_the_work_is_cut_or_how_many_are_measured_on_their_order(
+    image_folder, tmp_path, monkeypatch
+):
+    params = WriteParams(f"images:{image_folder(per_class=30)}", num_workers=2)
+    monkeypatch.setattr(encoders, "MOST_MEASURED", 30)
+    write_records(params, tmp_path / "whole")
+    monkeypatch.setattr(parts, "TASK_EXAMPLES", 3)
+    write_records(params, tmp_path / "cut")
+    assert (tmp_path / "whole" / "dataset.json").read_bytes() == (tmp_path / "cut" / "dataset.json").read_bytes()
+    splits = Manifest.load(tmp_path / "whole").splits
+    assert 15 < sum(split.distributions["height"].num_examples for split in splits.values()) < 45
+
+
+def test_examples_that_are_moved_to_another_split_take_their_figures_along(tmp_path):
+    images = noise(60, 8, 8)
+    images = np.concatenate([images, np.clip(images.astype(int) + 3, 0, 255).astype(np.uint8)])  # Near copies.
+    np.savez(tmp_path / "x.npz", x=images, y=np.arange(120) % 2)
+    write_records(WriteParams(f"npz:{tmp_path}/x.npz", num_workers=1), tmp_path / "records")
+    splits = Manifest.load(tmp_path / "records").splits
+    for split in splits.values():
+        assert split.distributions["brightness"].num_examples == split.num_examples
+
+
+def test_an_older_manifest_without_distributions_is_read(digits_records, tmp_path):
+    raw = json.loads((digits_records / "dataset.json").read_bytes())
+    for split in raw["splits"].values():
+        del split["distributions"]
+    manifest = Manifest.parse(raw)
+    assert all(not split.distributions for split in manifest.splits.values())
+    whole = Manifest.load(digits_records)
+    splits = {name: dataclasses.replace(split, distributions={}) for name, split in whole.splits.items()}
+    assert manifest == dataclasses.replace(whole, splits=splits)
