@@ -91,7 +91,7 @@ def _orientation(content: bytes) -> int:
     """Read EXIF's orientation of an image file, from 1 (as it is) to 8; 1 where it has none."""
     # Where nothing is called so, nothing is opened for it, but for TIFF. In a JPEG it stands before the pixels.
     if content[:3] == b"\xff\xd8\xff":
-        if _EXIF_IN_JPEG not in _before_pixels(content):
+        if _EXIF_IN_JPEG not in content or _EXIF_IN_JPEG not in _before_pixels(content):
             return 1
     elif content[:4] not in (b"II*\0", b"MM\0*") and not _EXIF.search(content):
         return 1
@@ -182,7 +182,7 @@ def open_image(
             wanted = wanted[::-1]
         scale = reduction((height, width), wanted) if wanted and rule.reduced else 1
         pixels = decode_jpeg(content, "GRAY" if grey else "RGB", (height, width), scale)
-        if rule.upright:
+        if orientation > 1:
             pixels = _turn(pixels, orientation)
         return pixels if rule.image_size is None or keep_size else resize_pixels(pixels, rule.image_size)
 

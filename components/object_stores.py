@@ -61,6 +61,8 @@ def store_of(uri: str) -> ObjectStore | None:
         >>> store_of("s3://bucket/data").scheme, store_of("/data")
         ('s3://', None)
     """
+    if "://" not in str(uri):  # As nearly always, and of millions.
+        return None
     return next((store for store in STORES if str(uri).startswith(store.scheme)), None)
 
 

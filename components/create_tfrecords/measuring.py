@@ -13,7 +13,7 @@ from components.artifacts import Distribution
 from components.interface import IMAGE, TEXT
 
 # Of larger data sets a share is measured, chosen by the examples' hashes: enough for every bin that matters.
-MOST_MEASURED = 20_000
+MOST_MEASURED = 5_000
 NOT_MEASURED = -1
 MOST_COUNTED = 2**15 - 1
 _SAMPLED_BITS = 16
