@@ -1,5 +1,6 @@
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from components.artifacts import Manifest, file_crc32c
 from components.errors import InputError
 from components.predict_batch import PredictParams, predict_batch, predicting
 from components.predict_batch.joining import predict_to_file
-from components.records import load_split
+from components.records import encode_example, frame_record, load_split
 from components.serving.exported import load_model
 from components.serving.inputs import predict_inputs
 from tests.cli import assert_user_error, tpu_pipelines_here
@@ -163,6 +164,33 @@ def test_a_table_holds_the_same_and_says_the_class_names(export_dir, pictures, t
     assert [(row["key"], row["class"]) for row in rows] == [(line["key"], line["class"]) for line in lines]
     for row, line in zip(rows, lines, strict=True):
         assert dict(zip(names, row["probabilities"], strict=True)) == pytest.approx(line["probabilities"], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "parquet", "tfrecords"])
+def test_examples_within_large_files_are_answered_without_labels(export_dir, pictures, tmp_path, kind):
+    files = sorted(pictures.glob("[ab]/*.png"))
+    if kind == "webdataset":
+        with tarfile.open(tmp_path / "pictures.tar", "w") as archive:
+            for file in files:
+                archive.add(file, file.name)
+    elif kind == "parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pa.table({"image": [file.read_bytes() for file in files]}), tmp_path / "pictures.parquet")
+    else:
+        frames = [frame_record(encode_example({"image/encoded": file.read_bytes()})) for file in files]
+        (tmp_path / "pictures.tfrecord").write_bytes(b"".join(frames))
+    (file,) = tmp_path.glob("pictures.*")
+    params = PredictParams(f"{kind}:{file}", part_examples=8, num_workers=1)
+    if kind == "webdataset":  # Of two files of one name neither would be told from the other.
+        with pytest.raises(InputError, match="one name"):
+            predict_batch(params, export_dir, tmp_path / "out")
+        with tarfile.open(file, "w") as archive:
+            for picture in files:
+                archive.add(picture, f"{picture.parent.name}/{picture.name}")
+    assert predict_batch(params, export_dir, tmp_path / "out").num_predicted == 22
+    predict_batch(PredictParams(f"images:{pictures}", num_workers=1), export_dir, tmp_path / "expected")
+    received, expected = read_lines(tmp_path / "out"), read_lines(tmp_path / "expected")
+    assert [line["probabilities"] for line in received] == [line["probabilities"] for line in expected]
 
 
 def test_one_file_holds_all_lines_and_what_was_set_aside_stands_beside_it(export_dir, pictures, tmp_path):
