@@ -1,5 +1,6 @@
 """Every example of a source answered once: files of predictions that a restart goes on with, then published whole."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -102,9 +103,10 @@ def _answer_all(params: PredictParams, export_dir: Path, inputs: Inputs, begun: 
         progress.track(STEP, total, "examples") as bar,
         safe_children(),
         warnings.catch_warnings(action="ignore", category=UserWarning),  # joblib's, of work that an error throws away.
+        contextlib.closing(runner(jobs)) as answered,  # So that no worker goes on when something fails.
     ):
         bar.update(kept)
-        for i, _ in zip(missing, runner(jobs), strict=True):
+        for i, _ in zip(missing, answered, strict=True):
             bar.update(len(ranges[i]))
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components import storage
 from components.artifacts import Manifest, file_crc32c
+from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.predict_batch import PredictParams, predict_batch, predicting
 from components.predict_batch.joining import predict_to_file
@@ -116,6 +118,19 @@ def test_records_are_answered_with_the_names_and_pixels_that_they_hold(export_di
     expected = load_model(export_dir).predict(examples.inputs)
     received = np.array([list(answers[key].values()) for key in examples.keys])
     np.testing.assert_allclose(received, expected, atol=1e-6)
+
+
+def test_records_in_a_bucket_are_answered_in_place(export_dir, pictures, tmp_path, bucket):
+    (pictures / "top.png").unlink()
+    write_records(WriteParams(f"images:{pictures}", num_workers=1), tmp_path / "records")
+    storage.upload(tmp_path / "records", "gs://bucket/records")
+    for place, name in ((tmp_path / "records", "here"), ("gs://bucket/records", "there")):
+        predict_batch(PredictParams(f"records:{place}", num_workers=1), export_dir, tmp_path / name)
+    assert len(read_lines(tmp_path / "here")) == 22
+    assert read_lines(tmp_path / "there") == read_lines(tmp_path / "here")
+    bucket.blob("records/dataset.json").upload_from_string("{}")
+    with pytest.raises(InputError, match="no manifest of records"):
+        predict_batch(PredictParams("records:gs://bucket/records"), export_dir, tmp_path / "out")
 
 
 def test_a_damaged_record_is_set_aside_with_its_place(export_dir, digits_records, tmp_path):
