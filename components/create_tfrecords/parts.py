@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from components.records import encode_example, frame_record
 TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
 _TASKS_PER_WORKER = 8
 DIGEST_BYTES = 32
+
+Task = tuple[str, str, np.ndarray]  # Split, name of the shard, and examples: indices into the listing.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Part:
     figures: np.ndarray | None = None
 
 
+Written = Generator[tuple[Part, bytes], None, None]  # Of tasks, in order: their books, and their framed records.
+
+
 def content_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
     """Return the keys of examples, and their content where the listing has it; see `read_content`."""
     keys = [listing.keys[i] for i in indices]
@@ -85,8 +90,8 @@ def share_out(num_examples: int, most: int, num_workers: int) -> tuple[int, int]
 
 def cut_into_tasks(
     order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
-) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield split, name of the shard and examples of every task, in order; a shard is one or more tasks."""
+) -> Iterator[Task]:
+    """Yield every task, in order; a shard is one or more of them."""
     for split, indices in order.items():
         shards = plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib)
         for name, (start, end) in zip(shards.names, shards.boundaries, strict=True):

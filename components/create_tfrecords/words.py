@@ -1,5 +1,6 @@
 """The words of all texts, counted before the vocabulary is made of them."""
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -21,30 +22,56 @@ from components.safe_path import safe_children
 from components.text import split_words
 
 
-def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, np.ndarray, Counter[bytes]]:
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """The words of the texts of a plan.
+
+    Attributes:
+        words: uint64[num_examples]: equal for texts of the same words; 0 for those that the plan leaves out.
+        counts: How often each word stands in the texts that train.
+    """
+
+    words: np.ndarray
+    counts: Counter[bytes]
+
+
+def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
     """Read every text once, before the vocabulary is made of those that train.
 
     Returns:
-        The plan, with texts of the same words in one split if `join_copies` says so; uint64[num_examples], equal for
-        such texts; and how often each word stands in those that train.
+        The plan, divided by the words as `divide_by_words` says, and the words.
     """
     listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
-    splits = np.full(len(listing.keys), "", "<U10")
-    for name, indices in plan.order.items():
-        splits[indices] = name
+    splits = _splits_of(plan)
     hashes, counts = _read_texts(params, listing, planned, splits == TRAIN)
     words = np.zeros(len(splits), "<u8")
     words[planned] = np.frombuffer(hashes, "<u8")
-    if params.join_copies:
-        planned.sort()
-        joined = Copies.find(listing, planned, words[planned], np.empty((0, 2), int)).joined(splits)
-        moved = planned[splits[planned] != joined[planned]]
-        if len(moved):
-            left, came = (moved[some[moved] == TRAIN] for some in (splits, joined))
-            counts.subtract(_read_texts(params, listing, left, splits == TRAIN)[1])
-            counts.update(_read_texts(params, listing, came, joined == TRAIN)[1])
-            plan = plan.redivided(planned, joined[planned])
-    return plan, words, +counts
+    plan = divide_by_words(params, plan, words)
+    joined = _splits_of(plan)
+    planned.sort()
+    moved = planned[splits[planned] != joined[planned]]
+    if len(moved):
+        left, came = (moved[some[moved] == TRAIN] for some in (splits, joined))
+        counts.subtract(_read_texts(params, listing, left, splits == TRAIN)[1])
+        counts.update(_read_texts(params, listing, came, joined == TRAIN)[1])
+    return plan, Survey(words, +counts)
+
+
+def divide_by_words(params: WriteParams, plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
+    """Return the plan with texts of the same words, uint64[num_examples], in one split if `join_copies` says so."""
+    if not params.join_copies:
+        return plan
+    splits, planned = _splits_of(plan), np.sort(np.concatenate(list(plan.order.values())))
+    joined = Copies.find(plan.listing, planned, words[planned], np.empty((0, 2), int)).joined(splits)
+    return plan if np.array_equal(splits, joined) else plan.redivided(planned, joined[planned])
+
+
+def _splits_of(plan: DatasetPlan) -> np.ndarray:
+    """Return the split of every example of the listing, str[num_examples]; empty for those that are left out."""
+    splits = np.full(len(plan.listing.keys), "", "<U10")
+    for name, indices in plan.order.items():
+        splits[indices] = name
+    return splits
 
 
 def _read_texts(

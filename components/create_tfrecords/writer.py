@@ -3,10 +3,7 @@
 import contextlib
 import functools
 import json
-import os
-import tempfile
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +12,18 @@ from components import progress, storage
 from components.artifacts import COPIES_FILE, DATA_PAGE_FILE, KEY_FEATURE, LABEL_FEATURE, MANIFEST_FILE, Manifest
 from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.data_page import choose_samples, render_page
-from components.create_tfrecords.encoders import Encoder, TextEncoder, choose_image_encoder, choose_text_encoder
+from components.create_tfrecords.encoders import TextEncoder
+from components.create_tfrecords.engines import Engine
+from components.create_tfrecords.engines.local import LocalEngine
 from components.create_tfrecords.merging import Merger, regroup
 from components.create_tfrecords.params import WriteParams, WriteResult
-from components.create_tfrecords.parts import content_of, count_per_task, cut_into_tasks, share_out, write_part
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.create_tfrecords.preparing import Prepared, prepare
 from components.create_tfrecords.splitting import SPLIT_RULE_VERSION
 from components.create_tfrecords.telling import STEP, check_budget, say_content, say_copies, say_statistics
-from components.create_tfrecords.words import survey_texts
 from components.errors import InputError
 from components.identities import EXAMPLES_FILE, save_identities
-from components.interface import LANGUAGE_MODEL, TASKS, TEXT, CorpusInput, ImageInput
-from components.safe_path import safe_children
+from components.interface import LANGUAGE_MODEL, TASKS, CorpusInput
 from components.text import VOCABULARY_FILE, save_vocabulary
 
 
@@ -49,18 +46,15 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
     plan = plan or plan_dataset(params)
     _check_target(directory, params.source)
     write: Callable[[Path], Manifest]
-    encoder: Encoder
     if plan.listing.corpus is not None:
         writer = CorpusWriter(plan.listing.corpus, params.target_shard_mib)
         bytes_each, write = writer.bytes_each, functools.partial(_write_corpus, plan, writer)
     else:
-        words = None
-        if plan.listing.kind == TEXT:
-            plan, words, counts = survey_texts(params, plan)
-            encoder, bytes_each = choose_text_encoder(params, plan.listing, counts)
-        else:
-            encoder, bytes_each = choose_image_encoder(params, plan)
-        write = functools.partial(_write_all, params, plan, encoder, bytes_each, words)
+        prepared = prepare(params, plan)
+        bytes_each, write = (
+            prepared.bytes_each,
+            functools.partial(_write_all, prepared, LocalEngine(params.num_workers)),
+        )
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * bytes_each)
     with storage.staged_directory(directory) as staged:
         manifest = write(staged)
@@ -102,58 +96,21 @@ def _is_ours(file: Path) -> bool:
     return file.is_file() and (file.name in ours or file.suffix == ".tfrecord")
 
 
-def _write_all(
-    params: WriteParams, plan: DatasetPlan, encoder: Encoder, bytes_each: int, words: np.ndarray | None, staged: Path
-) -> Manifest:
-    from joblib import Parallel, delayed
-
-    listing = plan.listing
-    input_bytes = listing.num_bytes // len(listing.keys)
-    total = sum(plan.split_examples.values())
-    most = count_per_task(max(bytes_each, input_bytes))
-    num_workers, task_examples = share_out(total, most, params.num_workers or os.cpu_count() or 1)
-    tasks = list(cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples))
+def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
+    params, plan, encoder, survey = prepared.params, prepared.plan, prepared.encoder, prepared.survey
+    listing, tasks = plan.listing, engine.cut(prepared)
     merger = Merger(staged)
     with (
-        tempfile.TemporaryDirectory(prefix=".parts.", dir=staged, ignore_cleanup_errors=True) as parts,
-        progress.track(STEP, total, "examples") as bar,
+        progress.track(STEP, sum(plan.split_examples.values()), "examples") as bar,
+        contextlib.closing(engine.write(prepared, tasks, staged)) as written,
     ):
-        jobs = (
-            delayed(write_part)(
-                encoder,
-                os.path.join(parts, f"{number:06d}"),
-                listing.labels[indices].tolist(),
-                *content_of(listing, indices),
-                None if listing.hashes is None else [listing.hashes[i] for i in indices],
-            )
-            for number, (_, _, indices) in enumerate(tasks)
-        )
-        # One worker needs no second process; memory-mapping is off, since slices are small and copied once.
-        runner = Parallel(
-            n_jobs=num_workers,
-            backend="sequential" if num_workers == 1 else "loky",
-            return_as="generator",
-            batch_size=1,
-            max_nbytes=None,
-        )
-        # Closed first when something fails, so that no worker still writes while its folder is removed. joblib warns
-        # of the work that this throws away; the error that caused it says enough.
-        with (
-            safe_children(),
-            warnings.catch_warnings(action="ignore", category=UserWarning),
-            contextlib.closing(runner(jobs)) as written,
-        ):
-            for (split, name, indices), part in zip(tasks, written, strict=True):
-                if part.odd is not None:
-                    assert isinstance(encoder.input, ImageInput)
-                    raise _odd_shape_error(encoder.input.fed_shape, *part.odd)
-                merger.add(split, name, indices, part, Path(part.path).read_bytes())
-                os.unlink(part.path)
-                bar.update(len(indices))
-    copies, splits = merger.find_copies(listing, words)
+        for (split, name, indices), (part, content) in zip(tasks, written, strict=True):
+            merger.add(split, name, indices, part, content)
+            bar.update(len(indices))
+    copies, splits = merger.find_copies(listing, survey.words if survey else None)
     if params.join_copies and np.any((joined := copies.joined(splits)) != splits):
         splits, examples = joined, merger.examples
-        merger = regroup(params, plan.redivided(examples, joined[examples]), merger, bytes_each, staged)
+        merger = regroup(params, plan.redivided(examples, joined[examples]), merger, prepared.bytes_each, staged)
     manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, encoder),
         source=listing.source,
@@ -196,17 +153,4 @@ def _write_corpus(plan: DatasetPlan, writer: CorpusWriter, staged: Path) -> Mani
         features={CorpusInput.feature: "bytes", LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
         class_names=listing.class_names,
         splits=splits,
-    )
-
-
-def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:
-    if len(shape) == 3 and tuple(shape[:2]) == expected[:2]:
-        kinds = {1: "grey", 3: "colour"}
-        return InputError(
-            f"Grey and colour images are mixed: expected {kinds[expected[2]]} images like the first one, received "
-            f"the {kinds[shape[2]]} image {key!r}. Set data.channels to 1 or 3 to convert all of them."
-        )
-    return InputError(
-        f"Images differ in size: expected {expected[0]}×{expected[1]} like the first one, received "
-        f"{shape[0]}×{shape[1]} for {key!r}. Set data.image_size to [height, width] to resize all of them."
     )
