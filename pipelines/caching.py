@@ -18,8 +18,11 @@ from components.preflight_training.compiler import versions as compiler_versions
 from pipelines import STEP_TABLE, STEPS
 from pipelines.config import Config
 
-# What changes how fast a step runs, never what it gives.
-_WITHOUT_EFFECT = ("num_workers", "checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib")
+# What changes where and how fast a step runs, never what it gives.
+_WITHOUT_EFFECT = (
+    *("num_workers", "engine", "engine_tasks"),
+    *("checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib"),
+)
 
 
 def _digest(*parts: Any) -> str:

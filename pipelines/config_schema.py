@@ -9,7 +9,7 @@ from typing import Any
 
 from components.artifacts import SPLITS
 from components.command_line import attribute_docs
-from components.create_tfrecords.params import ENCODINGS, SETTABLE_TASKS
+from components.create_tfrecords.params import ENCODINGS, ENGINES, SETTABLE_TASKS
 from components.device import ACCELERATORS, BACKENDS
 from components.export_model.formats.table import FORMATS
 from components.machine_spec import MachineSpec, load_catalogue
@@ -31,6 +31,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "data.task": SETTABLE_TASKS,
     "data.channels": (0, 1, 3),
     "data.encoding": ENCODINGS,
+    "data.engine": ENGINES,
     "data.truncate": (START, END),
     "gate.split": SPLITS,
     "gate.backend": BACKENDS,

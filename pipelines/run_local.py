@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from components import storage
 from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE, REPORT_FILE, Manifest
+from components.create_tfrecords.params import LOCAL
 from components.create_tfrecords.planning import DatasetPlan
 from components.create_tfrecords.sources import csv_file
 from components.create_tfrecords.sources.kinds import find_source
@@ -281,7 +282,8 @@ class _LocalRun:
                 cache_root=str(entries_dir),
                 raise_on_error=False,
             )
-            pipeline = training_pipeline(self._config, cache_keys=self._keys, lineage=lineage(self._config))
+            config = _on_one_step(self._config) if "create_tfrecords" in self._cached else self._config
+            pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
 
     @contextlib.contextmanager
@@ -365,7 +367,7 @@ class _LocalRun:
     def _failure(self) -> tuple[StepRecord | None, Path | None]:
         """Return the record of the step that failed in this run, if any did, and preflight's report if that failed."""
         folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path.name >= self._first_folder)
-        for path in (path for folder in folders for path in folder.glob(f"*/{STEP_RECORD_FILE}")):
+        for path in (path for folder in folders for path in folder.rglob(STEP_RECORD_FILE)):
             record = StepRecord.load(path.parent)
             if record.state == FAILED:
                 report = path.parent / STEP_TABLE["preflight_training"].artifact
@@ -380,6 +382,11 @@ class _LocalRun:
             return StepSummary(0.0, "skipped", False)
         has_record = not cached and (artifact.parent / STEP_RECORD_FILE).is_file()
         return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, SUCCEEDED, cached)
+
+
+def _on_one_step(config: Config) -> Config:
+    """Return the configuration for records that are there: nothing is left to be fanned out."""
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
 
 
 def _are_whole(records: Path) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 from kfp import dsl
 
-from components.create_tfrecords.component import create_tfrecords, list_source
+from components.create_tfrecords.component import create_tfrecords, list_source, merge_parts, plan_parts, write_parts
+from components.create_tfrecords.params import FAN_OUT
 from components.deploy_model.component import deploy_model
 from components.evaluate_model.component import evaluate_model, mark_promoted
 from components.export_model.component import export_model
@@ -54,14 +55,16 @@ def training_pipeline(
     # A platform knows a step by its inputs, and an alias is the same text wherever it stands.
     uncached = ("evaluate_model", "deploy_model") if parse_reference(config.champion) else ()
 
-    def add(step: str, component: Callable[..., dsl.PipelineTask], **inputs: Any) -> dsl.PipelineTask:
+    def add(
+        step: str, component: Callable[..., dsl.PipelineTask], is_last: bool = True, **inputs: Any
+    ) -> dsl.PipelineTask:
         task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
         if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Whose pages have it in their titles.
             task.set_env_variable(RUN_VARIABLE, config.name)
         if step != "train_model":  # Whose machine is the target's affair.
             task = place(step, apply(task, resources_of(config, step)))
-        if cache_keys:
-            return task.set_caching_options(True, cache_keys[step])
+        if cache_keys:  # Of a step that is several tasks, the last one's outputs are what is found again.
+            return task.set_caching_options(True, cache_keys[step]) if is_last else task.set_caching_options(False)
         return task.set_caching_options(False) if step in uncached else task
 
     @dsl.pipeline(name=PIPELINE_NAME, description="Labelled data to a checked Keras model for CPU serving.")
@@ -76,9 +79,18 @@ def training_pipeline(
         if not cache_keys:  # Which know it already.
             listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
             data_version = place("create_tfrecords", listed).set_caching_options(False).output
-        records = add("create_tfrecords", create_tfrecords, source=source, data_version=data_version, **data).outputs[
-            "records"
-        ]
+        if config.data.engine == FAN_OUT:
+            asked = {"source": source, "data": data, "data_version": data_version}
+            planned = add("create_tfrecords", plan_parts, is_last=False, **asked).outputs["planned"]
+            with dsl.ParallelFor(list(range(config.data.engine_tasks)), name="ranges") as number:
+                written = add(
+                    "create_tfrecords", write_parts, is_last=False, planned=planned, number=number, **asked
+                ).outputs["parts"]
+            # Vertex AI collects artifacts: https://github.com/kubeflow/pipelines/issues/3412
+            writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **asked)
+        else:
+            writing = add("create_tfrecords", create_tfrecords, source=source, data_version=data_version, **data)
+        records = writing.outputs["records"]
         preflight, limits = None, {}
         if config.preflight:
             preflight = add(

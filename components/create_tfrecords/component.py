@@ -1,4 +1,4 @@
-"""KFP wrappers of create_tfrecords, and of the small step before it that says what the data are."""
+"""KFP wrappers of create_tfrecords: as one step or fanned out over several, and of what says what the data are."""
 
 from typing import Any, Dict, List
 
@@ -36,6 +36,8 @@ def create_tfrecords(
     target_shard_mib: int = 32,
     max_bad_fraction: float = 0.0,
     num_workers: int = 0,
+    engine: str = "local",
+    engine_tasks: int = 8,
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
@@ -68,3 +70,82 @@ def list_source(source: str, data: Dict[str, Any] = {}) -> str:
 
     with heard():
         return source_version(params_from({**data, "source": source}, WriteParams))
+
+
+@in_place_of_shell
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+def plan_parts(
+    planned: dsl.Output[dsl.Artifact],
+    source: str,
+    data: Dict[str, Any] = {},
+    data_version: str = "",
+    fingerprint: Dict[str, str] = {},
+) -> int:
+    """Plan a data set that several steps write; returns the number of its parts."""
+    import pathlib
+
+    from components.create_tfrecords import WriteParams
+    from components.create_tfrecords.engines import fan_out
+    from components.step_inputs import params_from
+    from components.step_record import step_record
+
+    with step_record("create_tfrecords", planned.path):
+        params = params_from({**data, "source": source}, WriteParams)
+        return fan_out.plan_parts(params, pathlib.Path(planned.path)).num_parts
+
+
+@in_place_of_shell
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+def write_parts(
+    planned: dsl.Input[dsl.Artifact],
+    parts: dsl.Output[dsl.Artifact],
+    number: int,
+    source: str,
+    data: Dict[str, Any] = {},
+    data_version: str = "",
+    fingerprint: Dict[str, str] = {},
+) -> int:
+    """Write one range of the parts that are planned; returns the number of these."""
+    import pathlib
+
+    from components.create_tfrecords import WriteParams
+    from components.create_tfrecords.engines import fan_out
+    from components.step_inputs import params_from
+    from components.step_record import step_record
+
+    with step_record("create_tfrecords", parts.path):
+        params = params_from({**data, "source": source}, WriteParams)
+        written = fan_out.write_parts(params, pathlib.Path(planned.path), pathlib.Path(parts.path), int(number))
+        return written.num_parts
+
+
+@in_place_of_shell
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+def merge_parts(
+    planned: dsl.Input[dsl.Artifact],
+    parts: dsl.Input[List[dsl.Artifact]],
+    records: dsl.Output[dsl.Dataset],
+    source: str,
+    data: Dict[str, Any] = {},
+    data_version: str = "",
+    fingerprint: Dict[str, str] = {},
+) -> int:
+    """Put the parts of all ranges together as records; returns the number of examples."""
+    import dataclasses
+    import pathlib
+
+    from components.create_tfrecords import WriteParams
+    from components.create_tfrecords.engines import fan_out
+    from components.step_inputs import params_from
+    from components.step_record import step_record
+
+    with step_record("create_tfrecords", records.path):
+        params = params_from({**data, "source": source}, WriteParams)
+        folders = [pathlib.Path(each.path) for each in parts]
+        result = fan_out.merge_parts(params, pathlib.Path(planned.path), folders, pathlib.Path(records.path))
+        records.metadata.update(dataclasses.asdict(result))
+        return result.num_examples
+
+
+# The step as the pipeline and its cache know it: what is written is the same.
+merge_parts.component_spec.name = create_tfrecords.component_spec.name

@@ -8,6 +8,8 @@ from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_L
 from components.text import END, START
 
 _COLUMNS = ("path", "image", "text", "label", "split", "id")
+LOCAL, FAN_OUT = ENGINES = ("local", "fan_out")
+_MOST_ENGINE_TASKS = 1000
 ENCODINGS = ("auto", "raw", "resized", "encoded")
 SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
@@ -69,6 +71,10 @@ class WriteParams:
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per core.
+        engine: Place where a pipeline has the records written: `local`, in one step, or `fan_out`, in `engine_tasks`
+            steps at the same time, whose parts one more puts together, to the same bytes. The step alone is always
+            `local`.
+        engine_tasks: Steps that `fan_out` has.
     """
 
     source: str
@@ -96,6 +102,8 @@ class WriteParams:
     target_shard_mib: int = 32
     max_bad_fraction: float = 0.0
     num_workers: int = 0
+    engine: str = LOCAL
+    engine_tasks: int = 8
 
     def __post_init__(self) -> None:
         for name in ("validation_fraction", "test_fraction", "max_bad_fraction"):
@@ -161,6 +169,15 @@ class WriteParams:
             raise InputError(f"target_shard_mib must be positive. Received: target_shard_mib={self.target_shard_mib}.")
         if self.num_workers < 0:
             raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
+        if self.engine not in ENGINES:
+            raise InputError(
+                f"engine must be one of {', '.join(ENGINES)}. Received: engine={self.engine!r}."
+                + did_you_mean(self.engine, ENGINES)
+            )
+        if not 1 <= self.engine_tasks <= _MOST_ENGINE_TASKS:
+            raise InputError(
+                f"engine_tasks must be from 1 to {_MOST_ENGINE_TASKS}. Received: engine_tasks={self.engine_tasks}."
+            )
 
     @property
     def asked(self) -> str:

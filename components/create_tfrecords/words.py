@@ -28,7 +28,7 @@ class Survey:
 
     Attributes:
         words: uint64[num_examples]: equal for texts of the same words; 0 for those that the plan leaves out.
-        counts: How often each word stands in the texts that train.
+        counts: Number of times that each word stands in the texts that train.
     """
 
     words: np.ndarray

@@ -27,7 +27,14 @@ from components.interface import LANGUAGE_MODEL, TASKS, CorpusInput
 from components.text import VOCABULARY_FILE, save_vocabulary
 
 
-def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None = None) -> WriteResult:
+def write_records(
+    params: WriteParams,
+    directory: Path,
+    plan: DatasetPlan | None = None,
+    *,
+    prepared: Prepared | None = None,
+    engine: Engine | None = None,
+) -> WriteResult:
     """Write labelled examples as sharded TFRecord files with a manifest.
 
     Args:
@@ -35,6 +42,8 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
         directory: Folder to write; appears whole or not at all. Records that it already holds of the same source are
             replaced.
         plan: The plan of `params`, where the caller has it already.
+        prepared: The data set prepared, where the caller has it already.
+        engine: Engine that writes it; None for this machine.
 
     Returns:
         Counts, and the fingerprint of the content; the same whatever the number of workers.
@@ -43,18 +52,16 @@ def write_records(params: WriteParams, directory: Path, plan: DatasetPlan | None
         InputError: If the source cannot be used, too many inputs are unreadable, images differ in shape with no rule
             to resize them, the disk is too small, or `directory` holds something else.
     """
-    plan = plan or plan_dataset(params)
+    plan = prepared.plan if prepared else plan or plan_dataset(params)
     _check_target(directory, params.source)
     write: Callable[[Path], Manifest]
     if plan.listing.corpus is not None:
         writer = CorpusWriter(plan.listing.corpus, params.target_shard_mib)
         bytes_each, write = writer.bytes_each, functools.partial(_write_corpus, plan, writer)
     else:
-        prepared = prepare(params, plan)
-        bytes_each, write = (
-            prepared.bytes_each,
-            functools.partial(_write_all, prepared, LocalEngine(params.num_workers)),
-        )
+        prepared = prepared or prepare(params, plan)
+        engine = engine or LocalEngine(params.num_workers)
+        bytes_each, write = prepared.bytes_each, functools.partial(_write_all, prepared, engine)
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * bytes_each)
     with storage.staged_directory(directory) as staged:
         manifest = write(staged)

@@ -201,6 +201,35 @@ def test_damaged_cached_records_are_written_again(workspace):
     assert (workspace / "digits" / "records" / shard.name).read_bytes() == content
 
 
+@pytest.mark.slow  # 30 s: steps in processes of their own.
+def test_records_that_are_fanned_out_are_the_same_bytes_and_are_found_again(workspace, tmp_path):
+    """Whatever wrote them: the engine is no part of what they are known by."""
+    names = ("data.engine=fan_out", "data.engine_tasks=3", "preflight=false", "export=false")
+    sets = [word for name in names for word in ("--set", name)]
+    done, summary = run_in_processes(tmp_path / "fanned", *sets)
+    assert done.returncode == 0, done.stderr
+    assert "parts, to be written in 3 ranges" in done.stderr
+    assert not summary["steps"]["create_tfrecords"]["cached"]
+    fanned, alone = tmp_path / "fanned" / "digits" / "records", workspace / "digits" / "records"
+    assert {path.name: path.read_bytes() for path in fanned.iterdir()} == {
+        path.name: path.read_bytes() for path in alone.iterdir()
+    }
+    done, summary = run(workspace, *sets, "--set", "training.learning_rate=0.001")
+    assert summary["steps"]["create_tfrecords"]["cached"]
+    assert not summary["steps"]["train_model"]["cached"]
+
+
+@pytest.mark.slow  # 15 s: steps in processes of their own.
+def test_a_task_that_fails_is_the_runs_failure(tmp_path, image_folder, encode):
+    folder = image_folder()
+    (folder / "dog" / "odd.png").write_bytes(encode(size=(9, 9)))
+    sets = ("--set", "data.engine=fan_out", "--set", "data.engine_tasks=2", "--set", f"data.source=images:{folder}")
+    done, summary = run_in_processes(tmp_path / "runs", *sets, "--set", "training.batch_size_per_replica=4")
+    assert done.returncode == 2
+    assert "Images differ in size" in done.stderr
+    assert summary["steps"]["create_tfrecords"]["state"] == "failed"
+
+
 def test_a_copied_workspace_works_and_touches_nothing_outside_itself(finished_run, tmp_path):
     """Not even a folder that its cache names: that of somebody else, or that of the workspace it was copied from."""
     original = finished_run[0]

@@ -100,3 +100,25 @@ def test_a_train_step_can_be_swapped_without_touching_the_others(compiled, tmp_p
     for name, component in compiled["components"].items():
         if name != "comp-train-model":
             assert swapped["components"][name] == component
+
+
+def test_records_are_fanned_out_over_as_many_steps_as_asked_for_and_put_together_as_the_same_step(tmp_path):
+    config = load_config("digits", ["data.engine=fan_out", "data.engine_tasks=3"])
+    compiler.Compiler().compile(training_pipeline(config), str(tmp_path / "pipeline.yaml"))
+    fanned = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())
+    tasks = fanned["root"]["dag"]["tasks"]
+    (loop,) = (name for name in tasks if name.startswith("for-loop"))
+    assert tasks[loop]["parameterIterator"]["items"]["raw"] == "[0, 1, 2]"
+    (writer,) = fanned["components"][tasks[loop]["componentRef"]["name"]]["dag"]["tasks"].values()
+    assert writer["componentRef"]["name"] == "comp-write-parts"
+    merging = tasks["create-tfrecords"]
+    assert merging["inputs"]["artifacts"]["parts"]["taskOutputArtifact"]["producerTask"] == loop
+    assert tasks["train-model"]["inputs"]["artifacts"]["records"]["taskOutputArtifact"] == {
+        "outputArtifactKey": "records",
+        "producerTask": "create-tfrecords",
+    }
+    asked = {
+        fanned["deploymentSpec"]["executors"][f"exec-{name}"]["container"]["resources"]["memoryLimit"]
+        for name in ("plan-parts", "write-parts", "create-tfrecords")
+    }
+    assert len(asked) == 1

@@ -18,7 +18,7 @@ class Engine(Protocol):
         """Yield what becomes of every task, in order: its books, and its framed records.
 
         Args:
-            prepared: What is to be written.
+            prepared: The data set.
             tasks: Runs of its examples.
             folder: Folder for what is half done.
 

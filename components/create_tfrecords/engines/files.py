@@ -22,7 +22,7 @@ def save_part(path: Path, key: str, part: Part, content: bytes) -> None:
 
     Args:
         path: The file.
-        key: Digest of what the part follows from.
+        key: Digest of the facts that the part follows from.
         part: Its books.
         content: Its framed records.
     """
@@ -68,16 +68,16 @@ def load_part(path: Path, key: str) -> tuple[Part, bytes]:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             stored = dict(arrays)
-        found, books = str(stored["key"]), json.loads(stored["books"].tobytes())
+        received, books = str(stored["key"]), json.loads(stored["books"].tobytes())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"Cannot read the part {path}: expected a file that a task has written whole, received {error!r}. Run that "
             "task again."
         ) from error
-    if found != key:
+    if received != key:
         raise InputError(
             f"The part {path} was written from other data, parameters or code: expected {key[:12]}, received "
-            f"{found[:12]}. Run all tasks again."
+            f"{received[:12]}. Run all tasks again."
         )
     part = Part(
         str(path),

@@ -1,0 +1,144 @@
+"""Claims about records that several commands write and another one puts together."""
+
+import dataclasses
+import filecmp
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.create_tfrecords import WriteParams, write_records
+from components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
+from components.create_tfrecords.engines import fan_out, local
+from components.errors import InputError
+
+
+def _images(folder: Path) -> WriteParams:
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    noise[7] = noise[21]  # Copies under two names, which draw different splits.
+    for i, pixels in enumerate(noise):
+        (folder / f"{i % 2}").mkdir(exist_ok=True, parents=True)
+        Image.fromarray(pixels).save(folder / f"{i % 2}" / f"{i}.png")
+    (folder / "0" / "damaged.png").write_bytes(b"no image")
+    return WriteParams(f"images:{folder}", max_bad_fraction=0.1)
+
+
+def _groups(folder: Path) -> WriteParams:
+    params = _images(folder)
+    rows = [f"{i % 2}/{i}.png,{i % 2},{i // 4}" for i in range(40)]
+    (folder / "labels.csv").write_text("\n".join(["path,label,patient", *rows]))
+    return dataclasses.replace(params, source=f"csv:{folder}/labels.csv", group_column="patient")
+
+
+def _texts(folder: Path) -> WriteParams:
+    folder.mkdir()
+    words = ("Good", "bad", "long", "film", "plot")
+    rows = [f"{' '.join(words[(i * k) % 5] for k in range(1, 7))} {i % 17},{i % 2}" for i in range(60)]
+    (folder / "reviews.csv").write_text("\n".join(["text,label", *rows]))
+    return WriteParams(f"csv:{folder}/reviews.csv", num_tokens=5, vocabulary_size=12)
+
+
+def _corpus(folder: Path) -> WriteParams:
+    folder.mkdir()
+    (folder / "poem.txt").write_text("To be, or not to be, that is the question. " * 40)
+    return WriteParams(f"corpus:{folder}/poem.txt", num_tokens=20)
+
+
+def _numbers(folder: Path) -> WriteParams:
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    np.savez(folder / "x.npz", x=random.integers(0, 256, (50, 4, 4), np.uint8), y=random.normal(size=(50, 2)))
+    return WriteParams(f"npz:{folder}/x.npz", task="regression")
+
+
+def _fan_out(params: WriteParams, folder: Path) -> tuple[Path, list[Path]]:
+    fan_out.plan_parts(params, folder / "plan")
+    folders = [folder / f"range-{number}" for number in range(params.engine_tasks)]
+    for number in reversed(range(len(folders))):
+        fan_out.write_parts(params, folder / "plan", folders[number], number)
+    return folder / "plan", folders
+
+
+def _same_files(left: Path, right: Path) -> bool:
+    names = sorted(path.name for path in left.iterdir())
+    assert names == sorted(path.name for path in right.iterdir())
+    return filecmp.cmpfiles(left, right, names, shallow=False) == (names, [], [])
+
+
+@pytest.mark.parametrize("make", [_images, _groups, _texts, _corpus, _numbers])
+def test_several_commands_write_the_same_bytes_as_one_machine_alone(tmp_path, make, monkeypatch):
+    params = dataclasses.replace(make(tmp_path / "data"), engine="fan_out", engine_tasks=3, num_workers=1)
+    alone = write_records(params, tmp_path / "alone")
+    plan, folders = _fan_out(params, tmp_path)
+    monkeypatch.delattr(local.LocalEngine, "write")  # What is put together is what those commands wrote.
+    assert fan_out.merge_parts(params, plan, folders, tmp_path / "merged") == alone
+    assert _same_files(tmp_path / "merged", tmp_path / "alone")
+
+
+@pytest.fixture
+def params(tmp_path) -> WriteParams:
+    return dataclasses.replace(_images(tmp_path / "data"), engine_tasks=3, num_workers=1)
+
+
+def test_a_range_that_is_written_again_keeps_the_parts_that_are_whole(params, tmp_path):
+    _, (*_, folder) = _fan_out(params, tmp_path)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    first, damaged, missing = sorted(before)
+    damaged_bytes = bytearray(before[damaged])
+    damaged_bytes[len(damaged_bytes) // 2] ^= 1
+    (folder / damaged).write_bytes(damaged_bytes)
+    (folder / missing).unlink()
+    (folder / f".{missing}.abc.tmp").write_bytes(b"half")
+    written = (folder / first).stat().st_mtime_ns
+    result = fan_out.write_parts(params, tmp_path / "plan", folder, 2)
+    assert (result.num_parts, result.num_kept) == (len(before), len(before) - 2)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert (folder / first).stat().st_mtime_ns == written
+
+
+def test_parts_that_are_missing_are_named_and_nothing_is_written(params, tmp_path):
+    plan, folders = _fan_out(params, tmp_path)
+    with pytest.raises(InputError, match=r"of all 3 ranges, received 2 without what belongs to range 1\. Write these"):
+        fan_out.merge_parts(params, plan, [folders[0], folders[2]], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    with pytest.raises(InputError, match=r"There is no range 3: expected one from 0 to 2"):
+        fan_out.write_parts(params, plan, tmp_path / "range-3", 3)
+
+
+def test_parts_of_other_data_or_parameters_are_refused(params, tmp_path):
+    plan, folders = _fan_out(params, tmp_path)
+    changed = dataclasses.replace(params, seed=1)
+    with pytest.raises(InputError, match=r"have changed since .*plan was written: expected .*Plan again"):
+        fan_out.write_parts(changed, plan, folders[0], 0)
+    (tmp_path / "data" / "0" / "0.png").write_bytes((tmp_path / "data" / "0" / "2.png").read_bytes())
+    with pytest.raises(InputError, match=r"have changed since"):
+        fan_out.merge_parts(params, plan, folders, tmp_path / "merged")
+    fan_out.plan_parts(params, plan)
+    with pytest.raises(InputError, match=r"000000.npz was written from other data"):
+        fan_out.merge_parts(params, plan, folders, tmp_path / "merged")
+
+
+def test_an_image_of_another_size_ends_the_range_that_meets_it(tmp_path, image_folder, encode):
+    folder = image_folder()
+    (folder / "dog" / "odd.png").write_bytes(encode(size=(9, 9)))
+    params = WriteParams(f"images:{folder}", engine_tasks=1, num_workers=1)
+    fan_out.plan_parts(params, tmp_path / "plan")
+    with pytest.raises(InputError, match=r"Images differ in size: expected 8×8 .* received 9×9"):
+        fan_out.write_parts(params, tmp_path / "plan", tmp_path / "range", 0)
+
+
+def test_the_wrappers_write_what_the_step_alone_writes(params, tmp_path):
+    source, data = params.source, {"engine_tasks": 2.0, "max_bad_fraction": 0.1}
+    places = {name: types.SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("plan", "0", "1", "out")}
+    plan_parts.python_func(places["plan"], source, data)
+    counts = [write_parts.python_func(places["plan"], places[str(i)], i, source, data) for i in range(2)]
+    assert sum(counts) == fan_out.PartsPlan.load(tmp_path / "plan").num_parts
+    parts, records = [places["0"], places["1"]], places["out"]
+    alone = types.SimpleNamespace(path=str(tmp_path / "alone"), metadata={})
+    count = create_tfrecords.python_func(alone, source, max_bad_fraction=0.1)
+    assert merge_parts.python_func(places["plan"], parts, records, source, data) == count
+    assert records.metadata == alone.metadata
+    assert _same_files(tmp_path / "out", tmp_path / "alone")
