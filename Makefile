@@ -20,7 +20,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install run test test-all check bench soak kills kills-hosts audit licences lock image images push sbom images-test
+.PHONY: install run test test-all check bench soak kills kills-hosts kills-fan-out audit licences lock image images push sbom images-test
 
 install: $(VENV)/.installed
 
@@ -56,6 +56,9 @@ kills: install  ## Every step killed at any moment and run again, one night; SLI
 
 kills-hosts: install  ## Hosts that train together, killed at any moment and started again; KILLS=50 and HOSTS=2 for fewer.
 	$(VENV)/bin/python -m tests.kills.hosts --hosts $(HOSTS) --kills $(KILLS)
+
+kills-fan-out: install  ## Commands that write records together, killed at any moment and run again; KILLS=20 for fewer.
+	$(VENV)/bin/python -m tests.kills.fan_out --kills $(KILLS)
 
 # PYSEC-2026-3447 (setuptools < 83: what a source distribution made on macOS leaves out) is about nothing done here, and
 # TensorFlow's TensorBoard needs a setuptools before 82.

@@ -107,3 +107,10 @@ def test_killed_at_any_moment_every_step_and_the_run_give_the_same_again(tmp_pat
     command = [sys.executable, "-m", "tests.kills", "--kills", "30", "--work", str(tmp_path / "work")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow  # A minute.
+def test_killed_at_any_moment_commands_that_write_together_give_the_same_again():
+    command = [sys.executable, "-m", "tests.kills.fan_out", "--kills", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -117,8 +117,6 @@ def test_records_are_fanned_out_over_as_many_steps_as_asked_for_and_put_together
         "outputArtifactKey": "records",
         "producerTask": "create-tfrecords",
     }
-    asked = {
-        fanned["deploymentSpec"]["executors"][f"exec-{name}"]["container"]["resources"]["memoryLimit"]
-        for name in ("plan-parts", "write-parts", "create-tfrecords")
-    }
-    assert len(asked) == 1
+    executors = fanned["deploymentSpec"]["executors"]
+    names = ("plan-parts", "write-parts", "create-tfrecords")
+    assert len({executors[f"exec-{name}"]["container"]["resources"]["memoryLimit"] for name in names}) == 1

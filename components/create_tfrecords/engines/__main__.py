@@ -1,0 +1,48 @@
+"""Write records by several commands: `python -m components.create_tfrecords.engines plan|write|merge`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from components import command_line
+from components.create_tfrecords import WriteParams
+from components.create_tfrecords.engines import fan_out
+
+_PROGRAM = "python -m components.create_tfrecords.engines"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM, description="Write records by several commands, to the bytes that one machine writes."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    plan = commands.add_parser("plan", help="Plan the parts, once.")
+    write = commands.add_parser("write", help="Write one range of them; for each range, anywhere.")
+    merge = commands.add_parser("merge", help="Put the parts of all ranges together, once.")
+    for command in (write, merge):
+        command.add_argument("--plan", required=True, type=Path, help="Folder that plan wrote.")
+    write.add_argument("--number", required=True, type=int, help="Number of the range, from 0.")
+    merge.add_argument("--parts", required=True, type=Path, nargs="+", help="Folders that write wrote, in any order.")
+    for command in (plan, write, merge):
+        command.add_argument("--output", required=True, type=Path, help="Folder to write.")
+        command_line.add_params(command, WriteParams)
+    return parser
+
+
+def _work(arguments: argparse.Namespace) -> tuple[Any, int]:
+    params = command_line.params_from(arguments, WriteParams)
+    if arguments.command == "plan":
+        return fan_out.plan_parts(params, arguments.output), command_line.DONE
+    if arguments.command == "write":
+        return fan_out.write_parts(params, arguments.plan, arguments.output, arguments.number), command_line.DONE
+    return fan_out.merge_parts(params, arguments.plan, arguments.parts, arguments.output), command_line.DONE
+
+
+def main() -> int:
+    """Run one of the commands; returns the exit code."""
+    return command_line.run(_parser(), _work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Claims about `python -m components.create_tfrecords.engines`."""
+
+import json
+import sys
+
+import pytest
+
+from components.create_tfrecords import WriteParams, write_records
+from components.create_tfrecords.engines.__main__ import main
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs a command in this process; gives its exit code and what it printed."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["engines", *map(str, words)])
+        code = main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_commands_write_what_the_step_alone_writes(command, image_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = f"images:{image_folder()}"
+    asked = ("--source", source, "--engine-tasks", 2, "--num-workers", 1)
+    assert command("plan", *asked, "--output", "plan")[0] == 0
+    for number in range(2):
+        words = ("--plan", "plan", "--number", number, "--output", f"parts/{number}")
+        code, printed, _ = command("write", *asked, *words)
+        assert code == 0
+        assert json.loads(printed)["num_kept"] == 0
+    code, printed, _ = command("merge", *asked, "--plan", "plan", "--parts", "parts/0", "parts/1", "--output", "out")
+    assert code == 0
+    alone = write_records(WriteParams(source, num_workers=1), tmp_path / "alone")
+    assert json.loads(printed)["fingerprint"] == alone.fingerprint
+
+
+def test_a_range_without_a_plan_is_a_mistake(command, image_folder, tmp_path):
+    words = ("--plan", tmp_path / "none", "--number", 0, "--output", tmp_path / "parts")
+    code, _, told = command("write", "--source", f"images:{image_folder()}", *words)
+    assert code == 2
+    assert "plan.json: there is no such file. Expected a folder written by plan_parts" in told
+    assert not (tmp_path / "parts").exists()
