@@ -2,7 +2,10 @@
 
 import dataclasses
 import filecmp
+import subprocess
 import types
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,8 @@ from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
 from components.create_tfrecords.engines import fan_out, local
 from components.errors import InputError
+from pipelines.config import without_tuples
+from tests.cli import DATA
 
 
 def _images(folder: Path) -> WriteParams:
@@ -142,3 +147,50 @@ def test_the_wrappers_write_what_the_step_alone_writes(params, tmp_path):
     assert merge_parts.python_func(places["plan"], parts, records, source, data) == count
     assert records.metadata == alone.metadata
     assert _same_files(tmp_path / "out", tmp_path / "alone")
+
+
+def _run_here(params: WriteParams, folder: Path) -> Path:
+    """Run the three components through kfp.local; returns the records' folder."""
+    from kfp import dsl, local
+
+    asked = {"source": params.source, "data": without_tuples(dataclasses.asdict(params))}
+
+    @dsl.pipeline(name="fan-out")
+    def pipeline() -> None:
+        planned = plan_parts(**asked).outputs["planned"]
+        with dsl.ParallelFor(list(range(params.engine_tasks))) as number:
+            written = write_parts(planned=planned, number=number, **asked).outputs["parts"]
+        merge_parts(planned=planned, parts=dsl.Collected(written), **asked)
+
+    with warnings.catch_warnings(action="ignore"):
+        local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(folder), raise_on_error=True)
+        pipeline()
+    (records,) = folder.glob("fan-out-*/create-tfrecords/records")
+    return records
+
+
+def _shared(name: str, kind: str) -> Callable[[Path], WriteParams]:
+    def make(folder: Path) -> WriteParams:
+        packed = DATA / name
+        if not packed.exists():
+            pytest.skip(f"needs {packed}")
+        if packed.suffix != ".xz":
+            return WriteParams(f"{kind}:{packed}", num_tokens=100)
+        subprocess.run(["tar", "xJf", packed, "-C", folder.parent], check=True)
+        return WriteParams(f"{kind}:{folder.parent}/{name.partition('.')[0]}")
+
+    return make
+
+
+_CIFAR, _IMDB = _shared("cifar10.tar.xz", "images"), _shared("imdb_sample.tar.xz", "text")
+
+
+@pytest.mark.slow  # Two minutes, with ../shared/data.
+@pytest.mark.parametrize("make", [_images, _groups, _CIFAR, _IMDB, _shared("tinyshakespeare.txt", "corpus")])
+def test_every_engine_writes_the_same_bytes(tmp_path, make):
+    params = make(tmp_path / "data")
+    for num_workers in (1, 2):
+        write_records(dataclasses.replace(params, num_workers=num_workers), tmp_path / str(num_workers))
+    assert _same_files(tmp_path / "1", tmp_path / "2")
+    fanned = _run_here(dataclasses.replace(params, engine="fan_out", engine_tasks=3), tmp_path / "runs")
+    assert _same_files(fanned, tmp_path / "1")
