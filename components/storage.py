@@ -76,31 +76,45 @@ def list_files(root: str) -> list[StoredFile]:
     Raises:
         InputError: If `root` does not exist or holds no file.
     """
-    if store := store_of(root):
-        with store.errors(root):
-            bucket, prefix = split(root)
-            prefix = prefix.rstrip("/") + "/" if prefix else ""
-            files = [
-                StoredFile(blob.name[len(prefix) :], blob.num_bytes, blob.version)
-                for blob in store.objects(f"{store.scheme}{bucket}/{prefix}")
-            ]
-        files = [f for f in files if not any(map(is_hidden, f.name.split("/")))]
-    else:
-        if not Path(root).is_dir():
-            raise InputError(
-                f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path, which means "
-                f"{os.path.abspath(root)!r} here."
-            )
-        try:
-            files = []
-            _walk(str(root), "", (), files)
-        except PermissionError as error:
-            raise InputError(
-                f"Cannot list {error.filename!r}: permission denied. Change its mode or its owner."
-            ) from error
-    if not files:
+    return list(each_file(root))
+
+
+def each_file(root: str) -> Iterator[StoredFile]:
+    """Yield what `list_files` lists, one folder at a time in memory, where it lies on a disk.
+
+    Raises:
+        InputError: See there.
+    """
+    files = _in_bucket(root, store) if (store := store_of(root)) else _on_disk(root)
+    first = next(files, None)
+    if first is None:
         raise InputError(f"Found no files in {root!r}: expected a folder with data in it. Check the path.")
-    return sorted(files, key=lambda file: file.name)
+    yield first
+    yield from files
+
+
+def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
+    with store.errors(root):
+        bucket, prefix = split(root)
+        prefix = prefix.rstrip("/") + "/" if prefix else ""
+        files = [
+            StoredFile(blob.name[len(prefix) :], blob.num_bytes, blob.version)
+            for blob in store.objects(f"{store.scheme}{bucket}/{prefix}")
+        ]
+    files = [file for file in files if not any(map(is_hidden, file.name.split("/")))]
+    yield from sorted(files, key=lambda file: file.name)
+
+
+def _on_disk(root: str) -> Iterator[StoredFile]:
+    if not Path(root).is_dir():
+        raise InputError(
+            f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path, which means "
+            f"{os.path.abspath(root)!r} here."
+        )
+    try:
+        yield from _walk(str(root))
+    except PermissionError as error:
+        raise InputError(f"Cannot list {error.filename!r}: permission denied. Change its mode or its owner.") from error
 
 
 def is_hidden(name: str) -> bool:
@@ -108,8 +122,32 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _OF_THE_SYSTEM
 
 
-def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...], files: list[StoredFile]) -> None:
-    """Add the files below a folder; without a generator for each folder, through all of which each file would go."""
+def _walk(root: str) -> Iterator[StoredFile]:
+    """Yield the files below a folder, sorted by name; without a generator for each, through all of which each would go.
+
+    Names are sorted as they are with their folders': "a.txt" comes before "a/b".
+    """
+    above: list[tuple[int, int]] = []
+    open_folders = [(_sorted_entries(root, above), "")]
+    while open_folders:
+        entries, prefix = open_folders[-1]
+        entry = next(entries, None)
+        if entry is None:
+            open_folders.pop()
+            above.pop()
+        elif entry.is_dir():
+            open_folders.append((_sorted_entries(entry.path, above), f"{prefix}{entry.name}/"))
+        else:
+            try:
+                status = entry.stat()
+            except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
+                yield StoredFile(prefix + entry.name, 0, "missing")
+            else:
+                yield _stored(prefix + entry.name, status)
+
+
+def _sorted_entries(directory: str, above: list[tuple[int, int]]) -> "Iterator[os.DirEntry[str]]":
+    """Open a folder below those in `above`, to which it is added."""
     here = os.stat(directory)
     identity = here.st_dev, here.st_ino
     if identity in above:
@@ -117,19 +155,11 @@ def _walk(directory: str, prefix: str, above: tuple[tuple[int, int], ...], files
             f"Cannot list {directory!r}: it links back to a folder that holds it, so every file would be found again "
             "and again. Remove that link."
         )
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if is_hidden(entry.name):
-                continue
-            if entry.is_dir():
-                _walk(entry.path, f"{prefix}{entry.name}/", (*above, identity), files)
-                continue
-            try:
-                status = entry.stat()
-            except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
-                files.append(StoredFile(prefix + entry.name, 0, "missing"))
-            else:
-                files.append(_stored(prefix + entry.name, status))
+    above.append(identity)
+    with os.scandir(directory) as scanned:
+        entries = [entry for entry in scanned if not is_hidden(entry.name)]
+    entries.sort(key=lambda entry: f"{entry.name}/" if entry.is_dir() else entry.name)
+    return iter(entries)
 
 
 def read_bytes(uri: str) -> bytes:

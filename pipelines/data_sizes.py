@@ -110,8 +110,8 @@ def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, f
     if config.export:
         yield "export_model", BASE_GIB + 2 * split_gib(config.export.split)
     if target == "kubeflow":
-        held = min(split_gib(TRAIN), config.training.in_memory_mib / 2**10)
-        yield "train_model", BASE_GIB + 2 * (held + split_gib(VALIDATION))
+        most = config.training.in_memory_mib / 2**10
+        yield "train_model", BASE_GIB + 2 * (min(split_gib(TRAIN), most) + min(split_gib(VALIDATION), most))
 
 
 def _least(config: Config, step: str, target: str) -> float:

@@ -23,17 +23,19 @@ class DatasetPlan:
         listing: The examples.
         order: int64 indices into the listing, by split; splits without examples are left out.
         split_rule: Rule by which the splits are made, in words.
-        rank: int64[num_examples]: the place of each in the order in which all would be stored.
+        whole: The order in which all would be stored, were there one split.
     """
 
     listing: Listing
     order: dict[str, np.ndarray]
     split_rule: str
-    rank: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
+    whole: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
 
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
         """Return the plan with these examples, int[…], in these splits, str[…]; others are left out."""
-        by_rank = np.argsort(self.rank[examples])
+        rank = np.empty_like(self.whole)
+        rank[self.whole] = np.arange(len(rank))
+        by_rank = np.argsort(rank[examples])
         examples, splits = examples[by_rank], splits[by_rank]
         order = {name: examples[splits == name] for name in SPLITS}
         return dataclasses.replace(self, order={name: indices for name, indices in order.items() if len(indices)})
@@ -82,9 +84,7 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
         groups=listing.groups,
     )
     order = storage_order(tell_apart(identities, listing.labels), params.seed)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    by_split = {name: order[splits[order] == name] for name in SPLITS}
+    by_split = {name: order[splits[order] == number] for number, name in enumerate(SPLITS)}
     asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
     for name, fraction in asked.items():
         if fraction and not len(by_split[name]):
@@ -97,4 +97,4 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
             )
     if params.task == REGRESSION:
         check_variation(listing.labels[by_split[TRAIN]], listing.class_names)
-    return DatasetPlan(listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, rank)
+    return DatasetPlan(listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, order)

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
-from components.artifacts import TEST, TRAIN, VALIDATION
+from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.create_tfrecords.sources.columns import Names, in_chunks
 
 # Of the rule in `assign_splits`. 1 ranked the examples of a class, so that new ones pushed old ones out of a split.
 SPLIT_RULE_VERSION = 2
@@ -23,12 +24,16 @@ def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
         True
     """
     base = hashlib.blake2b(f"{seed}/{purpose}/".encode(), digest_size=8)
-    digests = bytearray()
-    for key in keys:
-        hasher = base.copy()
-        hasher.update(key.encode())
-        digests += hasher.digest()
-    return (np.frombuffer(bytes(digests), ">u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    result, at = np.empty(len(keys)), 0
+    for chunk in in_chunks(keys):
+        digests = bytearray()
+        for key in chunk:
+            hasher = base.copy()
+            hasher.update(key)
+            digests += hasher.digest()
+        result[at : at + len(chunk)] = (np.frombuffer(bytes(digests), ">u8") >> np.uint64(11)) * 2.0**-53
+        at += len(chunk)
+    return result
 
 
 def assign_splits(
@@ -67,38 +72,68 @@ def assign_splits(
         groups: One group name per example.
 
     Returns:
-        str[num_examples] of `train`, `validation` and `test`, and a sentence.
+        int8[num_examples], places in `artifacts.SPLITS`, and a sentence.
     """
-    splits = np.full(len(keys), TRAIN, dtype="<U10") if own is None else own.astype("<U10")
+    splits = np.full(len(keys), SPLITS.index(TRAIN), np.int8)
+    if own is not None:
+        for name in SPLITS:
+            splits[own == name] = SPLITS.index(name)
     rules = [] if own is None else ["the source's own " + ", ".join(sorted(set(own.tolist())))]
     asked = {TEST: test_fraction, VALIDATION: validation_fraction}
-    shares = {name: share for name, share in asked.items() if share and name not in splits}
+    shares = {name: share for name, share in asked.items() if share and SPLITS.index(name) not in splits}
     if shares:
-        pool = np.flatnonzero(splits == TRAIN)
-        units = keys if groups is None else groups
-        places, unit = np.unique(hash_unit(seed, _SALT, [units[i] for i in pool.tolist()]), return_inverse=True)
-        chosen = np.searchsorted(np.cumsum(list(shares.values())), places, side="right")
+        pool = np.flatnonzero(splits == SPLITS.index(TRAIN)) if own is not None else slice(None)
+        places = hash_unit(seed, _SALT, keys if groups is None else groups)[pool]
+        cuts = np.cumsum(list(shares.values()))
+        chosen = np.zeros(len(places), np.int8)
+        for cut in cuts:  # As searchsorted, in a byte each.
+            chosen += places >= cut
         if groups is not None:
-            chosen = _mend_shares(chosen, np.bincount(unit), list(shares.values()))
+            of_groups, unit = np.unique(places, return_inverse=True)
+            of_groups = np.searchsorted(cuts, of_groups, side="right")
+            chosen = _mend_shares(of_groups, np.bincount(unit), list(shares.values()))[unit]
         elif stratify:
-            chosen = _lend_examples(chosen, unit, labels[pool], len(shares))
-        splits[pool] = np.array([*shares, TRAIN])[chosen[unit]]
+            _lend_where_none(chosen, places, labels[pool], len(shares))
+        splits[pool] = np.array([SPLITS.index(name) for name in (*shares, TRAIN)], np.int8)[chosen]
     how = "by group" if groups is not None else "stratified by class" if stratify else "by hash"
     rules += [f"{name} held out of the rest {how}, seed {seed}" for name in shares]
     return splits, "; ".join(rules) or "all examples train"
 
 
-def _lend_examples(chosen: np.ndarray, unit: np.ndarray, labels: np.ndarray, num_held: int) -> np.ndarray:
-    """Return int[units], splits by number, with an example of every class in each split, as far as a class has so many.
+def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray, num_held: int) -> None:
+    """Give every class an example in each split, in place; of few classes, as a rule, and so of few examples.
+
+    Args:
+        chosen: int[num_examples], splits by number: `num_held` is training.
+        places: float64[num_examples]; copies have the same.
+        labels: int[num_examples].
+        num_held: Number of splits that are held out.
+    """
+    classes = np.unique(labels)
+    present = [np.isin(classes, np.unique(labels[chosen == split])) for split in range(num_held + 1)]
+    lacking = classes[~np.all(present, axis=0)]
+    if len(lacking):
+        some = np.isin(places, places[np.isin(labels, lacking)])  # Copies under other labels move too.
+        ordered, unit = np.unique(places[some], return_inverse=True)
+        of_units = np.empty(len(ordered), chosen.dtype)
+        of_units[unit] = chosen[some]
+        chosen[some] = _lend_examples(of_units, unit, labels[some], lacking, num_held)[unit]
+
+
+def _lend_examples(
+    chosen: np.ndarray, unit: np.ndarray, labels: np.ndarray, classes: np.ndarray, num_held: int
+) -> np.ndarray:
+    """Return int[units], splits by number, with an example of classes in each split, as far as a class has so many.
 
     Args:
         chosen: int[units] in ascending order of their places: `num_held` is training.
         unit: int[num_examples]: which unit an example is, or is a copy of.
         labels: int[num_examples].
+        classes: int[…]: labels of those that lack one.
         num_held: Number of splits that are held out.
     """
     result, lent = chosen.copy(), np.zeros(len(chosen), bool)
-    for label in np.unique(labels):
+    for label in classes:
         members = np.unique(unit[labels == label])
         num_splits = min(num_held, len(members) - 1)
         cuts = np.searchsorted(chosen[members], np.arange(num_held), side="right")
@@ -143,27 +178,34 @@ def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float])
     return result
 
 
-def tell_apart(keys: Sequence[str], labels: np.ndarray) -> list[str]:
+def tell_apart(keys: Sequence[str], labels: np.ndarray) -> Sequence[str]:
     """Return `keys`; those that repeat have their label and count behind them.
 
     Example:
-        >>> tell_apart(["a", "b", "a"], np.array([1, 0, 1]))
+        >>> list(tell_apart(["a", "b", "a"], np.array([1, 0, 1])))
         ['a/1/1', 'b', 'a/1/2']
     """
-    repeated = {key for key, count in Counter(keys).items() if count > 1}
-    if not repeated:
-        return list(keys)
+    hashes = hash_unit(0, "alike", keys)
+    hashes.sort()
+    alike = hashes[1:][hashes[1:] == hashes[:-1]]
+    if not len(alike):
+        return keys
+    candidates = np.flatnonzero(np.isin(hash_unit(0, "alike", keys), alike)).tolist()
+    repeated = {key for key, count in Counter(keys[i] for i in candidates).items() if count > 1}
+    return Names.collect(_numbered(keys, labels, repeated))
+
+
+def _numbered(keys: Sequence[str], labels: np.ndarray, repeated: Container[str]) -> Iterator[str]:
     seen: Counter[str] = Counter()
-    result = []
-    for key, label in zip(keys, labels.tolist(), strict=True):
+    for number, key in enumerate(keys):
         if key in repeated:
-            key = f"{key}/{label}"
+            key = f"{key}/{labels[number].tolist()}"
             seen[key] += 1
             key = f"{key}/{seen[key]}"
-        result.append(key)
-    return result
+        yield key
 
 
 def storage_order(keys: Sequence[str], seed: int) -> np.ndarray:
     """Return int[num_examples]: the indices of `keys`, shuffled by hash, so that every shard holds a fair sample."""
-    return np.argsort(hash_unit(seed, "order", keys), kind="stable")
+    order = np.argsort(hash_unit(seed, "order", keys), kind="stable")
+    return order.astype(np.int32) if len(order) < 2**31 else order

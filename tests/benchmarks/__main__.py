@@ -106,8 +106,8 @@ def bench_write(images: Path, work: Path) -> None:
         lambda: baselines.write_plain(files, work / "plain.tfrecord"),
         lambda: baselines.write_decoded(files, work / "decoded.tfrecord"),
     )
-    report("write records/s, against a loop that keeps the JPEG bytes", rates[0], rates[1], "records/s", "≥ 3")
-    report("write records/s, against a loop that writes these records", rates[0], rates[2], "records/s", "≥ 3")
+    report("write records/s, against a loop that keeps the JPEG bytes", rates[0], rates[1], "records/s", "none")
+    report("write records/s, against a loop that writes these records", rates[0], rates[2], "records/s", "≥ 4")
 
 
 def bench_read(work: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from components import storage
+from components.create_tfrecords.sources.columns import Files
 from components.create_tfrecords.sources.kinds import list_examples
 from components.create_tfrecords.sources.listing import Listing
 from components.interface import TEXT
@@ -19,11 +20,10 @@ SMALL = DataSize(0, GIB, {"train": GIB, "validation": GIB, "test": GIB})
 
 
 def listed(sizes, **fields):
-    files = {f"{i}.jpg": storage.StoredFile(f"{i}.jpg", size, "v") for i, size in enumerate(sizes)}
+    names = [f"{i}.jpg" for i in range(len(sizes))]
+    files = Files.collect(storage.StoredFile(name, size, "v") for name, size in zip(names, sizes, strict=True))
     splits = np.array(["train"] * (len(files) - 1) + ["test"])
-    return Listing(
-        "images:x", tuple(files), np.zeros(len(files), int), ("a", "b"), splits=splits, files=files, **fields
-    )
+    return Listing("images:x", names, np.zeros(len(files), int), ("a", "b"), splits=splits, files=files, **fields)
 
 
 def asked(config, size, target="kubeflow"):
@@ -44,14 +44,14 @@ def test_memory_and_disk_follow_from_the_listed_size_and_it_is_said():
     found, said = asked(CONFIG, size)
     assert {step: one.memory for step, one in found.items()} == {
         "create_tfrecords": "44Gi",  # 4 and the source twice.
-        "train_model": "22Gi",  # 4 and twice the 4 GiB that it may hold, and the validation split.
+        "train_model": "20Gi",  # 4 and twice the 4 GiB that it may hold of each of two splits.
         "evaluate_model": "64Gi",
         "export_model": "64Gi",
     }
     assert found["create_tfrecords"].disk == "120Gi"
     assert said == (
         "by 60.0 GiB of records at most: create_tfrecords 44Gi of memory, evaluate_model 64Gi of memory, export_model "
-        "64Gi of memory, train_model 22Gi of memory, create_tfrecords 120Gi of disk"
+        "64Gi of memory, train_model 20Gi of memory, create_tfrecords 120Gi of disk"
     )
 
 

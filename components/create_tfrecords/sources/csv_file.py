@@ -15,6 +15,7 @@ import numpy as np
 from components import storage
 from components.artifacts import SPLITS
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.columns import Files
 from components.create_tfrecords.sources.listing import Listing, Source, split_named, without_labels
 from components.create_tfrecords.targets import index_labels, parse_numbers, shown, split_labels
 from components.csv_files import DELIMITERS, find_column, find_delimiter
@@ -90,7 +91,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         splits=None if splits is None else splits[order],
         groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
         root=root,
-        files=_stat_files(root, keys) if kind == IMAGE else {},
+        files=_stat_files(root, [keys[i] for i in order]) if kind == IMAGE else None,
         texts=texts,
         kind=kind,
         version=table.version,
@@ -194,12 +195,12 @@ def _read_splits(table: _Table, group_column: str) -> np.ndarray:
     return splits
 
 
-def _stat_files(root: str, paths: Sequence[str]) -> dict[str, storage.StoredFile]:
+def _stat_files(root: str, paths: Sequence[str]) -> Files:
     """Return the size and version of each file; a missing one is set aside when it is read, like a damaged one."""
     if not storage.is_remote(root):
-        return {path: storage.stat_file(root, path) for path in paths}
+        return Files.collect(storage.stat_file(root, path) for path in paths)
     known = {file.name: file for file in storage.list_files(root)}
-    return {path: known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths}
+    return Files.collect(known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths)
 
 
 def _cut(value: Any) -> Any:

@@ -1,28 +1,22 @@
 """A folder for each class, of images or of texts."""
 
+import array
+import dataclasses
 import functools
-import itertools
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
 from components import storage
 from components.artifacts import SPLITS, TEST, TRAIN
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.columns import Files, FilesBuilder, Names, NamesBuilder
 from components.create_tfrecords.sources.listing import Listing, Source, split_named, without_labels
 from components.create_tfrecords.targets import index_labels, shown
 from components.errors import InputError
 from components.images import has_image_suffix
 from components.interface import IMAGE, TEXT
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
-        return False
-    return True
 
 
 def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
@@ -31,13 +25,9 @@ def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
     So `class_names` may choose among the folders: aclImdb has one of reviews without a class.
     """
     location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
-    files = storage.list_files(location)
-    if not _is_utf8("".join(file.name for file in files)):
-        garbled = [file.name for file in files if not _is_utf8(file.name)]
-        raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
+    listed = _list(location, storage.each_file(location))
     # Of folders there are few, and of files many: what a folder's name says is found once.
-    folder_of = [file.name.rpartition("/")[0] for file in files]
-    folders = {folder: folder.split("/") if folder else [] for folder in set(folder_of)}
+    folders = {folder: folder.split("/") if folder else [] for folder in listed.folders}
     top = sorted({parts[0] for parts in folders.values() if parts})
     split_of = {name: split for name in top if (split := split_named(name))}
     has_splits = not {TRAIN, TEST}.isdisjoint(split_of.values())
@@ -52,61 +42,101 @@ def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
         )
     depth = 3 if has_splits else 2
     class_of = {folder: parts[depth - 2] for folder, parts in folders.items() if len(parts) >= depth - 1}
-    misplaced = [file.name for file, folder in zip(files, folder_of, strict=True) if folder not in class_of]
-    files, folder_of = _those_in(class_of, files, folder_of)
-    _check_misplaced(misplaced, bool(files), kind, location, has_splits)
+    misplaced = listed.names.take(~listed.are_in(class_of))
+    listed = listed.in_folders(class_of)
+    _check_misplaced(misplaced, len(listed.names) > 0, kind, location, has_splits)
     notes = [f"left out {len(misplaced)} files that are in no class's folder"] if misplaced else []
     if params.class_names:
-        counts = Counter(class_of[folder] for folder in folder_of)
+        counts = Counter[str]()
+        for folder, count in zip(listed.folders, np.bincount(listed.folder_of).tolist(), strict=True):
+            counts[class_of[folder]] += count
         if absent := [name for name in params.class_names if name not in counts]:
             raise InputError(
                 f"No folder in {location} for the classes {shown(absent)}. Received: {shown(sorted(counts))}. Correct "
                 "data.class_names, or add the folders."
             )
-        wanted = {folder for folder, name in class_of.items() if name in params.class_names}
-        files, folder_of = _those_in(wanted, files, folder_of)
+        listed = listed.in_folders({folder for folder, name in class_of.items() if name in params.class_names})
         notes += [
             f"left out {count:,} files in {name!r}, which data.class_names lacks"
             for name, count in sorted(counts.items())
             if name not in params.class_names
         ]
-    keys = tuple(file.name for file in files)
-    splits = np.array([split_of[folders[folder][0]] for folder in folder_of]) if has_splits else None
-    labels, classes = index_labels([class_of[folder] for folder in folder_of], params.class_names, keys)
+    of_folders = [class_of[folder] for folder in listed.folders]
+    labels, classes = index_labels(of_folders, params.class_names, listed.folders)
+    splits = np.array([split_of[folders[folder][0]] for folder in listed.folders]) if has_splits else None
     return Listing(
         source=params.source,
-        keys=keys,
-        labels=labels,
+        keys=listed.names,
+        labels=labels[listed.folder_of],
         class_names=classes,
-        splits=splits,
+        splits=None if splits is None else splits[listed.folder_of],
         root=location,
-        files=dict(zip(keys, files, strict=True)),
+        files=listed.files,
         kind=kind,
         notes=tuple(notes),
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Listed:
+    """The files below a folder, sorted by name.
+
+    Attributes:
+        names: Their names.
+        files: Their sizes and versions.
+        folders: The folders that they are in, each once.
+        folder_of: int32[count]: the folder of each.
+    """
+
+    names: Names
+    files: Files
+    folders: tuple[str, ...]
+    folder_of: np.ndarray
+
+    def are_in(self, folders: Container[str]) -> np.ndarray:
+        """Return bool[count]: whether each is in one of some folders."""
+        return np.array([folder in folders for folder in self.folders], bool)[self.folder_of]
+
+    def in_folders(self, folders: Container[str]) -> "_Listed":
+        """Return those in some folders."""
+        if (chosen := self.are_in(folders)).all():
+            return self
+        kept, folder_of = np.unique(self.folder_of[chosen], return_inverse=True)
+        names = tuple(self.folders[number] for number in kept.tolist())
+        return _Listed(self.names.take(chosen), self.files.take(chosen), names, folder_of.astype(np.int32))
+
+
+def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
+    """Keep what is listed.
+
+    Raises:
+        InputError: If a name is not UTF-8.
+    """
+    names, known, numbers, folder_of = NamesBuilder(), FilesBuilder(), dict[str, int](), array.array("i")
+    garbled = []
+    for file in files:
+        try:
+            names.add(file.name)
+        except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
+            garbled.append(file.name)
+            continue
+        known.add(file)
+        folder_of.append(numbers.setdefault(file.name.rpartition("/")[0], len(numbers)))
+    if garbled:
+        raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
+    return _Listed(names.names(), known.files(), tuple(numbers), np.array(folder_of, np.int32))
+
+
 def list_loose(kind: str, location: str, params: WriteParams) -> Listing:
     """List every image or text below a folder, whatever folders they are in."""
     location = location.rstrip("/") or "/"
-    files = storage.list_files(location)
-    chosen = [file for file in files if kind == TEXT or has_image_suffix(file.name)]
-    if not chosen:
-        raise InputError(
-            f"Found no images in {location}: expected files as .jpg or .png, received {shown([f.name for f in files])}."
-        )
-    keys = tuple(file.name for file in chosen)
-    labels, classes = without_labels(len(keys))
-    by_name = dict(zip(keys, chosen, strict=True))
-    return Listing(params.source, keys, labels, classes, root=location, files=by_name, kind=kind)
-
-
-def _those_in(
-    folders: Container[str], files: Sequence[storage.StoredFile], folder_of: Sequence[str]
-) -> tuple[list[storage.StoredFile], list[str]]:
-    """Return the files in some folders, and the folder of each."""
-    are_in = [folder in folders for folder in folder_of]
-    return list(itertools.compress(files, are_in)), list(itertools.compress(folder_of, are_in))
+    chosen = (file for file in storage.each_file(location) if kind == TEXT or has_image_suffix(file.name))
+    listed = _list(location, chosen)
+    if not len(listed.names):
+        others = [file.name for file in storage.list_files(location)]
+        raise InputError(f"Found no images in {location}: expected files as .jpg or .png, received {shown(others)}.")
+    labels, classes = without_labels(len(listed.names))
+    return Listing(params.source, listed.names, labels, classes, root=location, files=listed.files, kind=kind)
 
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,11 +12,13 @@ from components import storage
 from components.artifacts import TEST, TRAIN, VALIDATION
 from components.create_tfrecords.corpus import Corpus
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.columns import Files, Names
 from components.create_tfrecords.sources.spans import Contents
 from components.errors import InputError
 from components.interface import IMAGE
 
 _REMOTE_THREADS = 16
+_DIGESTED_AT_ONCE = 1 << 16
 SPLIT_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid", "val"), TEST: ("test", "testing")}
 
 
@@ -32,7 +34,7 @@ class Listing:
         splits: The source's own split of every example, str[num_examples]; None where it has none.
         groups: One group name per example; None where none was asked for.
         root: Folder that file keys are relative to; empty for arrays.
-        files: Size in bytes and version of every file, by key; empty for arrays.
+        files: Size and version of the file of every example; None for arrays.
         spans: Parts of larger files that are the examples' content, for sources that have such, else None.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
         texts: In UTF-8, for sources that hold them in one file, else None.
@@ -46,13 +48,13 @@ class Listing:
     """
 
     source: str
-    keys: tuple[str, ...]
+    keys: Sequence[str]
     labels: np.ndarray
     class_names: tuple[str, ...]
     splits: np.ndarray | None = None
-    groups: tuple[str, ...] | None = None
+    groups: Sequence[str] | None = None
     root: str = ""
-    files: dict[str, storage.StoredFile] = dataclasses.field(default_factory=dict)
+    files: Files | None = None
     spans: Contents | None = None
     images: np.ndarray | None = None
     texts: tuple[bytes, ...] | None = None
@@ -60,13 +62,21 @@ class Listing:
     corpus: Corpus | None = None
     version: str = ""
     notes: tuple[str, ...] = ()
-    identities: tuple[str, ...] | None = None
+    identities: Sequence[str] | None = None
     hashes: tuple[bytes, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "groups", "identities"):
+            column = getattr(self, name)
+            if column is not None and not isinstance(column, Names):
+                object.__setattr__(self, name, Names.collect(column))
 
     @property
     def num_bytes(self) -> int:
         """Size of all content that is read from files, in bytes."""
-        return self.spans.num_bytes if self.spans else sum(file.num_bytes for file in self.files.values())
+        if self.spans:
+            return self.spans.num_bytes
+        return int(self.files.sizes.sum()) if self.files else 0
 
     def read(self, example: int) -> bytes:
         """Return the content of an image file or a text.
@@ -86,9 +96,13 @@ class Listing:
         # Only of a folder here does its name say where it is, and only together with the working directory.
         root = os.path.abspath(self.root) if self.files and not storage.is_remote(self.root) else self.root
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
-        files = map(self.files.get, self.keys)
-        for key, label, file in zip(self.keys, self.labels.tolist(), files, strict=True):
-            digest.update(f"{key}\0{label}\0{file and (file.num_bytes, file.version)}\n".encode())
+        # Many at a time, so that no list of all is made.
+        for at in range(0, len(self.keys), _DIGESTED_AT_ONCE):
+            part = slice(at, at + _DIGESTED_AT_ONCE)
+            digest.update("\0".join(self.keys[part]).encode())
+            digest.update(repr(self.labels[part].tolist()).encode())
+            if self.files:
+                digest.update(self.files.sizes[part].tobytes() + self.files.versions[part].tobytes())
         return digest.hexdigest()
 
     def content_digest(self) -> str:

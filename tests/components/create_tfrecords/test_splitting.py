@@ -5,6 +5,7 @@ import doctest
 import numpy as np
 import pytest
 
+from components.artifacts import SPLITS
 from components.create_tfrecords import splitting
 from components.create_tfrecords.splitting import assign_splits, hash_unit, storage_order, tell_apart
 
@@ -14,7 +15,8 @@ LABELS = np.arange(1000) % 7
 
 def _split(keys=KEYS, labels=LABELS, own=None, **options):
     options = {"validation_fraction": 0.1, "test_fraction": 0.2} | options
-    return assign_splits(keys, labels, own, **options)
+    splits, rule = assign_splits(keys, labels, own, **options)
+    return np.array(SPLITS)[splits], rule
 
 
 @pytest.mark.parametrize("stratify", [True, False])
@@ -176,7 +178,7 @@ def test_storage_order_is_a_permutation_that_follows_keys_not_places():
 
 
 def test_what_repeats_is_told_apart_by_label_and_count():
-    assert tell_apart(["b", "a", "a", "a"], np.array([0, 1, 2, 1])) == ["b", "a/1/1", "a/2/1", "a/1/2"]
+    assert list(tell_apart(["b", "a", "a", "a"], np.array([0, 1, 2, 1]))) == ["b", "a/1/1", "a/2/1", "a/1/2"]
 
 
 def test_hash_unit_is_uniform_and_independent_between_purposes():

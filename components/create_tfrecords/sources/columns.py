@@ -1,0 +1,168 @@
+"""Columns of a listing, in a few bytes for each of very many examples: names, and what is known of files."""
+
+import array
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, overload
+
+import numpy as np
+
+from components.storage import StoredFile
+
+_LOOKED_AT_ONCE = 1 << 16
+
+
+class Names(Sequence[str]):
+    """Strings in one buffer: their UTF-8 and 8 bytes each.
+
+    Args:
+        content: The strings, one after the other.
+        ends: int64[count]: where each ends.
+
+    Example:
+        >>> names = Names.collect(["a", "bc"])
+        >>> names[1], len(names), list(names), names == ("a", "bc")
+        ('bc', 2, ['a', 'bc'], True)
+    """
+
+    def __init__(self, content: bytes | bytearray, ends: np.ndarray) -> None:
+        self._content, self._ends = content, ends
+
+    @classmethod
+    def collect(cls, strings: Iterable[str]) -> Self:
+        """Keep strings.
+
+        Raises:
+            UnicodeEncodeError: If one cannot be encoded, as names of files whose bytes are no UTF-8.
+        """
+        builder = NamesBuilder()
+        for string in strings:
+            builder.add(string)
+        return cls(*builder.columns())
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        if isinstance(place, slice):
+            return tuple(self[i] for i in range(*place.indices(len(self))))
+        place = range(len(self))[place]
+        begin = self._ends[place - 1] if place else 0
+        return self._content[begin : self._ends[place]].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        for part in self.encoded():
+            yield part.decode()
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the UTF-8 of each."""
+        begin = 0
+        for at in range(0, len(self), _LOOKED_AT_ONCE):
+            for end in self._ends[at : at + _LOOKED_AT_ONCE].tolist():
+                yield bytes(self._content[begin:end])
+                begin = end
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # As lists: what is compared by content is not looked up.
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def take(self, places: np.ndarray) -> "Names":
+        """Return those at int[…] or bool[count] places."""
+        chosen = np.flatnonzero(places) if places.dtype == bool else places
+        return Names.collect(map(self.__getitem__, chosen.tolist()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Sizes and versions of files, 16 bytes each.
+
+    Attributes:
+        sizes: int64[count], in bytes.
+        versions: uint64[count]: digests of what changes with a file.
+    """
+
+    sizes: np.ndarray
+    versions: np.ndarray
+
+    @classmethod
+    def collect(cls, files: Iterable[StoredFile]) -> Self:
+        """Keep sizes and versions."""
+        builder = FilesBuilder()
+        for file in files:
+            builder.add(file)
+        return cls(*builder.columns())
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def take(self, places: np.ndarray) -> "Files":
+        """Return those at int[…] or bool[count] places."""
+        return Files(self.sizes[places], self.versions[places])
+
+
+class NamesBuilder:
+    """Names that come one at a time."""
+
+    def __init__(self) -> None:
+        self._content, self._ends = bytearray(), array.array("q")
+
+    def add(self, name: str) -> None:
+        """Add a name.
+
+        Raises:
+            UnicodeEncodeError: If it cannot be encoded.
+        """
+        self._content += name.encode()
+        self._ends.append(len(self._content))
+
+    def columns(self) -> tuple[bytearray, np.ndarray]:
+        """Return the arguments of `Names`."""
+        return self._content, _as_array(self._ends, np.int64)
+
+    def names(self) -> Names:
+        """Return all of them."""
+        return Names(*self.columns())
+
+
+class FilesBuilder:
+    """Files that come one at a time."""
+
+    def __init__(self) -> None:
+        self._sizes, self._versions = array.array("q"), array.array("Q")
+
+    def add(self, file: StoredFile) -> None:
+        """Add a file."""
+        self._sizes.append(file.num_bytes)
+        self._versions.append(int.from_bytes(hashlib.blake2b(file.version.encode(), digest_size=8).digest(), "little"))
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the arguments of `Files`."""
+        return _as_array(self._sizes, np.int64), _as_array(self._versions, np.uint64)
+
+    def files(self) -> Files:
+        """Return all of them."""
+        return Files(*self.columns())
+
+
+def _as_array(values: "array.array[int]", dtype: type) -> np.ndarray:
+    """Return the same memory as an array."""
+    return np.frombuffer(values, dtype) if values else np.empty(0, dtype)
+
+
+def in_chunks(strings: Iterable[str]) -> Iterator[list[bytes]]:
+    """Yield the UTF-8 of strings, many at a time."""
+    encoded: Iterator[Any] = strings.encoded() if isinstance(strings, Names) else (text.encode() for text in strings)
+    while chunk := list(itertools.islice(encoded, _LOOKED_AT_ONCE)):
+        yield chunk
