@@ -86,7 +86,8 @@ def training_pipeline(
                 written = add(
                     "create_tfrecords", write_parts, is_last=False, planned=planned, number=number, **asked
                 ).outputs["parts"]
-            # Vertex AI collects artifacts: https://github.com/kubeflow/pipelines/issues/3412
+            # Vertex AI collects artifacts (https://github.com/kubeflow/pipelines/issues/3412), Kubeflow Pipelines from
+            # 2.14 on (its CHANGELOG.md, pull request 11725).
             writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **asked)
         else:
             writing = add("create_tfrecords", create_tfrecords, source=source, data_version=data_version, **data)

@@ -1,12 +1,15 @@
 """Claims about `python -m components.create_tfrecords.engines`."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
 
 from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.engines.__main__ import main
+from tests.fakes import gcsfuse
 
 
 @pytest.fixture
@@ -43,3 +46,28 @@ def test_a_range_without_a_plan_is_a_mistake(command, image_folder, tmp_path):
     assert code == 2
     assert "plan.json: there is no such file. Expected a folder written by plan_parts" in told
     assert not (tmp_path / "parts").exists()
+
+
+@pytest.mark.slow  # 10 s: processes of their own.
+def test_a_mounted_bucket_gets_the_same(image_folder, tmp_path):
+    asked = ["--source", f"images:{image_folder()}", "--engine-tasks", "2", "--num-workers", "1"]
+    bucket = tmp_path / "gcs" / "bucket"
+    bucket.mkdir(parents=True)
+    parts = [bucket / f"parts-{number}" for number in range(2)]
+    commands = [
+        ["plan", "--output", bucket / "plan"],
+        *(["write", "--plan", bucket / "plan", "--number", i, "--output", parts[i]] for i in (0, 1, 1)),
+        ["merge", "--plan", bucket / "plan", "--parts", *parts, "--output", bucket / "out"],
+    ]
+    printed = []
+    for words in commands:
+        command = [sys.executable, "-m", "components.create_tfrecords.engines", *map(str, words), *asked]
+        environment = {**os.environ, **gcsfuse.environment(tmp_path / "gcs")}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        printed.append(json.loads(done.stdout))
+    assert printed[3]["num_kept"] == printed[3]["num_parts"] > 0
+    write_records(WriteParams(asked[1], num_workers=1), tmp_path / "alone")
+    assert {path.name: path.read_bytes() for path in (bucket / "out").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir()
+    }
