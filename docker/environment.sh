@@ -12,16 +12,18 @@ install() {  # --no-deps: the lock is complete, and a second look at dependencie
 [ -d /opt/sbom ] || install /opt/sbom sbom.lock
 install "$environment" "$lock"
 
-# Tests and headers; libclang, which TensorFlow asks for and does not load; TensorBoard's server; TensorFlow's StableHLO,
-# which nothing imports; LiteRT's part for a GPU; of Vertex AI's client all but v1, which alone is asked; of Arrow
-# what speaks to servers and what is for compilers.
+# Tests, headers and Cython; libclang, which TensorFlow asks for and does not load; TensorBoard's server and its pages;
+# TensorFlow's StableHLO, which nothing imports; LiteRT's part for a GPU; of Vertex AI's client all but v1, which alone is
+# asked; of Arrow what speaks to servers, and second copies of what a wheel cannot link to.
 find "$environment/lib" -depth -type d \( -name tests -o -path '*/tensorflow/include' -o -path '*/site-packages/clang' \
   -o -path '*/jax/_src/internal_test_util' -o -path '*/tensorboard_data_server/bin' \
   -o -path '*/cloud/aiplatform_v1beta1' -o -path '*/site-packages/vertexai' -o -path '*/site-packages/agentplatform' \
   -o -path '*/pyarrow/include' -o -path '*/pyarrow/src' \
   \) -exec rm -r {} +
 find "$environment/lib" -type f \( -name stablehlo_extension.so -o -name libLiteRtWebGpuAccelerator.so \
-  -o -path '*/pyarrow/libarrow_flight.so*' -o -path '*/pyarrow/libarrow_s3.so*' \) -delete
+  -o -name '*.h' -o -name '*.pyx' -o -name '*.pxd' -o -path '*/tensorboard/webfiles.zip' \
+  -o -path '*/pyarrow/*flight*.so*' -o -path '*/pyarrow/*s3*.so*' \
+  -o -path '*/pyarrow/libarrow_*.so' -o -path '*/pyarrow/libarrow_*.so.*.*' \) -delete
 
 /opt/sbom/bin/cyclonedx-py environment --output-reproducible --output-file "$environment/sbom.cdx.json" \
   "$environment/bin/python"
