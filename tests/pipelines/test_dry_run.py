@@ -44,7 +44,7 @@ def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, 
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *arguments: (done.append(word), real(*arguments))[1])
 
-    record(storage, "list_files", "list")
+    record(storage, "each_file", "list")
     record(compiling, "compile_pipeline", "compile")
     machine, batch = "machine={name: v5e-4, fallbacks: [v6e-4]}", "training.batch_size_per_replica=1"
     source = "images:gs://bucket/photos"
