@@ -14,8 +14,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-# Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+# Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
 SERVED_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 # Of phones; Pillow reads AVIF where it was built so, and HEIC where pillow-heif is installed. Not from the network.
 _PLUGIN_FORMATS = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}

@@ -75,17 +75,14 @@ def count_per_task(bytes_each: int) -> int:
     return min(max(_TASK_BYTES // bytes_each, 1), TASK_EXAMPLES)
 
 
-def share_out(num_examples: int, most: int, num_workers: int) -> tuple[int, int]:
-    """Return how many of the workers there is work for, and how many examples each takes at a time, at most `most`.
-
-    Several times, so that none waits long for the last.
+def share_out(num_examples: int, most: int, num_workers: int) -> int:
+    """Return how many examples each worker takes at a time, at most `most`: several times, so that none waits long.
 
     Example:
-        >>> share_out(1000, 400, 2), share_out(1000, 10, 2), share_out(9, 10, 2)
-        ((2, 63), (2, 10), (1, 2))
+        >>> share_out(1000, 400, 2), share_out(1000, 10, 2)
+        (63, 10)
     """
-    num_workers = min(num_workers, -(-num_examples // most))
-    return num_workers, min(most, -(-num_examples // (_TASKS_PER_WORKER * num_workers)))
+    return min(most, -(-num_examples // (_TASKS_PER_WORKER * num_workers)))
 
 
 def cut_into_tasks(

@@ -71,10 +71,9 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
         return DatasetPlan(listing, places, listing.corpus.split_rule)
     identities: Sequence[str] = listing.identities or listing.keys
-    if not params.join_copies:
-        identities = tell_apart(identities, listing.labels)
+    apart = tell_apart(identities, listing.labels)
     splits, rule = assign_splits(
-        identities,
+        identities if params.join_copies else apart,
         listing.labels,
         listing.splits,
         validation_fraction=params.validation_fraction,
@@ -83,7 +82,7 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
         stratify=params.stratify and params.task == CLASSIFICATION,
         groups=listing.groups,
     )
-    order = storage_order(tell_apart(identities, listing.labels), params.seed)
+    order = storage_order(apart, params.seed)
     by_split = {name: order[splits[order] == number] for number, name in enumerate(SPLITS)}
     asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
     for name, fraction in asked.items():

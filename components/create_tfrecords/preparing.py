@@ -36,13 +36,17 @@ class Prepared:
         return count_per_task(max(self.bytes_each, listing.num_bytes // len(listing.keys)))
 
     @property
+    def _num_examples(self) -> int:
+        return sum(self.plan.split_examples.values())
+
+    @property
     def num_useful_workers(self) -> int:
         """Number of workers for which there is work."""
-        return -(-sum(self.plan.split_examples.values()) // self._most_per_task)
+        return -(-self._num_examples // self._most_per_task)
 
     def cut(self, num_workers: int) -> list[Task]:
         """Cut the data set into tasks, in order, several for each worker."""
-        _, task_examples = share_out(sum(self.plan.split_examples.values()), self._most_per_task, num_workers)
+        task_examples = share_out(self._num_examples, self._most_per_task, min(num_workers, self.num_useful_workers))
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.params.target_shard_mib, task_examples))
 
     def require_even(self, part: Part) -> None:
