@@ -18,8 +18,8 @@ from components.create_tfrecords.sources.spans import Span, read_content
 from components.create_tfrecords.telling import STEP
 from components.errors import InputError
 from components.identities import identify
-from components.safe_path import safe_children
 from components.text import split_words
+from components.workers import in_processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,21 +78,15 @@ def _read_texts(
     params: WriteParams, listing: Listing, examples: np.ndarray, are_counted: np.ndarray
 ) -> tuple[bytes, Counter[bytes]]:
     """Read the words of some texts in worker processes, and count them where bool[num_examples] says so."""
-    from joblib import Parallel, delayed
-
     hashes, counts = bytearray(), Counter[bytes]()
     chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
     num_workers = min(params.num_workers or os.cpu_count() or 1, len(chunks))
     if not chunks:
         return b"", counts
     with progress.track(f"{STEP} vocabulary", len(examples), "texts") as bar:
-        runner = Parallel(num_workers, "sequential" if num_workers == 1 else "loky", return_as="generator")
-        jobs = (
-            delayed(_read_words)(listing.root, *content_of(listing, chunk), are_counted[chunk].tolist())
-            for chunk in chunks
-        )
-        with safe_children():
-            for chunk, (hashed, counted) in zip(chunks, runner(jobs), strict=True):
+        calls = ((listing.root, *content_of(listing, chunk), are_counted[chunk].tolist()) for chunk in chunks)
+        with in_processes(_read_words, calls, num_workers) as results:
+            for chunk, (hashed, counted) in zip(chunks, results, strict=True):
                 hashes += hashed
                 counts.update(counted)
                 bar.update(len(chunk))

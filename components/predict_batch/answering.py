@@ -6,7 +6,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInp
 from components.predict_batch.inputs import Reader, UnusableError
 from components.predict_batch.params import PARQUET
 from components.serving.exported import BATCH_SIZE, ExportedModel, load_model
-
-_REMOTE_THREADS = 16
+from components.workers import in_threads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +57,10 @@ def answer_part(work: Work, keys: Sequence[str], contents: Sequence[Any] | None,
         names += [name for name, _ in batch]
         outputs.append(model.predict(np.stack([example for _, example in batch])))
     answers = np.concatenate(outputs) if outputs else np.empty((0, len(model.class_names)), np.float32)
-    storage.write_bytes(path, (_as_parquet if work.form == PARQUET else _as_lines)(model, names, answers))
-    counts = Counter(itertools.chain.from_iterable(_named(model, answers)))
+    named = list(_named(model, answers))
+    write = _as_parquet if work.form == PARQUET else _as_lines
+    storage.write_bytes(path, write(model, names, answers, named))
+    counts = Counter(itertools.chain.from_iterable(named))
     facts = {"num_examples": len(names), "num_bytes": path.stat().st_size, "crc32c": file_crc32c(path)}
     storage.write_json(note, {"file": facts, "predicted": counts, "set_aside": aside})
 
@@ -76,14 +76,12 @@ def _read_all(
         except UnusableError as error:
             return str(error)
 
-    # Threads hide the latency of a bucket; on a local disk they only take turns.
-    with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
-        apply: Any = pool.map if storage.is_remote(_first_place(reader, contents)) else map
-        for key, result in zip(keys, apply(read, keys, contents or itertools.repeat(None)), strict=False):
-            if isinstance(result, str):
-                aside.append({"key": key, "reason": result})
-            else:
-                yield result
+    results = in_threads(read, _first_place(reader, contents), keys, contents or itertools.repeat(None))
+    for key, result in zip(keys, results, strict=True):
+        if isinstance(result, str):
+            aside.append({"key": key, "reason": result})
+        else:
+            yield result
 
 
 def _first_place(reader: Reader, contents: Sequence[Any] | None) -> str:
@@ -97,10 +95,10 @@ def _named(model: ExportedModel, answers: np.ndarray) -> Iterator[list[str]]:
         yield names
 
 
-def _as_lines(model: ExportedModel, names: Sequence[str], answers: np.ndarray) -> bytes:
+def _as_lines(model: ExportedModel, names: Sequence[str], answers: np.ndarray, named: Sequence[Sequence[str]]) -> bytes:
     """Return a JSON object a line, as the server answers: class and confidence, labels, or values."""
     lines = []
-    for name, output, own in zip(names, answers, _named(model, answers), strict=True):
+    for name, output, own in zip(names, answers, named, strict=True):
         figures = dict(zip(model.class_names, output.astype(float).round(7).tolist(), strict=True))
         said: dict[str, Any] = {"key": name}
         if model.task == REGRESSION:
@@ -113,19 +111,20 @@ def _as_lines(model: ExportedModel, names: Sequence[str], answers: np.ndarray) -
     return "".join(lines).encode()
 
 
-def _as_parquet(model: ExportedModel, names: Sequence[str], answers: np.ndarray) -> bytes:
+def _as_parquet(
+    model: ExportedModel, names: Sequence[str], answers: np.ndarray, named: Sequence[Sequence[str]]
+) -> bytes:
     """Return a table of keys, classes or labels, and probabilities or values in the order of the class names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    own = list(_named(model, answers))
     figures = pa.FixedSizeListArray.from_arrays(pa.array(answers.reshape(-1), pa.float32()), answers.shape[1])
     columns: dict[str, Any] = {"key": pa.array(names, pa.string())}
     if model.task == CLASSIFICATION:
-        columns["class"] = pa.array([classes[0] for classes in own], pa.string())
+        columns["class"] = pa.array([classes[0] for classes in named], pa.string())
         columns["confidence"] = pa.array(answers.max(1) if len(answers) else [], pa.float32())
     elif model.task == MULTI_LABEL:
-        columns["labels"] = pa.array(own, pa.list_(pa.string()))
+        columns["labels"] = pa.array(named, pa.list_(pa.string()))
     columns["values" if model.task == REGRESSION else "probabilities"] = figures
     table = pa.table(columns).replace_schema_metadata({"class_names": json.dumps(model.class_names)})
     buffer = pa.BufferOutputStream()

@@ -1,10 +1,8 @@
 """Every example of a source answered once: files of predictions that a restart goes on with, then published whole."""
 
-import contextlib
 import json
 import os
 import shutil
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from components.errors import InputError
 from components.predict_batch.answering import Work, answer_part
 from components.predict_batch.inputs import Inputs, digest_of, list_inputs
 from components.predict_batch.params import PredictParams, PredictResult
-from components.safe_path import safe_children
 from components.serving.exported import ExportedModel, load_model
+from components.workers import in_processes
 
 STEP = "predict_batch"
 SUMMARY_FILE, ASIDE_FILE = "predictions.json", "set_aside.jsonl"
@@ -75,18 +73,16 @@ def _note(begun: Path, name: str) -> Path:
 
 def _answer_all(params: PredictParams, export_dir: Path, inputs: Inputs, begun: Path, names: list[str]) -> None:
     """Write every file of predictions that is not there yet, in worker processes."""
-    from joblib import Parallel, delayed
-
     missing = [i for i, name in enumerate(names) if not _note(begun, name).is_file()]
     num_workers = max(1, min(params.num_workers or os.cpu_count() or 1, len(missing)))
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
     work = Work(str(export_dir), params.use_int8, num_threads, params.form, inputs.root, inputs.stored)
     total, size = len(inputs.keys), params.part_examples
     ranges = [range(i * size, min((i + 1) * size, total)) for i in range(len(names))]
-    if kept := sum(len(ranges[i]) for i in range(len(names))) - sum(len(ranges[i]) for i in missing):
+    if kept := total - sum(len(ranges[i]) for i in missing):
         progress.say(STEP, f"going on after {kept:,} of {total:,} examples, which an earlier run has answered")
-    jobs = (
-        delayed(answer_part)(
+    calls = (
+        (
             work,
             [inputs.keys[at] for at in ranges[i]],
             inputs.contents(np.arange(ranges[i].start, ranges[i].stop)),
@@ -95,16 +91,7 @@ def _answer_all(params: PredictParams, export_dir: Path, inputs: Inputs, begun: 
         )
         for i in missing
     )
-    backend = "sequential" if num_workers == 1 else "loky"
-    runner = Parallel(
-        num_workers, backend, return_as="generator", batch_size=1, pre_dispatch="2*n_jobs", max_nbytes=None
-    )
-    with (
-        progress.track(STEP, total, "examples") as bar,
-        safe_children(),
-        warnings.catch_warnings(action="ignore", category=UserWarning),  # joblib's, of work that an error throws away.
-        contextlib.closing(runner(jobs)) as answered,  # So that no worker goes on when something fails.
-    ):
+    with progress.track(STEP, total, "examples") as bar, in_processes(answer_part, calls, num_workers) as answered:
         bar.update(kept)
         for i, _ in zip(missing, answered, strict=True):
             bar.update(len(ranges[i]))

@@ -1,15 +1,13 @@
 """Tasks written by processes of this machine."""
 
-import contextlib
 import os
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from components.create_tfrecords.parts import Task, Written, content_of, write_part
 from components.create_tfrecords.preparing import Prepared
-from components.safe_path import safe_children
+from components.workers import in_processes
 
 
 class LocalEngine:
@@ -28,13 +26,11 @@ class LocalEngine:
 
     def write(self, prepared: Prepared, tasks: Sequence[Task], folder: Path) -> Written:
         """Yield what becomes of every task, as `Engine` says."""
-        from joblib import Parallel, delayed
-
         listing, encoder = prepared.plan.listing, prepared.encoder
         num_workers = max(min(self._num_workers, len(tasks), prepared.num_useful_workers), 1)
         with tempfile.TemporaryDirectory(prefix=".parts.", dir=folder, ignore_cleanup_errors=True) as parts:
-            jobs = (
-                delayed(write_part)(
+            calls = (
+                (
                     encoder,
                     os.path.join(parts, f"{number:06d}"),
                     listing.labels[indices].tolist(),
@@ -43,21 +39,7 @@ class LocalEngine:
                 )
                 for number, (_, _, indices) in enumerate(tasks)
             )
-            # One worker needs no second process; memory-mapping is off, since slices are small and copied once.
-            runner = Parallel(
-                n_jobs=num_workers,
-                backend="sequential" if num_workers == 1 else "loky",
-                return_as="generator",
-                batch_size=1,
-                max_nbytes=None,
-            )
-            # Closed first when something fails, so that no worker still writes while its folder is removed. joblib
-            # warns of the work that this throws away; the error that caused it says enough.
-            with (
-                safe_children(),
-                warnings.catch_warnings(action="ignore", category=UserWarning),
-                contextlib.closing(runner(jobs)) as written,
-            ):
+            with in_processes(write_part, calls, num_workers) as written:
                 for part in written:
                     prepared.require_even(part)
                     content = Path(part.path).read_bytes()

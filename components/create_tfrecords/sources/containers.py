@@ -4,16 +4,15 @@ import fnmatch
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from components import storage
 from components.create_tfrecords.sources.listing import split_named
 from components.create_tfrecords.targets import shown
 from components.errors import InputError
+from components.workers import in_threads
 
 _T = TypeVar("_T")
-_THREADS = 16
 _WILDCARDS = "*?["
 
 
@@ -103,7 +102,5 @@ def _split_in(name: str) -> str | None:
 
 
 def read_each(read: Callable[[Container], _T], containers: Sequence[Container]) -> Iterator[_T]:
-    """Read every file, in order; in threads, which hide the latency of a bucket."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        apply = pool.map if storage.is_remote(containers[0].path) else map
-        yield from apply(read, containers)
+    """Read every file, in order."""
+    return in_threads(read, containers[0].path, containers)

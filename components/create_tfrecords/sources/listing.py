@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -16,8 +15,8 @@ from components.create_tfrecords.sources.columns import Files, Names
 from components.create_tfrecords.sources.spans import Contents
 from components.errors import InputError
 from components.interface import IMAGE
+from components.workers import in_threads
 
-_REMOTE_THREADS = 16
 _DIGESTED_AT_ONCE = 1 << 16
 SPLIT_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid", "val"), TEST: ("test", "testing")}
 
@@ -120,12 +119,11 @@ class Listing:
             except InputError:  # Missing: for the writer to set aside, or refuse.
                 return b""
 
-        # Threads hide the latency of a bucket; on a local disk they only take turns.
-        with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
-            read = pool.map if storage.is_remote(self.root) else map
-            contents: Iterable[bytes] = read(hash_file, self.keys) if self.files else (b"" for _ in self.keys)
-            for key, label, content in zip(self.keys, self.labels.tolist(), contents, strict=True):
-                digest.update(f"{key}\0{label}\0".encode() + content)
+        contents: Iterable[bytes] = (b"" for _ in self.keys)
+        if self.files:
+            contents = in_threads(hash_file, self.root, self.keys)
+        for key, label, content in zip(self.keys, self.labels.tolist(), contents, strict=True):
+            digest.update(f"{key}\0{label}\0".encode() + content)
         return digest.hexdigest()
 
 
