@@ -41,8 +41,8 @@ def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
     for shape in set(shapes):
         places = [i for i, its in enumerate(shapes) if its == shape]
         joined = np.concatenate([pictures[i] for i in places], dtype=np.float32, casting="unsafe")
-        values = joined.reshape(-1, *shape)
-        grey = values[..., 0] if shape[2] == 1 else values @ _GREY_WEIGHTS
+        grey = joined if shape[2] == 1 else joined.reshape(-1, 3) @ _GREY_WEIGHTS
+        grey = grey.reshape(-1, *shape[:2])
         rows, columns = (_averages(size, count) for size, count in zip(shape[:2], LOOK_SHAPE, strict=True))
         looks[places] = np.round(rows @ grey @ columns.T)
     return looks

@@ -63,6 +63,18 @@ def test_encode_example_comes_back_from_tensorflows_parser(image, label, key):
     assert list(feature["key"].bytes_list.value) == [key.encode()]
 
 
+@pytest.mark.parametrize("label", [0, 127, 128, -1, 2**63 - 1, [0, 300, -5], [1.5, -0.0, 2.0]])
+@pytest.mark.parametrize("num_bytes", [0, 1, 127, 128, 40_000])
+def test_encode_example_gives_protobufs_bytes(label, num_bytes):
+    fields = {"image": bytes(num_bytes), "label": label, "key": "ä.png".encode(), "text": b"t"}
+    example = tensorflow().train.Example()
+    for name, value in fields.items():
+        kinds = {bytes: "bytes_list", float: "float_list", int: "int64_list"}
+        values = value if isinstance(value, list) else [value]
+        getattr(example.features.feature[name], kinds[type(values[0])]).value.extend(values)
+    assert encode_example(fields) == example.SerializeToString(deterministic=True)
+
+
 def test_encode_example_gives_equal_bytes_for_equal_arguments():
     assert encode_example({"image": b"x", "label": 1}) == encode_example({"image": b"x", "label": 1})
 

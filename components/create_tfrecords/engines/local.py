@@ -29,10 +29,11 @@ class LocalEngine:
         listing, encoder = prepared.plan.listing, prepared.encoder
         num_workers = max(min(self._num_workers, len(tasks), prepared.num_useful_workers), 1)
         with tempfile.TemporaryDirectory(prefix=".parts.", dir=folder, ignore_cleanup_errors=True) as parts:
+            free: list[str] = []  # Files whose content has been taken: written over, they cost less than new ones.
             calls = (
                 (
                     encoder,
-                    os.path.join(parts, f"{number:06d}"),
+                    free.pop() if free else os.path.join(parts, f"{number:06d}"),
                     listing.labels[indices].tolist(),
                     *content_of(listing, indices),
                     None if listing.hashes is None else [listing.hashes[i] for i in indices],
@@ -42,6 +43,7 @@ class LocalEngine:
             with in_processes(write_part, calls, num_workers) as written:
                 for part in written:
                     prepared.require_even(part)
-                    content = Path(part.path).read_bytes()
-                    os.unlink(part.path)
+                    with open(part.path, "rb") as file:
+                        content = file.read(sum(part.sizes))
+                    free.append(part.path)
                     yield part, content

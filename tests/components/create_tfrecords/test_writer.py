@@ -18,6 +18,7 @@ import pytest
 from components import storage
 from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, encoders, merging, parts, plan_dataset, write_records
+from components.create_tfrecords.preparing import prepare
 from components.errors import InputError
 from components.images import ImageRule, decode_pixels
 from components.records import load_split, tensorflow
@@ -225,6 +226,17 @@ def test_records_of_files_are_byte_for_byte_the_same_with_one_and_two_workers(ma
     ]
     assert results[0] == results[1]
     assert _same_files(tmp_path / "1", tmp_path / "2")
+
+
+def test_a_part_that_is_written_over_a_longer_one_begins_with_the_same_records(many_files, tmp_path):
+    prepared = prepare(params := WriteParams(f"images:{many_files}"), plan_dataset(params))
+    listing, path = prepared.plan.listing, tmp_path / "part"
+    keys = list(listing.keys)
+    whole = parts.write_part(prepared.encoder, str(path), listing.labels.tolist(), keys, None, None)
+    before = path.read_bytes()
+    assert sum(whole.sizes) == len(before)
+    last = parts.write_part(prepared.encoder, str(path), listing.labels[-1:].tolist(), keys[-1:], None, None)
+    assert path.read_bytes()[: sum(last.sizes)] == before[-sum(last.sizes) :]
 
 
 def test_records_are_the_same_however_work_is_cut_into_tasks(image_folder, tmp_path, monkeypatch):
