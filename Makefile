@@ -20,7 +20,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install run test test-all check bench soak kills kills-hosts kills-fan-out audit licences lock image images push sbom images-test
+.PHONY: install run test test-all check bench soak kills kills-hosts kills-fan-out kills-answers audit licences lock image images push sbom images-test
 
 install: $(VENV)/.installed
 
@@ -59,6 +59,9 @@ kills-hosts: install  ## Hosts that train together, killed at any moment and sta
 
 kills-fan-out: install  ## Commands that write records together, killed at any moment and run again; KILLS=20 for fewer.
 	$(VENV)/bin/python -m tests.kills.fan_out --kills $(KILLS)
+
+kills-answers: install  ## predict_batch over 100,000 pictures, killed at any moment and run again; KILLS=10 for fewer.
+	$(VENV)/bin/python -m tests.kills.answers --kills $(KILLS)
 
 # PYSEC-2026-3447 (setuptools < 83: what a source distribution made on macOS leaves out) is about nothing done here, and
 # TensorFlow's TensorBoard needs a setuptools before 82.

@@ -124,9 +124,7 @@ def try_kill(expected: Undisturbed, kill: Kill, work: Path) -> list[str]:
         return [*faults, str(error)]
     finally:
         process.end_session()
-    left = step.left_in(folder)
-    for name in {*left, *expected.left}:
-        faults += [f"{name}/{file} differs" for file in differences(left.get(name, {}), expected.left.get(name, {}))]
+    faults += differing(step.left_in(folder), expected.left)
     faults += [f"{name} is left half written" for name in leftovers(folder)]
     for version_dir in folder.glob("**/registry/*/versions/[0-9]*"):
         faults += [f"{version_dir}: {damage}" for damage in Version.load(version_dir).damage()]
@@ -134,6 +132,15 @@ def try_kill(expected: Undisturbed, kill: Kill, work: Path) -> list[str]:
         shutil.rmtree(folder)
         log_of(folder).unlink()
     return faults
+
+
+def differing(left: Mapping[str, Outcome], expected: Mapping[str, Outcome]) -> list[str]:
+    """What of a step's outputs is not as expected."""
+    return [
+        f"{name}/{file} differs"
+        for name in {*left, *expected}
+        for file in differences(left.get(name, {}), expected.get(name, {}))
+    ]
 
 
 def _half(step: Step, folder: Path, whole: Iterable[Mapping[str, Outcome]]) -> Iterable[str]:

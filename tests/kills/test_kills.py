@@ -1,6 +1,7 @@
 """`make kills` finds what it is there to find; and the first of the kills."""
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from tests.cli import REPOSITORY
+from tests.kills import answers
 from tests.kills.__main__ import TURNS, kill_of, report, run_undisturbed, slice_of, try_kill
 from tests.kills.outcome import differences, outcome
 from tests.kills.steps import RUN, Step, leftovers
@@ -114,3 +116,22 @@ def test_killed_at_any_moment_commands_that_write_together_give_the_same_again()
     command = [sys.executable, "-m", "tests.kills.fan_out", "--kills", "20"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow  # Half a minute.
+def test_killed_at_any_moment_predict_batch_answers_every_picture_once():
+    command = [sys.executable, "-m", "tests.kills.answers", "--kills", "4", "--images", "5000"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pictures_left_out_or_answered_twice_are_found(tmp_path):
+    lines = [json.dumps({"key": name}) for name in ("a", "b", "b", "d")]
+    (tmp_path / "predictions-00000-of-00001.jsonl").write_text("\n".join(lines))
+    (tmp_path / "predictions.json").write_text('{"num_predicted": 4}')
+    assert answers.find_faults(tmp_path, {"a", "b", "c"}) == [
+        "1 not answered",
+        "1 answered more than once",
+        "1 not among the pictures",
+        "1 stated too many or too few",
+    ]
