@@ -50,6 +50,9 @@ class ObjectStore(Protocol):
     def download(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy objects of a bucket to local paths, many at once; `pairs` are names and paths."""
 
+    def write(self, uri: str, content: bytes) -> None:
+        """Write an object, which appears whole or not at all."""
+
     def upload(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy local files to a bucket, many at once; `pairs` are paths and names."""
 
@@ -196,6 +199,11 @@ class GoogleStorage:
         there = self.bucket(bucket)
         _transfer("download_many", [(there.blob(name), path) for name, path in pairs])
 
+    def write(self, uri: str, content: bytes) -> None:
+        """Write an object, which appears whole or not at all."""
+        bucket, name = split(uri)
+        self.bucket(bucket).blob(name).upload_from_string(content, "application/octet-stream")
+
     def upload(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy local files to a bucket, many at once; `pairs` are paths and names."""
         there = self.bucket(bucket)
@@ -319,6 +327,11 @@ class S3:
         """Copy objects of a bucket to local paths, many at once; `pairs` are names and paths."""
         client = s3_client()
         _at_once(lambda pair: client.download_file(bucket, *pair), pairs)
+
+    def write(self, uri: str, content: bytes) -> None:
+        """Write an object, which appears whole or not at all."""
+        bucket, name = split(uri)
+        s3_client().put_object(Bucket=bucket, Key=name, Body=content)
 
     def upload(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
         """Copy local files to a bucket, many at once; `pairs` are paths and names."""

@@ -269,6 +269,16 @@ def exists(uri: str) -> bool:
         return store.exists(uri)
 
 
+def names_in(root: str) -> set[str]:
+    """Return the names of the files in a folder, here or in a bucket; none where there is no such folder."""
+    if not (store := store_of(root)):
+        return {path.name for path in Path(root).glob("*")}
+    with store.errors(root):
+        start = len(split(root)[1].rstrip("/")) + 1
+        names = {stored.name[start:] for stored in store.objects(f"{root.rstrip('/')}/")}
+    return {name for name in names if "/" not in name}
+
+
 def join(root: str, name: str) -> str:
     """Join a name to a root that it must not leave.
 
@@ -473,6 +483,18 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def write_file(uri: str, content: bytes) -> None:
+    """Write one file, here or in a bucket, whole or not at all.
+
+    Raises:
+        InputError: If it lies in a bucket that may not be written.
+    """
+    if not (store := store_of(uri)):
+        return write_bytes(Path(uri), content)
+    with store.errors(uri):
+        return store.write(uri, content)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON (no NaN), whole or not at all.
 
@@ -534,6 +556,22 @@ def staged_directory(final: Path) -> Iterator[Path]:
             shutil.rmtree(staged, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def staged_folder(uri: str) -> Iterator[Path]:
+    """Give a temporary folder that becomes the one at `uri`, here or in a bucket; see `staged_directory`.
+
+    In a bucket its files are copied, and those that describe it come last.
+    """
+    if not is_remote(uri):
+        with staged_directory(Path(uri)) as staged:
+            yield staged
+        return
+    with tempfile.TemporaryDirectory(prefix="staged-") as name:
+        yield Path(name)
+        for path in _in_order_of_copying(Path(name)):
+            upload(path, join(uri, path.relative_to(name).as_posix()))
+
+
 def drop_half_written(folder: Path) -> None:
     """Delete what a killed process left of the files and folders that it was writing in a folder.
 
@@ -547,15 +585,20 @@ def drop_half_written(folder: Path) -> None:
 
 
 def _copy_to_bucket(staged: Path, final: Path) -> None:
-    """Copy a folder to a mounted bucket, which renames no folders.
-
-    The JSON files at its top come last: they say what the folder holds, and without them no step reads it.
-    """
-    files = [path for path in staged.rglob("*") if path.is_file()]
-    for path in sorted(files, key=lambda path: (path.parent == staged and path.suffix == ".json", path)):
+    """Copy a folder to a mounted bucket, which renames no folders."""
+    for path in _in_order_of_copying(staged):
         target = final / path.relative_to(staged)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+
+
+def _in_order_of_copying(folder: Path) -> list[Path]:
+    """Return the files of a folder.
+
+    The JSON files at its top come last: they say what the folder holds, and without them no step reads it.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(files, key=lambda path: (path.parent == folder and path.suffix == ".json", path))
 
 
 def replace_directory(source: Path, final: Path) -> None:

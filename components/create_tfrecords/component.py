@@ -82,8 +82,6 @@ def plan_parts(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Plan a data set that several steps write; returns the number of its parts."""
-    import pathlib
-
     from components.create_tfrecords import WriteParams
     from components.create_tfrecords.engines import fan_out
     from components.step_inputs import params_from
@@ -91,7 +89,7 @@ def plan_parts(
 
     with step_record("create_tfrecords", planned.path):
         params = params_from({**data, "source": source}, WriteParams)
-        return fan_out.plan_parts(params, pathlib.Path(planned.path)).num_parts
+        return fan_out.plan_parts(params, planned.path).num_parts
 
 
 @in_place_of_shell
@@ -106,8 +104,6 @@ def write_parts(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Write one range of the parts that are planned; returns the number of these."""
-    import pathlib
-
     from components.create_tfrecords import WriteParams
     from components.create_tfrecords.engines import fan_out
     from components.step_inputs import params_from
@@ -115,8 +111,7 @@ def write_parts(
 
     with step_record("create_tfrecords", parts.path):
         params = params_from({**data, "source": source}, WriteParams)
-        written = fan_out.write_parts(params, pathlib.Path(planned.path), pathlib.Path(parts.path), int(number))
-        return written.num_parts
+        return fan_out.write_parts(params, planned.path, parts.path, int(number)).num_parts
 
 
 @in_place_of_shell
@@ -141,8 +136,8 @@ def merge_parts(
 
     with step_record("create_tfrecords", records.path):
         params = params_from({**data, "source": source}, WriteParams)
-        folders = [pathlib.Path(each.path) for each in parts]
-        result = fan_out.merge_parts(params, pathlib.Path(planned.path), folders, pathlib.Path(records.path))
+        folders = [each.path for each in parts]
+        result = fan_out.merge_parts(params, planned.path, folders, pathlib.Path(records.path))
         records.metadata.update(dataclasses.asdict(result))
         return result.num_examples
 

@@ -46,6 +46,24 @@ def test_a_folder_goes_there_and_comes_back(folder, tmp_path):
     assert [storage.exists(f"{folder}/{name}") for name in ("alone.json", "model", "none")] == [True, False, False]
 
 
+def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_path, monkeypatch):
+    for place in (folder, str(tmp_path / "disk")):
+        assert storage.names_in(place) == set()
+        storage.write_file(f"{place}/alone", b"1")
+        with storage.staged_folder(f"{place}/deep") as staged:
+            (staged / "a.json").write_text("{}")
+            (staged / "z.npz").write_bytes(b"\0")
+            assert storage.names_in(f"{place}/deep") == set()
+        assert storage.names_in(place) - {"deep"} == {"alone"}
+        assert storage.names_in(f"{place}/deep/") == {"a.json", "z.npz"}
+    copied = []
+    monkeypatch.setattr(storage, "upload", lambda path, uri: copied.append(uri.rpartition("/")[2]))
+    with storage.staged_folder(folder) as staged:
+        for name in ("a.json", "z.npz"):
+            (staged / name).write_bytes(b"\0")
+    assert copied == ["z.npz", "a.json"]
+
+
 def test_a_version_changes_with_the_content_and_never_else(folder):
     name = folder.removeprefix("s3://bucket/")
     versions = []

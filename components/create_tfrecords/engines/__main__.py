@@ -21,11 +21,11 @@ def _parser() -> argparse.ArgumentParser:
     write = commands.add_parser("write", help="Write one range of them; for each range, anywhere.")
     merge = commands.add_parser("merge", help="Put the parts of all ranges together, once.")
     for command in (write, merge):
-        command.add_argument("--plan", required=True, type=Path, help="Folder that plan wrote.")
+        command.add_argument("--plan", required=True, help="Folder that plan wrote, here or in a bucket.")
     write.add_argument("--number", required=True, type=int, help="Number of the range, from 0.")
-    merge.add_argument("--parts", required=True, type=Path, nargs="+", help="Folders that write wrote, in any order.")
+    merge.add_argument("--parts", required=True, nargs="+", help="Folders that write wrote, in any order.")
     for command in (plan, write, merge):
-        command.add_argument("--output", required=True, type=Path, help="Folder to write.")
+        command.add_argument("--output", required=True, help="Folder to write; all but merge also in a bucket.")
         command_line.add_params(command, WriteParams)
     return parser
 
@@ -36,7 +36,7 @@ def _work(arguments: argparse.Namespace) -> tuple[Any, int]:
         return fan_out.plan_parts(params, arguments.output), command_line.DONE
     if arguments.command == "write":
         return fan_out.write_parts(params, arguments.plan, arguments.output, arguments.number), command_line.DONE
-    return fan_out.merge_parts(params, arguments.plan, arguments.parts, arguments.output), command_line.DONE
+    return fan_out.merge_parts(params, arguments.plan, arguments.parts, Path(arguments.output)), command_line.DONE
 
 
 def main() -> int:

@@ -3,6 +3,8 @@
 PLAN/plan.json       what the parts follow from, and in how many ranges they are written
 PLAN/words.npz       of texts: their words, which are read once, before any is written
 PARTS/000007.npz     a part; it is there once it is whole, so that a command that was killed goes on behind it
+
+Both lie in folders, mounted ones too, or in buckets.
 """
 
 import dataclasses
@@ -28,6 +30,7 @@ from components.create_tfrecords.words import Survey
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
 from components.schema import JsonFile
+from components.workers import ahead, in_threads
 
 _PLAN_FILE = "plan.json"
 _WORDS_FILE = "words.npz"
@@ -65,19 +68,20 @@ class RangeResult:
     num_kept: int
 
 
-def plan_parts(params: WriteParams, directory: Path) -> PartsPlan:
+def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
     """Plan a data set, and read what has to be known of all examples before any of them is written.
 
     Args:
         params: Source to read, and how to divide it; `engine_tasks` is the number of ranges.
-        directory: Folder to write; appears whole or not at all.
+        directory: Folder to write; appears whole or not at all, in a bucket with the plan as its last file.
 
     Raises:
         InputError: If the source cannot be used.
     """
-    storage.require_output(directory, _PLAN_FILE)
+    if not storage.is_remote(directory):
+        storage.require_output(Path(directory), _PLAN_FILE)
     plan, num_parts = plan_dataset(params), 0
-    with storage.staged_directory(directory) as staged:
+    with storage.staged_folder(directory) as staged:
         if plan.listing.corpus is None:
             prepared = prepare(params, plan)
             num_parts = len(prepared.cut(params.engine_tasks))
@@ -89,41 +93,47 @@ def plan_parts(params: WriteParams, directory: Path) -> PartsPlan:
     return planned
 
 
-def write_parts(params: WriteParams, plan_dir: Path, directory: Path, number: int) -> RangeResult:
+def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int) -> RangeResult:
     """Write one range of the parts that are planned; those that are there already are kept.
 
     Args:
         params: Parameters by which `plan_parts` has planned.
         plan_dir: Folder that it wrote.
-        directory: Folder to write the parts to, one after the other; it is this range's alone.
+        directory: Folder to write the parts to, one after the other; one on a disk is this range's alone.
         number: Number of the range, from 0.
 
     Raises:
         InputError: If the data, the parameters or the code have changed since, or there is no such range.
     """
-    planned, prepared = _prepare_again(params, plan_dir)
+    return write_range(*prepare_again(params, plan_dir), directory, number)
+
+
+def write_range(planned: PartsPlan, prepared: Prepared | None, directory: str, number: int) -> RangeResult:
+    """Write one range of the parts of a data set that is prepared, as `write_parts` does."""
     if not 0 <= number < planned.num_ranges:
         raise InputError(
-            f"There is no range {number}: expected one from 0 to {planned.num_ranges - 1}, as {plan_dir} says."
+            f"There is no range {number}: expected one from 0 to {planned.num_ranges - 1}, as its plan says."
         )
     numbers = _range(planned, number)
-    directory.mkdir(parents=True, exist_ok=True)
-    storage.drop_half_written(directory)
-    missing = [i for i in numbers if not is_saved(_path(directory, i), planned.key)]
+    if not storage.is_remote(directory):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        storage.drop_half_written(Path(directory))
+    there = storage.names_in(directory)
+    missing = [i for i in numbers if not (_name(i) in there and is_saved(_place(directory, i), planned.key))]
     if missing and prepared is not None:
         tasks = prepared.cut(planned.num_ranges)
-        engine, some = LocalEngine(params.num_workers), [tasks[i] for i in missing]
+        engine, some = LocalEngine(prepared.params.num_workers), [tasks[i] for i in missing]
         with (
             tempfile.TemporaryDirectory() as folder,
             progress.track(STEP, sum(len(indices) for *_, indices in some), "examples") as bar,
         ):
             for i, task, written in zip(missing, some, engine.write(prepared, some, Path(folder)), strict=True):
-                save_part(_path(directory, i), planned.key, *written)
+                save_part(_place(directory, i), planned.key, *written)
                 bar.update(len(task[2]))
     return RangeResult(numbers.start, len(numbers), len(numbers) - len(missing))
 
 
-def merge_parts(params: WriteParams, plan_dir: Path, folders: Sequence[Path], directory: Path) -> WriteResult:
+def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], directory: Path) -> WriteResult:
     """Put the parts of all ranges together: the same bytes as one machine alone writes.
 
     Args:
@@ -135,7 +145,7 @@ def merge_parts(params: WriteParams, plan_dir: Path, folders: Sequence[Path], di
     Raises:
         InputError: If a part is missing, or follows from something else; and as `write_records` says.
     """
-    planned, prepared = _prepare_again(params, plan_dir)
+    planned, prepared = prepare_again(params, plan_dir)
     if prepared is None:
         return write_records(params, directory)
     return write_records(params, directory, prepared=prepared, engine=FanOutEngine(planned, folders))
@@ -149,7 +159,7 @@ class FanOutEngine:
         folders: Folders with them.
     """
 
-    def __init__(self, planned: PartsPlan, folders: Sequence[Path]) -> None:
+    def __init__(self, planned: PartsPlan, folders: Sequence[str]) -> None:
         self._planned, self._folders = planned, folders
 
     def cut(self, prepared: Prepared) -> list[Task]:
@@ -158,17 +168,18 @@ class FanOutEngine:
 
     def write(self, prepared: Prepared, tasks: Sequence[Task], folder: Path) -> Written:
         """Yield what has become of every task, as `Engine` says."""
-        paths = {path.name: path for place in self._folders for path in sorted(place.glob("*.npz"))}
-        names = [_path(folder, number).name for number in range(len(tasks))]
-        if missing := [number for number, name in enumerate(names) if name not in paths]:
+        held = zip(self._folders, in_threads(storage.names_in, self._folders[0], self._folders), strict=True)
+        places = {name: storage.join(place, name) for place, names in held for name in names}
+        names = [_name(number) for number in range(len(tasks))]
+        if missing := [number for number, name in enumerate(names) if name not in places]:
             ranges = [i for i in range(self._planned.num_ranges) if set(_range(self._planned, i)).intersection(missing)]
             raise InputError(
                 f"{len(missing):,} of {len(tasks):,} parts are missing: expected the folders of all "
                 f"{self._planned.num_ranges} ranges, received {len(self._folders)} without what belongs to range "
                 f"{', '.join(map(str, ranges))}. Write these."
             )
-        for name in names:
-            yield load_part(paths[name], self._planned.key)
+        uris = [places[name] for name in names]
+        yield from ahead(load_part, uris[0], uris, [self._planned.key] * len(uris))
 
 
 def _range(planned: PartsPlan, number: int) -> range:
@@ -177,8 +188,12 @@ def _range(planned: PartsPlan, number: int) -> range:
     return range(first, end)
 
 
-def _path(directory: Path, number: int) -> Path:
-    return directory / f"{number:06d}.npz"
+def _name(number: int) -> str:
+    return f"{number:06d}.npz"
+
+
+def _place(directory: str, number: int) -> str:
+    return storage.join(directory, _name(number))
 
 
 def _key(params: WriteParams, plan: DatasetPlan) -> str:
@@ -192,18 +207,24 @@ def _key(params: WriteParams, plan: DatasetPlan) -> str:
     return digest.hexdigest()
 
 
-def _prepare_again(params: WriteParams, plan_dir: Path) -> tuple[PartsPlan, Prepared | None]:
-    """Return a plan of parts, and the data set that it is of; None for a corpus."""
-    planned, plan = PartsPlan.load(plan_dir), plan_dataset(params)
-    if (key := _key(params, plan)) != planned.key:
-        raise InputError(
-            f"The data, the parameters or the code have changed since {plan_dir} was written: expected "
-            f"{planned.key[:12]}, received {key[:12]}. Plan again, and write all parts again."
-        )
-    if plan.listing.corpus is not None:
-        return planned, None
-    words = plan_dir / _WORDS_FILE
-    return planned, prepare(params, plan, _load_survey(words) if words.is_file() else None)
+def prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepared | None]:
+    """Return a plan of parts, and the data set that it is of; None for a corpus.
+
+    Raises:
+        InputError: If the data, the parameters or the code have changed since it was planned.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        here = storage.localize(plan_dir, Path(folder))
+        planned, plan = PartsPlan.load(here), plan_dataset(params)
+        if (key := _key(params, plan)) != planned.key:
+            raise InputError(
+                f"The data, the parameters or the code have changed since {plan_dir} was written: expected "
+                f"{planned.key[:12]}, received {key[:12]}. Plan again, and write all parts again."
+            )
+        if plan.listing.corpus is not None:
+            return planned, None
+        words = here / _WORDS_FILE
+        return planned, prepare(params, plan, _load_survey(words) if words.is_file() else None)
 
 
 def _save_survey(survey: Survey, directory: Path) -> None:

@@ -1,11 +1,10 @@
-"""A part as one file: what one process wrote, and any other can read."""
+"""A part as one file, here or in a bucket: what one process wrote, and any other can read."""
 
 import dataclasses
 import io
 import json
 import zipfile
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 
@@ -17,11 +16,11 @@ from components.errors import InputError
 _ARRAYS = ("looks", "figures")  # Where a part has them.
 
 
-def save_part(path: Path, key: str, part: Part, content: bytes) -> None:
+def save_part(uri: str, key: str, part: Part, content: bytes) -> None:
     """Write a part whole or not at all.
 
     Args:
-        path: The file.
+        uri: The file.
         key: Digest of the facts that the part follows from.
         part: Its books.
         content: Its framed records.
@@ -44,43 +43,45 @@ def save_part(path: Path, key: str, part: Part, content: bytes) -> None:
         content=np.frombuffer(content, np.uint8),
         **arrays,
     )
-    storage.write_bytes(path, file.getvalue())
+    storage.write_file(uri, file.getvalue())
 
 
-def is_saved(path: Path, key: str) -> bool:
+def is_saved(uri: str, key: str) -> bool:
     """Return whether a file is the part that follows from `key`, and whole."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        file = io.BytesIO(storage.read_bytes(uri))
+        with zipfile.ZipFile(file) as archive:
             if archive.testzip() is not None:
                 return False
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as stored:
             return str(stored["key"]) == key
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # Also an InputError: there is none.
         return False
 
 
-def load_part(path: Path, key: str) -> tuple[Part, bytes]:
+def load_part(uri: str, key: str) -> tuple[Part, bytes]:
     """Read a part: its books, and its framed records.
 
     Raises:
         InputError: If it is missing or damaged, or does not follow from `key`.
     """
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(storage.read_bytes(uri)), allow_pickle=False) as arrays:
             stored = dict(arrays)
         received, books = str(stored["key"]), json.loads(stored["books"].tobytes())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
-            f"Cannot read the part {path}: expected a file that a task has written whole, received {error!r}. Run that "
+            f"Cannot read the part {uri}: expected a file that a task has written whole, received {error!r}. Run that "
             "task again."
         ) from error
     if received != key:
         raise InputError(
-            f"The part {path} was written from other data, parameters or code: expected {key[:12]}, received "
+            f"The part {uri} was written from other data, parameters or code: expected {key[:12]}, received "
             f"{received[:12]}. Run all tasks again."
         )
     part = Part(
-        str(path),
+        uri,
         kept=books["kept"],
         sizes=books["sizes"],
         labels=books["labels"],

@@ -59,12 +59,12 @@ def _numbers(folder: Path) -> WriteParams:
     return WriteParams(f"npz:{folder}/x.npz", task="regression")
 
 
-def _fan_out(params: WriteParams, folder: Path) -> tuple[Path, list[Path]]:
-    fan_out.plan_parts(params, folder / "plan")
-    folders = [folder / f"range-{number}" for number in range(params.engine_tasks)]
+def _fan_out(params: WriteParams, folder: str) -> tuple[str, list[str]]:
+    fan_out.plan_parts(params, f"{folder}/plan")
+    folders = [f"{folder}/range-{number}" for number in range(params.engine_tasks)]
     for number in reversed(range(len(folders))):
-        fan_out.write_parts(params, folder / "plan", folders[number], number)
-    return folder / "plan", folders
+        fan_out.write_parts(params, f"{folder}/plan", folders[number], number)
+    return f"{folder}/plan", folders
 
 
 def _same_files(left: Path, right: Path) -> bool:
@@ -89,7 +89,7 @@ def params(tmp_path) -> WriteParams:
 
 
 def test_a_range_that_is_written_again_keeps_the_parts_that_are_whole(params, tmp_path):
-    _, (*_, folder) = _fan_out(params, tmp_path)
+    folder = Path(_fan_out(params, tmp_path)[1][-1])
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     first, damaged, missing = sorted(before)
     damaged_bytes = bytearray(before[damaged])
@@ -98,10 +98,26 @@ def test_a_range_that_is_written_again_keeps_the_parts_that_are_whole(params, tm
     (folder / missing).unlink()
     (folder / f".{missing}.abc.tmp").write_bytes(b"half")
     written = (folder / first).stat().st_mtime_ns
-    result = fan_out.write_parts(params, tmp_path / "plan", folder, 2)
+    result = fan_out.write_parts(params, f"{tmp_path}/plan", str(folder), 2)
     assert (result.num_parts, result.num_kept) == (len(before), len(before) - 2)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert (folder / first).stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("make", [_images, _texts])
+def test_parts_in_a_bucket_are_put_together_to_the_same_bytes(bucket, tmp_path, make):
+    params = dataclasses.replace(make(tmp_path / "data"), engine_tasks=3, num_workers=1)
+    plan, folders = _fan_out(params, "gs://bucket/run")
+    last = max(bucket.list_blobs(prefix="run/plan"), key=lambda blob: blob.time_created)
+    assert last.name == "run/plan/plan.json"  # Without which nobody reads the rest.
+    again = fan_out.write_parts(params, plan, folders[1], 1)
+    assert again.num_kept == again.num_parts > 0
+    first = bucket.get_blob(f"run/range-1/{again.first:06d}.npz")
+    first.upload_from_string(first.download_as_bytes()[:-9])
+    again = fan_out.write_parts(params, plan, folders[1], 1)
+    assert again.num_kept == again.num_parts - 1
+    assert fan_out.merge_parts(params, plan, folders, tmp_path / "merged") == write_records(params, tmp_path / "alone")
+    assert _same_files(tmp_path / "merged", tmp_path / "alone")
 
 
 def test_parts_that_are_missing_are_named_and_nothing_is_written(params, tmp_path):
@@ -110,7 +126,7 @@ def test_parts_that_are_missing_are_named_and_nothing_is_written(params, tmp_pat
         fan_out.merge_parts(params, plan, [folders[0], folders[2]], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
     with pytest.raises(InputError, match=r"There is no range 3: expected one from 0 to 2"):
-        fan_out.write_parts(params, plan, tmp_path / "range-3", 3)
+        fan_out.write_parts(params, plan, f"{tmp_path}/range-3", 3)
 
 
 def test_parts_of_other_data_or_parameters_are_refused(params, tmp_path):
@@ -130,9 +146,9 @@ def test_an_image_of_another_size_ends_the_range_that_meets_it(tmp_path, image_f
     folder = image_folder()
     (folder / "dog" / "odd.png").write_bytes(encode(size=(9, 9)))
     params = WriteParams(f"images:{folder}", engine_tasks=1, num_workers=1)
-    fan_out.plan_parts(params, tmp_path / "plan")
+    fan_out.plan_parts(params, f"{tmp_path}/plan")
     with pytest.raises(InputError, match=r"Images differ in size: expected 8×8 .* received 9×9"):
-        fan_out.write_parts(params, tmp_path / "plan", tmp_path / "range", 0)
+        fan_out.write_parts(params, f"{tmp_path}/plan", f"{tmp_path}/range", 0)
 
 
 def test_the_wrappers_write_what_the_step_alone_writes(params, tmp_path):

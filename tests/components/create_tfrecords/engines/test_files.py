@@ -1,6 +1,7 @@
 """Claims about parts that one process writes and another one reads."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ PART = Part(
 
 
 def test_a_part_is_read_as_it_was_saved(tmp_path):
-    path = tmp_path / "000003.npz"
+    path = str(tmp_path / "000003.npz")
     save_part(path, "key", PART, b"content")
     part, content = load_part(path, "key")
     assert content == b"content"
@@ -35,23 +36,23 @@ def test_a_part_is_read_as_it_was_saved(tmp_path):
 
 
 def test_a_part_of_no_example_is_read_as_it_was_saved(tmp_path):
-    path = tmp_path / "000000.npz"
+    path = str(tmp_path / "000000.npz")
     save_part(path, "key", Part("", bad=PART.bad), b"")
     part, content = load_part(path, "key")
     assert (part.kept, part.labels, part.digests, part.bad, content) == ([], [], b"", PART.bad, b"")
 
 
 def test_only_a_whole_part_of_the_same_key_counts_as_saved(tmp_path):
-    path = tmp_path / "000000.npz"
+    path = str(tmp_path / "000000.npz")
     assert not is_saved(path, "key")
     save_part(path, "key", PART, b"content")
     assert is_saved(path, "key")
     assert not is_saved(path, "another")
     with pytest.raises(InputError, match=r"expected another, received key"):
         load_part(path, "another")
-    whole = path.read_bytes()
+    whole = Path(path).read_bytes()
     for damaged in (b"", whole[:-30], whole.replace(b"content", b"c0ntent", 1)):
-        path.write_bytes(damaged)
+        Path(path).write_bytes(damaged)
         assert not is_saved(path, "key")
         with pytest.raises(InputError, match=r"Cannot read the part .*000000.npz.* Run that task again"):
             load_part(path, "key")
