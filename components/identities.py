@@ -14,7 +14,7 @@ import numpy as np
 from components.artifacts import TRAIN
 from components.errors import InputError
 
-IDENTITY_BYTES = 8  # Among a million examples two that differ share one with a chance of 3 in 100 million.
+IDENTITY_TYPE = np.dtype("<u8")  # Among a million examples two that differ share one with a chance of 3 in 100 million.
 EXAMPLES_FILE = "examples.npz"
 TRAINED_ON_FILE = "trained_on.npy"
 _COPIED = "_copied"
@@ -22,18 +22,18 @@ _COPIED = "_copied"
 
 def identify(content: Any) -> bytes:
     """Return eight bytes that are equal for equal content: a text's bytes, or those of a contiguous array."""
-    return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
+    return hashlib.blake2b(content, digest_size=IDENTITY_TYPE.itemsize).digest()
 
 
-def save_identities(directory: Path, by_split: Mapping[str, bytearray], copied: Mapping[str, np.ndarray]) -> None:
+def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied: Mapping[str, np.ndarray]) -> None:
     """Write what the examples are known by.
 
     Args:
         directory: The records' folder.
-        by_split: The identities of each split, one after the other in stored order.
+        by_split: The identities of each split, uint64[num_examples], in stored order.
         copied: bool[num_examples] of each split: whether it has a copy in training, be it a near one.
     """
-    arrays: dict[str, Any] = {name: np.frombuffer(bytes(some), "<u8") for name, some in by_split.items()}
+    arrays: dict[str, Any] = dict(by_split)
     arrays |= {f"{name}{_COPIED}": some for name, some in copied.items()}
     np.savez(directory / EXAMPLES_FILE, **arrays)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.splitting import LEFT_OUT
 from components.identities import identify
 
 LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in a processor's cache.
@@ -20,6 +21,7 @@ _MAX_SIDE = 64  # Of what a look is taken from: larger pictures are thinned out 
 _LEAST_CONTRAST = 3.0  # Standard deviation of a look; below it, pictures are plain, and alike by being so.
 _LEAST_CORRELATION = 0.996
 _MAX_BITS = 10  # Of 64, in which the looks of near copies differ at most.
+_COMPARED_AT_ONCE = 1 << 14  # Pictures: the most for which anything but looks and their bits is in memory.
 _NEIGHBOURS = 16  # Pictures that each is compared with, of those that share a quarter of their bits.
 _MAX_JOINED = 8  # Examples, or groups, of a set of which any may decide for all.
 _LISTED = 1000
@@ -67,24 +69,41 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
     Args:
         looks: uint8[num_pictures, 8, 9].
     """
-    values = looks.reshape(len(looks), math.prod(LOOK_SHAPE)).astype(np.float32)
-    values -= values.mean(axis=1, keepdims=True)
-    lengths = np.linalg.norm(values, axis=1)
-    shown = np.flatnonzero(lengths > _LEAST_CONTRAST * np.sqrt(values.shape[1]))
-    values = values[shown] / lengths[shown, None]
-    signed = looks[shown].astype(np.int16)
-    bits = np.packbits((signed[:, :, :-1] > signed[:, :, 1:] + 2).reshape(len(shown), 64), axis=1).view(">u8")[:, 0]
+    shown, bits = _outlines(looks)
     pairs = [np.empty((0, 2), int)]
     for band in range(4):
-        part = (bits >> np.uint64(16 * band)) & np.uint64(0xFFFF)
+        part = (bits >> np.uint64(16 * band)).astype(np.uint16)
         order = np.lexsort((bits, part))
         for distance in range(1, min(_NEIGHBOURS, len(order) - 1) + 1):
-            earlier, other = order[:-distance], order[distance:]
-            near = (part[earlier] == part[other]) & (np.bitwise_count(bits[earlier] ^ bits[other]) <= _MAX_BITS)
-            earlier, other = earlier[near], other[near]
-            alike = np.einsum("ij,ij->i", values[earlier], values[other]) >= _LEAST_CORRELATION
-            pairs.append(np.stack([earlier[alike], other[alike]], axis=1))
-    return shown[np.concatenate(pairs)]
+            for at in range(0, len(order) - distance, _COMPARED_AT_ONCE):
+                other = order[at + distance : at + distance + _COMPARED_AT_ONCE]
+                earlier = order[at : at + len(other)]
+                near = (part[earlier] == part[other]) & (np.bitwise_count(bits[earlier] ^ bits[other]) <= _MAX_BITS)
+                both = shown[np.stack([earlier[near], other[near]], axis=1)]
+                values, others = (centred / length[:, None] for centred, length in map(_centred, looks[both.T]))
+                pairs.append(both[np.einsum("ij,ij->i", values, others) >= _LEAST_CORRELATION])
+    return np.concatenate(pairs)
+
+
+def _outlines(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return int[num_shown], looks that are not plain, and uint64[num_shown]: where each darkens, 64 bits."""
+    shown, bits = [np.empty(0, int)], [np.empty(0, np.uint64)]
+    for at in range(0, len(looks), _COMPARED_AT_ONCE):
+        some = looks[at : at + _COMPARED_AT_ONCE]
+        _, lengths = _centred(some)
+        chosen = np.flatnonzero(lengths > _LEAST_CONTRAST * np.sqrt(math.prod(LOOK_SHAPE)))
+        signed = some[chosen].astype(np.int16)
+        darker = (signed[:, :, :-1] > signed[:, :, 1:] + 2).reshape(len(chosen), 64)
+        shown.append(chosen + at)
+        bits.append(np.packbits(darker, axis=1).view(">u8")[:, 0])
+    return np.concatenate(shown), np.concatenate(bits)
+
+
+def _centred(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return float32[num_looks, 72] around their mean, and float32[num_looks], their lengths."""
+    values = looks.reshape(len(looks), math.prod(LOOK_SHAPE)).astype(np.float32)
+    values -= values.mean(axis=1, keepdims=True)
+    return values, np.linalg.norm(values, axis=1)
 
 
 def same_words(words: Iterable[bytes]) -> bytes:
@@ -121,33 +140,32 @@ def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
 def keep_together(
     splits: np.ndarray, sets: Sequence[np.ndarray], units: Sequence[object], is_free: np.ndarray
 ) -> np.ndarray:
-    """Return str[num_examples]: the splits once each set is in one.
+    """Return int8[num_examples]: the splits once each set is in one.
 
     That is the test split if one of its examples has been drawn for it, else validation: a copy that comes later takes
     no example out of them. A large set would nearly always be tested then: it goes with its first example.
 
     Args:
-        splits: str[num_examples], drawn for each example by itself.
+        splits: int8[num_examples], places in `SPLITS`, drawn for each example by itself.
         sets: Copies; see `connect`.
         units: Unit that was drawn for each example: its group, else itself.
         is_free: bool[num_examples]: those that are not in a split of the source's own.
     """
     result = splits.copy()
-    sizes = {name: int(np.count_nonzero(splits == name)) for name in SPLITS}
+    sizes = [int(np.count_nonzero(splits == number)) for number in range(len(SPLITS))]
     for members in sets:
         free = members[is_free[members]]
-        names = result[free].tolist()
-        drawn = set(names)
-        if len(drawn) < 2:
+        drawn = result[free].tolist()
+        if len(set(drawn)) < 2:
             continue
-        target = TEST if TEST in drawn else VALIDATION
+        target = SPLITS.index(TEST if SPLITS.index(TEST) in drawn else VALIDATION)
         if len({units[i] for i in free.tolist()}) > _MAX_JOINED:
-            target = names[0]
-        lost = {name: names.count(name) for name in drawn - {target}}
-        if all(sizes[name] > count for name, count in lost.items()):  # No split is emptied for this.
+            target = drawn[0]
+        lost = {number: drawn.count(number) for number in set(drawn) - {target}}
+        if all(sizes[number] > count for number, count in lost.items()):  # No split is emptied for this.
             result[free] = target
-            for name, count in lost.items():
-                sizes[name] -= count
+            for number, count in lost.items():
+                sizes[number] -= count
                 sizes[target] += count
     return result
 
@@ -187,21 +205,22 @@ class Copies:
         return cls(listing, [examples[members] for members in sets], are_equal, len(equal), num_near)
 
     def joined(self, splits: np.ndarray) -> np.ndarray:
-        """Return str[num_examples], the splits of all the listing's examples, once each set is in one."""
+        """Return int8[num_examples], the splits of all the listing's examples, once each set is in one."""
         groups, sets = self.listing.groups, self.sets
         if groups is not None and sets:
             numbers = np.unique(groups, return_inverse=True)[1]
             chains = [np.stack([members[:-1], members[1:]], axis=1) for members in sets]
             sets = connect(len(groups), [pairs_of_equal(numbers), *chains])
         own = self.listing.splits
-        is_free = np.ones(len(splits), bool) if own is None else own == TRAIN
+        is_free = splits != LEFT_OUT if own is None else (own == TRAIN) & (splits != LEFT_OUT)
         return keep_together(splits, sets, groups or range(len(splits)), is_free)
 
     def in_training_too(self, splits: np.ndarray) -> np.ndarray:
         """Return bool[num_examples]: whether an example of another split has a copy in training."""
         result = np.zeros(len(splits), bool)
         for members in self.sets:
-            result[members] = (splits[members] != TRAIN) & (splits[members] == TRAIN).any()
+            trains = splits[members] == SPLITS.index(TRAIN)
+            result[members] = ~trains & trains.any()
         return result
 
     def _is_contradictory(self, members: np.ndarray) -> bool:
@@ -230,4 +249,4 @@ class Copies:
     def _describe(self, example: int, splits: np.ndarray) -> dict[str, Any]:
         label = self.listing.labels[example]
         named = self.listing.class_names[label] if label.ndim == 0 else label.tolist()
-        return {"key": self.listing.keys[example], "split": str(splits[example]), "label": named}
+        return {"key": self.listing.keys[example], "split": SPLITS[splits[example]], "label": named}

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,10 @@ def choose_samples(
     """
     examples = stored[TRAIN] if TRAIN in stored else next(iter(stored.values()), np.empty(0, int))
     per_class = _PER_CLASS if listing.kind != TEXT else max(1, _SHOWN_TEXTS // max(len(listing.class_names), 1))
+    members = _members(listing, listing.labels[examples], params.task)
     chosen = {
-        name: examples[are_members][: min(per_class, _PER_CLASS)]
-        for name, are_members in list(_members(listing, listing.labels[examples], params.task).items())[:_SHOWN_CLASSES]
+        name: examples[np.flatnonzero(are_members)[: min(per_class, _PER_CLASS)]]
+        for name, are_members in itertools.islice(members, _SHOWN_CLASSES)
     }
     with ThreadPoolExecutor(_READING_THREADS) as pool:  # Which hide the latency of a bucket.
         shown = {
@@ -73,18 +74,17 @@ def choose_samples(
     return {name: tuple(sample for sample in samples if sample) for name, samples in shown.items()}
 
 
-def _members(listing: Listing, labels: np.ndarray, task: str) -> dict[str, np.ndarray]:
-    """Return by class bool[num_examples]: which are of it."""
+def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield every class, and bool[num_examples]: which are of it."""
     names = listing.class_names
     if task == CLASSIFICATION:
-        return {name: labels == number for number, name in enumerate(names)}
-    if task == MULTI_LABEL:
-        return {name: labels[:, number] == 1 for number, name in enumerate(names)}
-    edges = np.quantile(labels[:, 0], np.linspace(0, 1, 6)) if len(labels) else np.zeros(6)
-    return {
-        f"{names[0]} from {low:.4g} to {high:.4g}": (labels[:, 0] >= low) & (labels[:, 0] <= high)
-        for low, high in itertools.pairwise(edges.tolist())
-    }
+        yield from ((name, labels == number) for number, name in enumerate(names))
+    elif task == MULTI_LABEL:
+        yield from ((name, labels[:, number] == 1) for number, name in enumerate(names))
+    else:
+        edges = np.quantile(labels[:, 0], np.linspace(0, 1, 6)) if len(labels) else np.zeros(6)
+        for low, high in itertools.pairwise(edges.tolist()):
+            yield f"{names[0]} from {low:.4g} to {high:.4g}", (labels[:, 0] >= low) & (labels[:, 0] <= high)
 
 
 def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:

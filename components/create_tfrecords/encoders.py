@@ -60,7 +60,7 @@ class EncodedExample:
 
     Attributes:
         fields: Fields of its record, without label and key.
-        counts: Counts that its split's statistics add up.
+        counts: Counts that its split's statistics add up, as `measuring.COUNTS` has them.
         identity: Equal for equal examples.
         picture: Small picture from which an image's look is taken.
         figures: Figures of it beside those of the picture, as `measuring.FIGURES` has them: height and width, or words
@@ -70,7 +70,7 @@ class EncodedExample:
     fields: Mapping[str, bytes | int]
     identity: bytes
     picture: np.ndarray | None = None
-    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    counts: tuple[int, ...] = ()
     figures: tuple[int, ...] | None = None
 
 
@@ -136,9 +136,8 @@ class ImageEncoder:
         # Of what stays encoded the look alone tells that two files hold the same pixels.
         identity = known if known and pixels is content else identify(payload)
         was_turned = self.image.upright and isinstance(content, bytes) and is_turned(content)
-        counts = {"num_turned": 1} if was_turned else {}
         figures = _size_of(content) if is_measured(identity, self.measured_share) else None
-        return EncodedExample({ImageInput.feature: payload}, identity, thin_out(pixels), counts, figures)
+        return EncodedExample({ImageInput.feature: payload}, identity, thin_out(pixels), (was_turned,), figures)
 
     def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
         if self.input.encoding == ENCODED:
@@ -186,12 +185,7 @@ class TextEncoder:
             {TextInput.feature: ids, TEXT_FEATURE: content},
             known or identify(content),
             None,
-            {
-                "num_truncated": int(encoded.num_tokens > wanted),
-                "num_padded": int(encoded.num_tokens < wanted),
-                "num_tokens": kept,
-                "num_unknown": encoded.num_unknown,
-            },
+            (encoded.num_tokens > wanted, encoded.num_tokens < wanted, kept, encoded.num_unknown),
             (min(encoded.num_tokens, MOST_COUNTED), round(1000 * encoded.num_unknown / kept)),
         )
 

@@ -53,6 +53,12 @@ FIGURES: Mapping[str, tuple[Figure, ...]] = {
     ),
 }
 
+# Counts of an example that are added up over a split.
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    IMAGE: ("num_turned",),
+    TEXT: ("num_truncated", "num_padded", "num_tokens", "num_unknown"),
+}
+
 
 def is_measured(identity: bytes, share: float) -> bool:
     """Return whether an example is among the share that is measured; equal examples are alike."""

@@ -4,155 +4,205 @@ import dataclasses
 import hashlib
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from components.artifacts import TRAIN, Quarantined, Shard, Split
+from components.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from components.create_tfrecords.encoders import Encoder
-from components.create_tfrecords.measuring import distributions
+from components.create_tfrecords.measuring import COUNTS, distributions
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.parts import DIGEST_BYTES, Part, count_per_task, cut_into_tasks
+from components.create_tfrecords.parts import Part, count_per_task, cut_into_tasks
 from components.create_tfrecords.planning import DatasetPlan
+from components.create_tfrecords.sources.columns import Column
 from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.splitting import LEFT_OUT
 from components.create_tfrecords.targets import check_variation, describe_targets
-from components.identities import IDENTITY_BYTES
-from components.interface import CLASSIFICATION, REGRESSION
+from components.interface import CLASSIFICATION, REGRESSION, TEXT
 
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
     """Write the records of a merger again, now as a plan has it: copied, since a record does not say its split."""
-    after = Merger(staged)
+    after, task_examples = Merger(staged), count_per_task(bytes_each)
     after.bad = before.bad
+    place = np.empty(len(plan.whole), plan.whole.dtype)
+    place[before.examples] = np.arange(len(before.examples))
     with tempfile.TemporaryDirectory(prefix=".before.", dir=staged) as folder:
-        places: dict[int, tuple[memoryview, int, Part, int]] = {}
-        shards: dict[str, tuple[memoryview, int]] = {}
-        for _, name, examples, part in before.written:
-            if name not in shards:
-                os.rename(staged / name, os.path.join(folder, name))
-                shards[name] = np.memmap(os.path.join(folder, name), np.uint8, "r").data, 0
-            shard, offset = shards[name]
-            for number, (example, size) in enumerate(zip(examples.tolist(), part.sizes, strict=True)):
-                places[example] = shard, offset, part, number
-                offset += size
-            shards[name] = shard, offset
-        task_examples = count_per_task(bytes_each)
+        records = before.move_records(Path(folder))
         for split, name, indices in cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples):
-            moved = Part("", kept=list(range(len(indices))))
-            digests, identities, frames, figures = bytearray(), bytearray(), [], []
-            for shard, offset, part, number in (places[example] for example in indices.tolist()):
-                moved.sizes.append(size := part.sizes[number])
-                moved.labels.append(part.labels[number])
-                if part.figures is not None:
-                    figures.append(part.figures[number])
-                digests += part.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-                identities += part.identities[number * IDENTITY_BYTES : (number + 1) * IDENTITY_BYTES]
-                frames.append(shard[offset : offset + size])
-            table = np.stack(figures) if figures else None
-            part = dataclasses.replace(moved, digests=bytes(digests), identities=bytes(identities), figures=table)
+            frames = records.read(places := place[indices])
+            part = dataclasses.replace(
+                before.books(places), digests=b"".join(hashlib.sha256(frame).digest() for frame in frames)
+            )
             after.add(split, name, indices, part, b"".join(frames))
     return after
 
 
+@dataclasses.dataclass(frozen=True)
+class _Records:
+    """Records in files, by their number.
+
+    Attributes:
+        paths: The files.
+        ends: int64[files], the number of records in all files up to each.
+        offsets: int64[num_records], where each begins in its file.
+        sizes: int32[num_records], in bytes.
+    """
+
+    paths: Sequence[Path]
+    ends: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+    def read(self, numbers: np.ndarray) -> list[memoryview]:
+        """Return the framed records of some numbers, from memory maps that are closed once all of these are gone."""
+        files = np.searchsorted(self.ends, numbers, side="right")
+        maps = {file: np.memmap(self.paths[file], np.uint8, "r").data for file in np.unique(files).tolist()}
+        rows = zip(files.tolist(), self.offsets[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
+        return [maps[file][offset : offset + size] for file, offset, size in rows]
+
+
+@dataclasses.dataclass
+class _Shard:
+    """A shard that is being written: its split, its name, its number of examples, and the CRC32C of its content."""
+
+    split: str
+    name: str
+    num_examples: int = 0
+    crc: int = 0
+
+
 class Merger:
-    """Appends parts to their shards, in order, and keeps the books."""
+    """Appends parts to their shards, in order, and keeps the books: in columns, in the order of what is stored."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._digest = hashlib.sha256()
-        self._split = ""
-        self._labels: dict[tuple[str, str], list[Any]] = {}
-        self._crc: dict[tuple[str, str], int] = {}
-        self._counts: dict[str, Counter[str]] = {}
-        self.identities: dict[str, bytearray] = {}
-        self.written: list[tuple[str, str, np.ndarray, Part]] = []  # Split, shard, examples, what they became.
+        self._shards: list[_Shard] = []
+        self._columns: dict[str, Column] = {}
         self.bad: list[Quarantined] = []
 
     def add(self, split: str, name: str, indices: np.ndarray, part: Part, content: bytes) -> None:
         """Append a run of examples to a shard: `content` is what the part's file holds."""
         with open(self._directory / name, "ab") as file:
             file.write(content)
-        shard = split, name
-        self._crc[shard] = google_crc32c.extend(self._crc.get(shard, 0), content)
-        self._labels.setdefault(shard, []).extend(part.labels)
-        if split != self._split:
-            self._split = split
+        if not self._shards or self._shards[-1].split != split:
             self._digest.update(f"{split}\0".encode())
+        if not self._shards or self._shards[-1].name != name:
+            self._shards.append(_Shard(split, name))
+        shard = self._shards[-1]
+        shard.num_examples += len(part.kept)
+        shard.crc = google_crc32c.extend(shard.crc, content)
         # Record by record, so that the size of shards and tasks does not show.
         self._digest.update(part.digests)
         self.bad.extend(part.bad)
-        self._counts.setdefault(split, Counter()).update(part.counts)
-        self.identities.setdefault(split, bytearray()).extend(part.identities)
-        self.written.append((split, name, indices[part.kept], part))
+        self._add_books(part, examples=indices[part.kept])
+
+    def _add_books(self, part: Part, examples: np.ndarray) -> None:
+        books = {name: getattr(part, name) for name in ("sizes", "identities", "counts", "figures", "looks")}
+        for name, rows in {"examples": examples, **books}.items():
+            if rows is not None:
+                self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
+
+    def books(self, places: np.ndarray) -> Part:
+        """Return the books of some examples, by their places in the order of what is stored, without looks."""
+        own = {name: self._columns[name].rows()[places] for name in ("sizes", "identities", "counts", "figures")}
+        return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
+
+    def move_records(self, folder: Path) -> _Records:
+        """Move the shards to another folder; returns their records."""
+        for shard in self._shards:
+            os.rename(self._directory / shard.name, folder / shard.name)
+        sizes = self._columns["sizes"].rows()
+        ends = np.cumsum([shard.num_examples for shard in self._shards])
+        starts = np.cumsum(sizes, dtype=np.int64) - sizes
+        for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            starts[start:end] -= starts[start] if end > start else 0
+        return _Records([folder / shard.name for shard in self._shards], ends, starts, sizes)
 
     @property
     def examples(self) -> np.ndarray:
         """int[kept]: the listing's examples in the order in which they are stored."""
-        return np.concatenate([examples for _, _, examples, _ in self.written])
+        return self._columns["examples"].rows()
+
+    def _by_split(self, column: str) -> dict[str, np.ndarray]:
+        rows, start, result = self._columns[column].rows(), 0, dict[str, np.ndarray]()
+        for split in dict.fromkeys(shard.split for shard in self._shards):
+            end = start + sum(shard.num_examples for shard in self._shards if shard.split == split)
+            result[split] = rows[start:end]
+            start = end
+        return result
 
     def stored(self) -> dict[str, np.ndarray]:
-        """Return the same for each split."""
-        names = dict.fromkeys(split for split, *_ in self.written)
-        return {
-            name: np.concatenate([examples for split, _, examples, _ in self.written if split == name])
-            for name in names
-        }
+        """Return the listing's examples by split, in the order in which they are stored."""
+        return self._by_split("examples")
+
+    def identities(self) -> dict[str, np.ndarray]:
+        """Return their identities, uint64[…] each."""
+        return self._by_split("identities")
 
     def find_copies(self, listing: Listing, words: np.ndarray | None) -> tuple[Copies, np.ndarray]:
-        """Find the copies, of texts by uint64[num_examples] of words; returns the splits too, str[num_examples]."""
-        splits = np.full(len(listing.keys), "", "<U10")
-        for split, _, examples, _ in self.written:
-            splits[examples] = split
-        kept = self.examples
-        identities = np.frombuffer(b"".join(part.identities for *_, part in self.written), "<u8")
-        looks = [part.looks for *_, part in self.written if part.looks is not None]
-        near = find_alike(np.concatenate(looks)) if looks else np.empty((0, 2), int)
+        """Find the copies, of texts by uint64[num_examples] of words; returns the splits too, int8[num_examples].
+
+        Looks are forgotten then: they are most of the books.
+        """
+        splits = np.full(len(listing.keys), LEFT_OUT, np.int8)
+        for split, examples in self.stored().items():
+            splits[examples] = SPLITS.index(split)
+        looks = self._columns.pop("looks", None)
+        near = find_alike(looks.rows()) if looks else np.empty((0, 2), int)
         if words is not None:
-            near = pairs_of_equal(words[kept])
-        return Copies.find(listing, kept, identities, near), splits
+            near = pairs_of_equal(words[self.examples])
+        return Copies.find(listing, self.examples, self._columns["identities"].rows(), near), splits
 
     def fingerprint(self, class_names: Sequence[str], encoder: Encoder) -> str:
         """Return the SHA-256 of everything added."""
         self._digest.update(repr((class_names, encoder.input)).encode())
         return self._digest.hexdigest()
 
-    def splits(self, task: str, class_names: Sequence[str], kind: str) -> dict[str, Split]:
-        """Return what the manifest says of each split of a kind of examples."""
-        result: dict[str, Split] = {}
-        for split in dict.fromkeys(split for split, _ in self._labels):
-            members = {name: labels for (owner, name), labels in self._labels.items() if owner == split}
-            # Of a split whose every input was set aside nothing is left to count.
-            labels = np.array([label for of_shard in members.values() for label in of_shard])
-            is_regression = task == REGRESSION and len(labels)
-            if is_regression and split == TRAIN:
-                check_variation(labels, class_names)
-            result[split] = Split(
-                num_examples=len(labels),
-                class_counts=() if task == REGRESSION else _count(task, labels, len(class_names)),
-                targets=describe_targets(labels) if is_regression else (),
-                shards=tuple(
-                    Shard(name, len(labels), (self._directory / name).stat().st_size, f"{self._crc[split, name]:08x}")
-                    for name, labels in members.items()
-                ),
-                statistics={**self._counts[split], **self._count_also_in_train(split)},
-                distributions=distributions(kind, self._figures(split)) if len(labels) else {},
-            )
-        return result
+    def splits(self, task: str, listing: Listing) -> dict[str, Split]:
+        """Return what the manifest says of each split."""
+        counts, figures = self._by_split("counts"), self._by_split("figures")
+        return {
+            split: self._describe(split, task, listing, examples, counts[split], figures[split])
+            for split, examples in self.stored().items()
+        }
 
-    def _figures(self, split: str) -> np.ndarray:
-        """Return the figures of a split's examples, int16[num_examples, figures]."""
-        return np.concatenate([part.figures for owner, *_, part in self.written if owner == split])
+    def _describe(
+        self, split: str, task: str, listing: Listing, examples: np.ndarray, counts: np.ndarray, figures: np.ndarray
+    ) -> Split:
+        # Of a split whose every input was set aside nothing is left to count.
+        labels, class_names = listing.labels[examples], listing.class_names
+        is_regression = task == REGRESSION and len(labels)
+        if is_regression and split == TRAIN:
+            check_variation(labels, class_names)
+        totals = zip(COUNTS[listing.kind], counts.sum(axis=0, dtype=np.int64).tolist(), strict=True)
+        return Split(
+            num_examples=len(labels),
+            class_counts=() if task == REGRESSION else _count(task, labels, len(class_names)),
+            targets=describe_targets(labels) if is_regression else (),
+            shards=tuple(
+                Shard(shard.name, shard.num_examples, os.path.getsize(self._directory / shard.name), f"{shard.crc:08x}")
+                for shard in self._shards
+                if shard.split == split
+            ),
+            # Few images are photos that could be turned; of all texts each count is told.
+            statistics={
+                **{name: total for name, total in totals if total or listing.kind == TEXT},
+                **self._count_also_in_train(split),
+            },
+            distributions=distributions(listing.kind, figures) if len(labels) else {},
+        )
 
     def _count_also_in_train(self, split: str) -> dict[str, int]:
         if split == TRAIN:
             return {}
-        ours, trained = (np.frombuffer(self.identities.get(name, b""), "<u8") for name in (split, TRAIN))
-        return {"num_also_in_train": int(np.isin(ours, trained).sum())}
+        by_split = self.identities()
+        trained = by_split.get(TRAIN, np.empty(0, np.uint64))
+        return {"num_also_in_train": int(np.isin(by_split[split], trained).sum())}
 
 
 def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:

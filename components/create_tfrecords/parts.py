@@ -1,9 +1,9 @@
 """Runs of examples, the unit of work: cut, encoded by worker processes, each into a file."""
 
+import array
 import dataclasses
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,18 +12,18 @@ import numpy as np
 from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
 from components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
-from components.create_tfrecords.measuring import FIGURES, NOT_MEASURED, measure_pictures
+from components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
 from components.create_tfrecords.sharding import plan_shards
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.sources.spans import read_content
 from components.errors import InputError
+from components.identities import IDENTITY_TYPE
 from components.records import encode_example, frame_record
 
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
 TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
 _TASKS_PER_WORKER = 8
 _WRITTEN_AT_ONCE = 1 << 18  # Bytes that stay in a processor's cache.
-DIGEST_BYTES = 32
 
 Task = tuple[str, str, np.ndarray]  # Split, name of the shard, and examples: indices into the listing.
 
@@ -33,30 +33,28 @@ class Part:
     """A run of examples as a worker wrote it.
 
     Attributes:
-        path: A file of framed records.
-        kept: Places of the kept examples in the run.
-        sizes: Bytes of each record.
-        labels: The label of each.
+        path: A file whose first records, framed, are these.
+        kept: Places of the kept examples in the run, int32[kept].
+        sizes: Bytes of each record, int32[kept].
         digests: The SHA-256 of each record, one after the other.
+        identities: Eight bytes of each, uint64[kept].
+        counts: Counts of each that the split's statistics add up, int32[kept, …]: those of `measuring.COUNTS`.
+        figures: Figures of each as `measuring.FIGURES` has them, int16[kept, …]; -1 where it is not measured.
+        looks: Looks of images, uint8[kept, 8, 9]; None for texts.
         bad: Examples that were set aside.
         odd: The name and shape of an image unlike the others, which ends the writing.
-        counts: Counts that the split's statistics add up.
-        identities: Eight bytes of each.
-        looks: Looks of images, uint8[kept, 8, 9]; None for texts.
-        figures: Figures of each as `measuring.FIGURES` has them, int16[kept, figures]; -1 where it is not measured.
     """
 
     path: str
-    kept: list[int] = dataclasses.field(default_factory=list)
-    sizes: list[int] = dataclasses.field(default_factory=list)
-    labels: list[Any] = dataclasses.field(default_factory=list)
-    digests: bytes = b""
-    bad: list[Quarantined] = dataclasses.field(default_factory=list)
-    odd: tuple[str, tuple[int, ...]] | None = None
-    counts: Counter[str] = dataclasses.field(default_factory=Counter)
-    identities: bytes = b""
+    kept: np.ndarray
+    sizes: np.ndarray
+    digests: bytes
+    identities: np.ndarray
+    counts: np.ndarray
+    figures: np.ndarray
     looks: np.ndarray | None = None
-    figures: np.ndarray | None = None
+    bad: tuple[Quarantined, ...] = ()
+    odd: tuple[str, tuple[int, ...]] | None = None
 
 
 Written = Generator[tuple[Part, bytes], None, None]  # Of tasks, in order: their books, and their framed records.
@@ -111,34 +109,39 @@ def write_part(
     A file that is at `path` is written over, since the pages of a new one cost more than what is written to them: its
     records are the first of it.
     """
-    digests, identities, seen = bytearray(), bytearray(), _Seen(encoder.input.kind)
-    part = Part(path)
+    kind, digests = encoder.input.kind, bytearray()
+    kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
+    bad, odd, seen = [], None, _Seen(kind)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT), "wb", _WRITTEN_AT_ONCE) as file:
         for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
             try:
                 content = read_content(encoder.root, key, None if contents is None else contents[position])
                 stored = encoder.store(content, hashes[position] if hashes else None)
             except (UnusableError, InputError) as error:
-                part.bad.append(Quarantined(key, str(error)))
+                bad.append(Quarantined(key, str(error)))
                 continue
             except OddShapeError as error:
-                return Part(path, odd=(key, error.shape))
+                odd = key, error.shape
+                break
             frame = frame_record(encode_example({**stored.fields, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}))
             file.write(frame)
             digests += hashlib.sha256(frame).digest()
             identities += stored.identity
-            part.kept.append(position)
-            part.sizes.append(len(frame))
-            part.labels.append(label)
-            if stored.counts:
-                part.counts.update(stored.counts)
+            kept.append(position)
+            sizes.append(len(frame))
+            counts.extend(stored.counts)
             seen.add(stored)
-    return dataclasses.replace(
-        part,
+    return Part(
+        path,
+        kept=np.array(kept),
+        sizes=np.array(sizes),
         digests=bytes(digests),
-        identities=bytes(identities),
-        looks=seen.looks(),
+        identities=np.frombuffer(identities, IDENTITY_TYPE),
+        counts=np.array(counts).reshape(-1, len(COUNTS[kind])),
         figures=seen.figures(),
+        looks=seen.looks(),
+        bad=tuple(bad),
+        odd=odd,
     )
 
 
@@ -161,6 +164,8 @@ class _Seen:
                 self._look()
 
     def _look(self) -> None:
+        if not self._waiting:
+            return
         self._looks.append(look_at([picture for picture, _ in self._waiting]))
         if pictures := [picture for picture, is_measured in self._waiting if is_measured]:
             self._measured.append(measure_pictures(pictures))
@@ -168,12 +173,12 @@ class _Seen:
 
     def looks(self) -> np.ndarray | None:
         """Return the looks of all pictures; None where there are none."""
-        if self._waiting:
-            self._look()
+        self._look()
         return np.concatenate(self._looks) if self._looks else None
 
     def figures(self) -> np.ndarray:
-        """Return the figures of all examples, once their looks are taken."""
+        """Return the figures of all examples."""
+        self._look()
         table = np.full((len(self._rows), self._num_figures), NOT_MEASURED, np.int16)
         places = [place for place, row in enumerate(self._rows) if row[0] != NOT_MEASURED]
         if places:

@@ -9,7 +9,7 @@ from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.kinds import list_examples
 from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.splitting import assign_splits, storage_order, tell_apart
+from components.create_tfrecords.splitting import LEFT_OUT, assign_splits, storage_order, tell_apart
 from components.create_tfrecords.targets import check_variation
 from components.errors import InputError
 from components.interface import CLASSIFICATION, REGRESSION
@@ -32,13 +32,21 @@ class DatasetPlan:
     whole: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
 
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
-        """Return the plan with these examples, int[…], in these splits, str[…]; others are left out."""
+        """Return the plan with these examples, int[…], in these splits, int8[…]; others are left out."""
         rank = np.empty_like(self.whole)
-        rank[self.whole] = np.arange(len(rank))
+        rank[self.whole] = np.arange(len(rank), dtype=rank.dtype)
         by_rank = np.argsort(rank[examples])
         examples, splits = examples[by_rank], splits[by_rank]
-        order = {name: examples[splits == name] for name in SPLITS}
+        order = {name: examples[splits == number] for number, name in enumerate(SPLITS)}
         return dataclasses.replace(self, order={name: indices for name, indices in order.items() if len(indices)})
+
+    @property
+    def splits(self) -> np.ndarray:
+        """int8[num_examples], places in `SPLITS`: the split of every example of the listing."""
+        splits = np.full(len(self.listing.keys), LEFT_OUT, np.int8)
+        for name, indices in self.order.items():
+            splits[indices] = SPLITS.index(name)
+        return splits
 
     @property
     def split_examples(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ import numpy as np
 from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from components.create_tfrecords.sources.columns import Names, in_chunks
 
+LEFT_OUT = -1  # For a place in `SPLITS`, of an example that is in none.
 # Of the rule in `assign_splits`. 1 ranked the examples of a class, so that new ones pushed old ones out of a split.
 SPLIT_RULE_VERSION = 2
 # Any text would do. With this one the bundled digits come out at their exact shares, which documents and tests quote.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from components import progress
-from components.artifacts import COPIES_FILE, TRAIN, Manifest
+from components.artifacts import COPIES_FILE, SPLITS, TRAIN, Manifest
 from components.create_tfrecords.encoders import TextEncoder
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.planning import DatasetPlan
@@ -42,7 +42,7 @@ def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarr
         equal = f"{summary['exact']:,} {plural} are equal to another one, {summary['near']:,} nearly so"
         progress.say(STEP, f"{equal}; {COPIES_FILE} lists them")
     for name, split in manifest.splits.items():
-        if also := int(np.count_nonzero(is_copy & (splits == name))):
+        if also := int(np.count_nonzero(is_copy & (splits == SPLITS.index(name)))):
             here = f"{also:,} of {split.num_examples:,} {plural} in {name}"
             progress.say(STEP, f"{here} stand in {TRAIN} too, equal or nearly so, and flatter the result")
     if summary["contradictory"]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from components import progress
-from components.artifacts import TRAIN
+from components.artifacts import SPLITS, TRAIN
 from components.create_tfrecords.copies import Copies, same_words
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.parts import TASK_EXAMPLES, content_of
@@ -42,18 +42,18 @@ def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, S
         The plan, divided by the words as `divide_by_words` says, and the words.
     """
     listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
-    splits = _splits_of(plan)
-    hashes, counts = _read_texts(params, listing, planned, splits == TRAIN)
+    splits, train = plan.splits, SPLITS.index(TRAIN)
+    hashes, counts = _read_texts(params, listing, planned, splits == train)
     words = np.zeros(len(splits), "<u8")
     words[planned] = np.frombuffer(hashes, "<u8")
     plan = divide_by_words(params, plan, words)
-    joined = _splits_of(plan)
+    joined = plan.splits
     planned.sort()
     moved = planned[splits[planned] != joined[planned]]
     if len(moved):
-        left, came = (moved[some[moved] == TRAIN] for some in (splits, joined))
-        counts.subtract(_read_texts(params, listing, left, splits == TRAIN)[1])
-        counts.update(_read_texts(params, listing, came, joined == TRAIN)[1])
+        left, came = (moved[some[moved] == train] for some in (splits, joined))
+        counts.subtract(_read_texts(params, listing, left, splits == train)[1])
+        counts.update(_read_texts(params, listing, came, joined == train)[1])
     return plan, Survey(words, +counts)
 
 
@@ -61,17 +61,9 @@ def divide_by_words(params: WriteParams, plan: DatasetPlan, words: np.ndarray) -
     """Return the plan with texts of the same words, uint64[num_examples], in one split if `join_copies` says so."""
     if not params.join_copies:
         return plan
-    splits, planned = _splits_of(plan), np.sort(np.concatenate(list(plan.order.values())))
+    splits, planned = plan.splits, np.sort(np.concatenate(list(plan.order.values())))
     joined = Copies.find(plan.listing, planned, words[planned], np.empty((0, 2), int)).joined(splits)
     return plan if np.array_equal(splits, joined) else plan.redivided(planned, joined[planned])
-
-
-def _splits_of(plan: DatasetPlan) -> np.ndarray:
-    """Return the split of every example of the listing, str[num_examples]; empty for those that are left out."""
-    splits = np.full(len(plan.listing.keys), "", "<U10")
-    for name, indices in plan.order.items():
-        splits[indices] = name
-    return splits
 
 
 def _read_texts(

@@ -127,12 +127,12 @@ def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
         task=params.task,
         features={**encoder.features, LABEL_FEATURE: TASKS[params.task].stored_dtype, KEY_FEATURE: "bytes"},
         class_names=listing.class_names,
-        splits=merger.splits(params.task, listing.class_names, listing.kind),
+        splits=merger.splits(params.task, listing),
         quarantined=tuple(merger.bad),
     )
     check_budget(params, plan, manifest)
     is_copy = copies.in_training_too(splits)
-    save_identities(staged, merger.identities, {name: is_copy[some] for name, some in merger.stored().items()})
+    save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in merger.stored().items()})
     storage.write_json(staged / COPIES_FILE, summary := copies.summary(splits))
     say_content(manifest)
     say_copies(manifest, summary, is_copy, splits)

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import zipfile
-from collections import Counter
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from components.artifacts import Quarantined
 from components.create_tfrecords.parts import Part
 from components.errors import InputError
 
-_ARRAYS = ("looks", "figures")  # Where a part has them.
+_COLUMNS = ("kept", "sizes", "identities", "counts", "figures", "looks")
 
 
 def save_part(uri: str, key: str, part: Part, content: bytes) -> None:
@@ -25,21 +24,14 @@ def save_part(uri: str, key: str, part: Part, content: bytes) -> None:
         part: Its books.
         content: Its framed records.
     """
-    books = {
-        "kept": part.kept,
-        "sizes": part.sizes,
-        "labels": part.labels,
-        "bad": [dataclasses.asdict(item) for item in part.bad],
-        "counts": dict(part.counts),
-    }
-    arrays = {name: array for name in _ARRAYS if (array := getattr(part, name)) is not None}
+    bad = [dataclasses.asdict(item) for item in part.bad]
+    arrays = {name: array for name in _COLUMNS if (array := getattr(part, name)) is not None}
     file = io.BytesIO()
     np.savez(
         file,
         key=np.array(key),
-        books=np.frombuffer(json.dumps(books).encode(), np.uint8),
+        bad=np.frombuffer(json.dumps(bad).encode(), np.uint8),
         digests=np.frombuffer(part.digests, np.uint8),
-        identities=np.frombuffer(part.identities, np.uint8),
         content=np.frombuffer(content, np.uint8),
         **arrays,
     )
@@ -69,7 +61,7 @@ def load_part(uri: str, key: str) -> tuple[Part, bytes]:
     try:
         with np.load(io.BytesIO(storage.read_bytes(uri)), allow_pickle=False) as arrays:
             stored = dict(arrays)
-        received, books = str(stored["key"]), json.loads(stored["books"].tobytes())
+        received, bad = str(stored["key"]), json.loads(stored["bad"].tobytes())
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"Cannot read the part {uri}: expected a file that a task has written whole, received {error!r}. Run that "
@@ -82,13 +74,8 @@ def load_part(uri: str, key: str) -> tuple[Part, bytes]:
         )
     part = Part(
         uri,
-        kept=books["kept"],
-        sizes=books["sizes"],
-        labels=books["labels"],
         digests=stored["digests"].tobytes(),
-        bad=[Quarantined(**item) for item in books["bad"]],
-        counts=Counter(books["counts"]),
-        identities=stored["identities"].tobytes(),
-        **{name: stored.get(name) for name in _ARRAYS},
+        bad=tuple(Quarantined(**item) for item in bad),
+        **{name: stored[name] for name in _COLUMNS if name in stored},
     )
     return part, stored["content"].tobytes()

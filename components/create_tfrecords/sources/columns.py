@@ -4,6 +4,7 @@ import array
 import dataclasses
 import hashlib
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, overload
 
@@ -12,6 +13,33 @@ import numpy as np
 from components.storage import StoredFile
 
 _LOOKED_AT_ONCE = 1 << 16
+
+
+class Column:
+    """Rows of one type that come many at a time, in one buffer.
+
+    Args:
+        dtype: Type of the values.
+        shape: Shape of a row.
+
+    Example:
+        >>> column = Column(np.dtype("u1"), (2,))
+        >>> column.extend(np.array([[1, 2], [3, 4]], "u1"))
+        >>> column.rows().tolist()
+        [[1, 2], [3, 4]]
+    """
+
+    def __init__(self, dtype: np.dtype, shape: tuple[int, ...] = ()) -> None:
+        self._content, self._dtype, self._shape = bytearray(), dtype, shape
+
+    def extend(self, rows: np.ndarray) -> None:
+        """Add rows; none of those that `rows` has returned may be left."""
+        self._content += np.ascontiguousarray(rows, self._dtype).tobytes()
+
+    def rows(self) -> np.ndarray:
+        """Return all of them, without a copy."""
+        count = len(self._content) // (self._dtype.itemsize * math.prod(self._shape))
+        return np.frombuffer(self._content, self._dtype).reshape(count, *self._shape)
 
 
 class Names(Sequence[str]):

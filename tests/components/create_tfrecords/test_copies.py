@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from components import records
-from components.artifacts import Manifest
+from components.artifacts import SPLITS, Manifest
 from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.copies import connect, find_alike, keep_together, look_at, thin_out
 from components.identities import identify, load_copied, load_identities
@@ -57,10 +57,10 @@ def test_pairs_connect_to_sets():
 
 
 def test_a_set_is_tested_where_one_of_it_is_unless_it_is_large():
-    splits = np.array(["train"] * 30 + ["test", "validation", "train"])
+    splits = np.array([SPLITS.index(name) for name in ["train"] * 30 + ["test", "validation", "train"]], np.int8)
     free = np.ones(33, bool)
     small = keep_together(splits, [np.array([0, 30]), np.array([1, 31])], range(33), free)
-    assert (small[[0, 1, 30, 31]]).tolist() == ["test", "validation", "test", "validation"]
+    assert [SPLITS[i] for i in small[[0, 1, 30, 31]]] == ["test", "validation", "test", "validation"]
     large = keep_together(splits, [np.arange(20, 32)], range(33), free)
     # Else no test and no validation example would be left.
     assert large.tolist() == splits.tolist()
@@ -98,6 +98,38 @@ def test_exact_and_near_copies_of_arrays_stand_in_one_split(tmp_path, pictures, 
             if place < 180:
                 assert np.array_equal(image, pictures[place % 120])
     assert "60 images are equal to another one, 60 nearly so; copies.json lists them" in capsys.readouterr().err
+
+
+def _twice(folder, **options):
+    """Write 40 photos, each under two names: two classes' folders of files."""
+    for i in range(40):
+        for name in ("first", "second"):
+            path = folder / str(i % 2) / f"{name}-{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _photo(i, (16, 16)).save(path, **options)
+
+
+def test_turned_photos_are_counted_where_copies_were_joined_too(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    _twice(tmp_path / "photos", exif=exif)
+    write_records(WriteParams(f"images:{tmp_path}/photos"), tmp_path / "out")
+    manifest = Manifest.load(tmp_path / "out")
+    assert {name: split.statistics["num_turned"] for name, split in manifest.splits.items()} == {
+        name: split.num_examples for name, split in manifest.splits.items()
+    }
+
+
+def test_a_damaged_picture_of_a_group_that_is_joined_is_set_aside(tmp_path):
+    _twice(tmp_path)
+    rows = [f"{i % 2}/{name}-{i}.jpg,{i % 2},{name}{i // 4}" for i in range(40) for name in ("first", "second")]
+    (tmp_path / "0" / "first-0.jpg").write_bytes(b"no image")
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,group", *rows]))
+    params = WriteParams(f"csv:{tmp_path}/table.csv", group_column="group", max_bad_fraction=0.1)
+    write_records(params, tmp_path / "out")
+    copies = json.loads((tmp_path / "out" / "copies.json").read_text())
+    assert (copies["exact"], copies["across_splits"]) == (39, 0)
+    assert [item.key for item in Manifest.load(tmp_path / "out").quarantined] == ["0/first-0.jpg"]
 
 
 def test_copies_may_stay_apart_and_are_counted(tmp_path, pictures, capsys):
