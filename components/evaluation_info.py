@@ -92,6 +92,29 @@ class Baseline:
 
 
 @dataclasses.dataclass(frozen=True)
+class Difference:
+    """The difference of a model from the champion in one figure on the same examples, and what chance leaves of it.
+
+    Attributes:
+        advantage: Difference by which the model is better; below 0 if it is worse.
+        least: Difference that the true one exceeds with the gate's confidence; None where so few examples cannot say.
+        most: Difference that the true one is below with the same confidence.
+        luck: Probability with which a model that is no better comes out so far above, or further.
+        detectable: True difference that examples as these show in 80 cases of 100; None where they cannot say.
+        num_better: Examples that the model has right and the champion wrong; None of what is no share of right answers.
+        num_worse: Examples that the champion has right and the model wrong.
+    """
+
+    advantage: float
+    least: float | None
+    most: float | None
+    luck: schema.Share
+    detectable: float | None = None
+    num_better: int | None = None
+    num_worse: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Unseen:
     """The rest of a split without the examples that a model has trained on.
 
@@ -149,6 +172,9 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         registered_champion: The champion as a registry names it; None where no registry was asked.
         baseline: Comparison of the model with the best constant answer; None in older files.
         unseen: Examples left out of the judgement, as trained on; None where none were.
+        intervals: Bounds of the model's figures with 95 % confidence, by name, on the examples that it is judged by;
+            none in older files, and of figures without a formula.
+        differences: The model beside the champion, by figure, on the same examples; none without one.
     """
 
     split: str
@@ -161,6 +187,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
     baseline: Baseline | None = None
     registered_champion: RegisteredChampion | None
     unseen: Unseen | None = None
+    intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, int | float]:

@@ -20,6 +20,7 @@ def evaluate_model(
     minimum: Dict[str, float] = {},
     maximum: Dict[str, float] = {},
     max_regression: Dict[str, float] = {"accuracy": 0.0},
+    confidence: float = 0.95,
     beat_baseline: bool = True,
     split: str = "test",
     top_k: int = 5,

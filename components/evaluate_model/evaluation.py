@@ -25,7 +25,9 @@ from components.errors import InputError
 from components.evaluate_model import language_model
 from components.evaluate_model.baseline import find_baseline, find_language_baseline
 from components.evaluate_model.champion import find_champion
+from components.evaluate_model.chance import ModelFigures, find_differences, find_intervals
 from components.evaluate_model.gate import decide
+from components.evaluate_model.influence import influences, language_influences
 from components.evaluate_model.language_report import LanguageReportContent, render_language_report
 from components.evaluate_model.leaks import find_seen_examples
 from components.evaluate_model.metrics import compute_metrics, macro_notes
@@ -33,7 +35,7 @@ from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.regression import compute_regression_metrics
 from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
-from components.evaluation_info import Baseline, EvaluatedModel, Evaluation, Unseen
+from components.evaluation_info import Baseline, Difference, EvaluatedModel, Evaluation, Unseen
 from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, THRESHOLD, TextInput
 from components.metric_table import scalars
 from components.registry.versions import model_digest
@@ -83,6 +85,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         num_not_finite=judged.num_not_finite,
         baseline=judged.baseline,
         notes=macro_notes(judged.metrics[0]),
+        differences=judged.differences,
     )
     if judged.unseen:
         decision = dataclasses.replace(decision, reasons=(judged.unseen.reason, *decision.reasons))
@@ -105,6 +108,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             registered_champion=champion.registered,
             baseline=judged.baseline,
             unseen=judged.unseen,
+            intervals=judged.intervals,
+            differences=judged.differences,
         ).save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
         (staged / REPORT_FILE).write_text(judged.render(info, result), encoding="utf-8")
@@ -160,6 +165,8 @@ class _Judged:
             model gives them.
         render: The report.
         baseline: Comparison of the model with the best constant answer, on the examples that the gate judges by.
+        intervals: Bounds of the model's figures with 95 % confidence, on the examples that the gate judges by.
+        differences: The model beside the champion, on the same; empty without one.
         unseen: The same figures without what a model has trained on, where it has trained on some of the split.
     """
 
@@ -169,6 +176,8 @@ class _Judged:
     predictions: Mapping[str, Any]
     render: Callable[[ModelInfo, EvaluateResult], str]
     baseline: Baseline
+    intervals: Mapping[str, tuple[float, float]]
+    differences: Mapping[str, Difference]
     unseen: Unseen | None = None
 
 
@@ -183,13 +192,24 @@ def _judge_examples(
     metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
     seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     unseen = None
-    fair: Any = slice(None)
+    labels, fair, figures = scored.labels, outputs, metrics
     if seen is not None:
         rest = ~seen.any(axis=0)
-        fair = rest if rest.any() else fair
-        left = [compute(scored.labels[rest], of_one[rest], manifest, params) for of_one in outputs if rest.any()]
-        unseen = Unseen.find(seen, scored.keys, [scalars(figures) for figures in left])
-    baseline = find_baseline(manifest.task, scored.labels[fair], outputs[0][fair], manifest.class_names)
+        if rest.any():
+            labels, fair = labels[rest], outputs[:, rest]
+            figures = [compute(labels, of_one, manifest, params) for of_one in fair]
+        unseen = Unseen.find(seen, scored.keys, [scalars(of_one) for of_one in figures] if rest.any() else [])
+    baseline = find_baseline(manifest.task, labels, fair[0], manifest.class_names)
+
+    def measured(of_one: np.ndarray, its_figures: Any) -> ModelFigures:
+        return ModelFigures(
+            figures=scalars(its_figures),
+            formulas=influences(manifest.interface.task, labels, of_one, params.top_k),
+            measure=lambda metric, kept: scalars(compute(labels[kept], of_one[kept], manifest, params)).get(metric),
+            num_examples=len(labels),
+        )
+
+    beside = [measured(*pair) for pair in zip(fair, figures, strict=True)]
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         content = _report_content(params, records_dir, manifest, models[0], info, scored, outputs[0], metrics, result)
@@ -202,6 +222,8 @@ def _judge_examples(
         predictions={"labels": scored.labels, manifest.interface.task.answer: outputs[0]},
         render=render,
         baseline=baseline,
+        intervals=find_intervals(beside[0]),
+        differences=find_differences(beside, params.confidence, params.max_regression),
         unseen=unseen,
     )
 
@@ -213,6 +235,12 @@ def _judge_passages(
     num_unknown = manifest.split(params.split).statistics["num_unknown"]
     baseline = find_language_baseline(scored.targets, scored.models[0].nats)
     metrics = [language_model.compute_language_metrics(scored.targets, of_one, num_unknown) for of_one in scored.models]
+    beside = [
+        ModelFigures(
+            scalars(figures), language_influences(scored.targets, of_one.nats, of_one.hits), len(scored.targets)
+        )
+        for of_one, figures in zip(scored.models, metrics, strict=True)
+    ]
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         return render_language_report(
@@ -238,6 +266,8 @@ def _judge_passages(
         predictions=language_model.predictions(scored),
         render=render,
         baseline=baseline,
+        intervals=find_intervals(beside[0]),
+        differences=find_differences(beside, params.confidence, params.max_regression),
     )
 
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from components.evaluate_model.params import EvaluateParams
-from components.evaluation_info import Baseline, Decision
+from components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
+from components.evaluation_info import Baseline, Decision, Difference
 from components.metric_table import BY_NAME, direction, show
 
 # Share of a value below which a difference is rounding: sums of the same numbers in another order.
@@ -18,6 +18,7 @@ def decide(
     num_not_finite: int = 0,
     baseline: Baseline | None = None,
     notes: Mapping[str, str] | None = None,
+    differences: Mapping[str, Difference] | None = None,
 ) -> Decision:
     """Judge a challenger's metrics.
 
@@ -28,6 +29,7 @@ def decide(
         num_not_finite: Examples for which the challenger gave NaN or infinity; one is too many.
         baseline: Comparison of the challenger with the best constant answer.
         notes: Remarks on metrics, by name; said where the metric is bounded.
+        differences: The challenger beside the champion, by metric, and what chance leaves of it.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
@@ -44,7 +46,8 @@ def decide(
         checks.append((True, "there is no other champion to beat"))  # None but, where it is judged again, itself.
     else:
         for metric, allowed in params.max_regression.items():
-            checks.append(_compare(metric, challenger.get(metric), champion.get(metric), allowed))
+            values = challenger.get(metric), champion.get(metric)
+            checks.append(_compare(metric, *values, allowed, params.confidence, (differences or {}).get(metric)))
     if baseline is not None and params.beat_baseline:
         checks.append((baseline.is_beaten, baseline.reason))
     promote = all(passed for passed, _ in checks)
@@ -62,20 +65,58 @@ def _check_bound(metric: str, value: float | None, bound: float, word: str) -> t
     return holds, f"{metric} {show(value, bound)}, required {word} {show(bound, value)}"
 
 
-def _compare(metric: str, challenger: float | None, champion: float | None, allowed: float) -> tuple[bool, str]:
+def _compare(
+    metric: str,
+    challenger: float | None,
+    champion: float | None,
+    allowed: float,
+    confidence: float,
+    difference: Difference | None,
+) -> tuple[bool, str]:
     if challenger is None or champion is None:
         return False, f"{metric} cannot be compared: {_why_undefined(metric)}"
-    limit = f"it may be worse by {show(allowed)}"
-    if _tie(challenger, champion):
-        return True, f"{metric} {show(challenger)} ties with the champion's {show(champion)}; {limit}"
     if math.isnan(challenger) or math.isnan(champion):
         text = f"{metric} is {show(challenger)}, the champion's is {show(champion)}"
         return not math.isnan(challenger), text
     worse_by = (champion - challenger) * direction(metric)
-    standing = "is worse than" if worse_by > 0 else "beats"
-    passed = worse_by <= allowed or _tie(champion - direction(metric) * allowed, challenger)
     shown = show(challenger, champion), show(champion, challenger)
-    return passed, f"{metric} {shown[0]} {standing} the champion's {shown[1]}; {limit}"
+    if _tie(challenger, champion):
+        text = f"{metric} {shown[0]} ties with the champion's {shown[1]}"
+    else:
+        text = f"{metric} {shown[0]} {'is worse than' if worse_by > 0 else 'beats'} the champion's {shown[1]}"
+    if confidence == NO_CONFIDENCE:
+        passed = worse_by <= allowed or _tie(champion - direction(metric) * allowed, challenger)
+        return passed, f"{text}; it may be worse by {show(allowed)}"
+    if difference is None:
+        return False, f"{text}, but what chance leaves of that is not defined on so few examples"
+    sure = f"with {100 * confidence:g} % confidence"
+    passed, limit = (_is_better if allowed == 0 else _is_no_worse)(difference, allowed, confidence, sure)
+    if not passed and difference.detectable is not None:
+        limit += f". These examples show a difference of {show(difference.detectable)} in 80 cases of 100"
+    return passed, f"{text}{limit}"
+
+
+def _is_better(difference: Difference, allowed: float, confidence: float, sure: str) -> tuple[bool, str]:
+    if difference.advantage <= 0:
+        return False, f"; it has to be better, {sure}"
+    counts = ""
+    if difference.num_better is not None:
+        counts = f" ({difference.num_better:,} right that were wrong, {difference.num_worse:,} wrong that were right)"
+    if difference.luck > 1 - confidence or difference.least is None:
+        return False, f"{counts}, but luck gives as much in {difference.luck:.0%} of cases; it has to be better {sure}"
+    return True, f"{counts}, {sure} by more than {show(max(difference.least, 0.0))}"
+
+
+def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure: str) -> tuple[bool, str]:
+    limit = f"; it may be worse by {show(allowed)}"
+    if difference.least is None:
+        return False, f"{limit}, which so few examples cannot say {sure}"
+    worst = f"{show(-difference.least, allowed)}"
+    if difference.least <= -allowed:
+        return False, f"{limit}, but as much as {worst} is not ruled out {sure}"
+    if difference.least >= 0:
+        return True, f"{limit}, and is no worse {sure}"
+    return True, f"{limit}, and is not by more than {worst} {sure}"
 
 
 def _tie(value: float, other: float) -> bool:

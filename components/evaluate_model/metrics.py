@@ -121,8 +121,6 @@ def compute_metrics(
 
     own = probabilities[np.arange(num_examples), labels]
     predicted = probabilities.argmax(axis=1)
-    tied_before = (probabilities == own[:, None]) & (np.arange(num_classes) < labels[:, None])
-    rank = ((probabilities > own[:, None]) | tied_before).sum(axis=1)
 
     classes = np.arange(num_classes)
     matrix = reference.confusion_matrix(labels, predicted, labels=classes)
@@ -136,7 +134,7 @@ def compute_metrics(
         num_examples=num_examples,
         accuracy=float(np.mean(predicted == labels)),
         top_k=top_k,
-        top_k_accuracy=float(np.mean(rank < top_k)),
+        top_k_accuracy=float(np.mean(ranks(labels, probabilities) < top_k)),
         loss=float(-np.log(own.astype(np.float64).clip(_SMALLEST_PROBABILITY, 1)).mean()) + 0.0,  # No "-0.0".
         macro_precision=float(precision.mean()),
         macro_recall=float(recall.mean()),
@@ -152,6 +150,13 @@ def compute_metrics(
         roc_auc=roc_auc,
         roc=roc,
     )
+
+
+def ranks(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """Return int[num_examples]: number of classes before the true one; among equally probable ones the first leads."""
+    own = probabilities[np.arange(len(labels)), labels][:, None]
+    tied_before = (probabilities == own) & (np.arange(probabilities.shape[1]) < labels[:, None])
+    return ((probabilities > own) | tied_before).sum(axis=1)
 
 
 def macro_notes(metrics: Any) -> dict[str, str]:

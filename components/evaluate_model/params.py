@@ -11,6 +11,7 @@ from components.metric_table import BY_NAME, HIGHER, LOWER, task_metrics
 
 # Where a threshold belongs, by the direction of its metric.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
+NO_CONFIDENCE = 0.5  # Above the champion is as likely as below it where both are alike.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +25,12 @@ class EvaluateParams:
             none without one.
         minimum: Least value of a metric of which more is better, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric of which less is better, such as {"loss": 0.5}.
-        max_regression: Margin by which a metric may be worse than the champion's; 0 means that a tie is promoted. In a
-            configuration, the default is the task's own figure: accuracy, micro_f1 of multi-label data, r2 of a
-            regression, bits_per_character of a language model.
+        max_regression: Margin by which a metric may be worse than the champion's; 0 means that it has to be better.
+            Either has to be so with `confidence`. In a configuration, the default is the task's own figure: accuracy,
+            micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
+        confidence: How sure a comparison with the champion has to be: 0.95 promotes at most one in twenty of the
+            models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and promotes a
+            tie.
         beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:
             the most frequent class, the mean, the frequency of every character.
         split: The split to score.
@@ -44,6 +48,7 @@ class EvaluateParams:
     minimum: Mapping[str, float] = dataclasses.field(default_factory=dict)
     maximum: Mapping[str, float] = dataclasses.field(default_factory=dict)
     max_regression: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
+    confidence: float = 0.95
     beat_baseline: bool = True
     split: str = TEST
     top_k: int = 5
@@ -75,6 +80,12 @@ class EvaluateParams:
         for metric, value in self.max_regression.items():
             if value < 0:
                 raise InputError(f"max_regression.{metric} must not be negative. Received: {value}.")
+        if not NO_CONFIDENCE <= self.confidence < 1:
+            advice = f" Did you mean {self.confidence / 100:g}?" if 50 <= self.confidence < 100 else ""
+            raise InputError(
+                "confidence must be at least 0.5, which asks for none, and below 1. Received: "
+                f"confidence={self.confidence!r}.{advice}"
+            )
         for name in ("top_k", "batch_size_per_replica"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}.")

@@ -72,7 +72,7 @@ def test_a_model_that_is_the_champion_is_not_compared_with_itself(registry, digi
     assert "ties with the champion's" in result.reasons[0]
     scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert scored["registered_champion"]["version"] == "0001"
-    assert result.promote
+    assert not result.promote
     pinned = dataclasses.replace(params, champion=f"{registry.directory}@0001")
     result = evaluate_model(pinned, digits_records, trained_digits, tmp_path / "evaluation")
     assert "ties with the champion's" in result.reasons[0], "a version that is named is met"

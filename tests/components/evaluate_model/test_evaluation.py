@@ -136,7 +136,7 @@ def test_eight_jax_replicas_give_exactly_the_numbers_of_one(digits_records, trai
 def test_champion_is_scored_in_the_same_run_on_the_same_examples(digits_records, trained_digits, tmp_path):
     params = dataclasses.replace(_CPU, champion=str(trained_digits), max_regression={"accuracy": 0.0, "loss": 0.0})
     result = evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
-    assert result.promote  # A tie.
+    assert not result.promote, "a tie is no better"
     assert result.champion_metrics == result.metrics
     scored = _scored(tmp_path / "evaluation")
     assert scored["champion"] == scored["challenger"]
@@ -145,6 +145,10 @@ def test_champion_is_scored_in_the_same_run_on_the_same_examples(digits_records,
     assert scored["baseline"]["advantage"] > scored["baseline"]["margin"] > 0
     assert scored["baseline"]["answer"] in (tmp_path / "evaluation" / "report.html").read_text().replace("&#39;", "'")
     assert len(ties) == 2
+    assert scored["differences"]["accuracy"]["num_better"] == scored["differences"]["accuracy"]["num_worse"] == 0
+    low, high = scored["intervals"]["accuracy"]
+    assert low < scored["challenger"]["accuracy"] < high
+    assert set(scored["intervals"]) == set(result.metrics)
     assert all("ties with the champion's" in reason for reason in ties)
 
 

@@ -6,9 +6,14 @@ import pytest
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams
 from components.evaluate_model.gate import decide
-from components.evaluation_info import Decision
+from components.evaluation_info import Decision, Difference
 
 _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
+
+
+def _raw(**changes):
+    """Compare figures as they are."""
+    return EvaluateParams(confidence=0.5, **changes)
 
 
 def test_first_run_has_no_champion_to_beat():
@@ -18,26 +23,26 @@ def test_first_run_has_no_champion_to_beat():
 
 
 def test_challenger_that_beats_the_champion_is_promoted():
-    decision = decide(EvaluateParams(), _GOOD, _BAD)
+    decision = decide(_raw(), _GOOD, _BAD)
     assert decision.promote
     assert decision.reasons == ("passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0000",)
 
 
-def test_tie_is_promoted():
-    decision = decide(EvaluateParams(max_regression={"accuracy": 0.0, "loss": 0.0}), _GOOD, dict(_GOOD))
+def test_without_confidence_a_tie_is_promoted():
+    decision = decide(_raw(max_regression={"accuracy": 0.0, "loss": 0.0}), _GOOD, dict(_GOOD))
     assert decision.promote
     assert decision.reasons[0].startswith("passed: accuracy 0.9800 ties with the champion's 0.9800")
 
 
 def test_rounding_does_not_undo_a_tie():
-    assert decide(EvaluateParams(), {"accuracy": 0.1 + 0.2}, {"accuracy": 0.3}).promote
-    assert decide(EvaluateParams(), {"accuracy": 0.3}, {"accuracy": 0.1 + 0.2}).promote
+    assert decide(_raw(), {"accuracy": 0.1 + 0.2}, {"accuracy": 0.3}).promote
+    assert decide(_raw(), {"accuracy": 0.3}, {"accuracy": 0.1 + 0.2}).promote
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
 def test_rounding_is_a_share_of_the_value_whatever_its_unit(unit):
     """A loss of 3e-10 is three times one of 1e-10; one of 1e12 has no digits below 1e-4."""
-    params = EvaluateParams(max_regression={"mean_absolute_error": 0.0})
+    params = _raw(max_regression={"mean_absolute_error": 0.0})
     champion = {"mean_absolute_error": unit}
     assert decide(params, {"mean_absolute_error": unit * (1 + 1e-12)}, champion).promote
     decision = decide(params, {"mean_absolute_error": unit * 1.0001}, champion)
@@ -46,7 +51,7 @@ def test_rounding_is_a_share_of_the_value_whatever_its_unit(unit):
 
 
 def test_what_differs_is_shown_in_digits_that_differ():
-    decision = decide(EvaluateParams(), {"accuracy": 0.9}, {"accuracy": 0.90001})
+    decision = decide(_raw(), {"accuracy": 0.9}, {"accuracy": 0.90001})
     assert decision.reasons == (
         "failed: accuracy 0.90000 is worse than the champion's 0.90001; it may be worse by 0.0000",
     )
@@ -54,17 +59,15 @@ def test_what_differs_is_shown_in_digits_that_differ():
 
 def test_a_figure_that_is_no_number_beats_nothing_and_is_beaten_by_any():
     nan, known = {"accuracy": math.nan}, {"accuracy": 0.9}
-    assert decide(EvaluateParams(), nan, known) == Decision(
+    assert decide(_raw(), nan, known) == Decision(
         False, ("failed: accuracy is not a number, the champion's is 0.9000",)
     )
-    assert decide(EvaluateParams(), known, nan) == Decision(
-        True, ("passed: accuracy is 0.9000, the champion's is not a number",)
-    )
-    assert not decide(EvaluateParams(), nan, nan).promote
+    assert decide(_raw(), known, nan) == Decision(True, ("passed: accuracy is 0.9000, the champion's is not a number",))
+    assert not decide(_raw(), nan, nan).promote
 
 
 def test_challenger_that_is_worse_is_rejected():
-    decision = decide(EvaluateParams(), _BAD, _GOOD)
+    decision = decide(_raw(), _BAD, _GOOD)
     assert not decision.promote
     assert decision.reasons == (
         "failed: accuracy 0.9500 is worse than the champion's 0.9800; it may be worse by 0.0000",
@@ -72,12 +75,12 @@ def test_challenger_that_is_worse_is_rejected():
 
 
 def test_regression_is_allowed_up_to_its_limit():
-    assert decide(EvaluateParams(max_regression={"accuracy": 0.03}), _BAD, _GOOD).promote
-    assert not decide(EvaluateParams(max_regression={"accuracy": 0.0299}), _BAD, _GOOD).promote
+    assert decide(_raw(max_regression={"accuracy": 0.03}), _BAD, _GOOD).promote
+    assert not decide(_raw(max_regression={"accuracy": 0.0299}), _BAD, _GOOD).promote
 
 
 def test_a_lower_loss_is_better():
-    params = EvaluateParams(max_regression={"loss": 0.0})
+    params = _raw(max_regression={"loss": 0.0})
     assert decide(params, _GOOD, _BAD).promote
     decision = decide(params, _BAD, _GOOD)
     assert not decision.promote
@@ -146,9 +149,7 @@ def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
 
 
 def test_every_check_gives_its_reason_in_words():
-    params = EvaluateParams(
-        minimum={"accuracy": 0.99}, maximum={"loss": 0.5}, max_regression={"accuracy": 0.0, "loss": 0.0}
-    )
+    params = _raw(minimum={"accuracy": 0.99}, maximum={"loss": 0.5}, max_regression={"accuracy": 0.0, "loss": 0.0})
     decision = decide(params, _BAD, _GOOD)
     assert not decision.promote
     assert [reason.partition(":")[0] for reason in decision.reasons] == ["failed", "passed", "failed", "failed"]
@@ -173,6 +174,9 @@ def test_every_check_gives_its_reason_in_words():
         ({"maximum": {"accuracy": 0.5}}, r"accuracy cannot have a maximum: more of it is better.*Move it to minimum"),
         ({"max_regression": {"loss": -0.1}}, r"max_regression\.loss must not be negative.*-0\.1"),
         ({"split": "dev"}, "train, validation, test.*split='dev'"),
+        ({"confidence": 0.4}, "at least 0.5.*confidence=0.4"),
+        ({"confidence": 95}, r"confidence=95\. Did you mean 0\.95\?"),
+        ({"confidence": 1}, "below 1. Received: confidence=1"),
         ({"top_k": 0}, "top_k=0"),
         ({"batch_size_per_replica": 0}, "batch_size_per_replica=0"),
         ({"num_replicas": -1}, "num_replicas=-1"),
@@ -187,7 +191,7 @@ def test_params_refuse_a_value_by_name(changes, message):
 
 
 def test_an_error_is_better_when_it_is_smaller_and_is_shown_in_its_own_unit():
-    params = EvaluateParams(
+    params = _raw(
         minimum={"r2": 0.5}, maximum={"mean_absolute_error": 2e-5}, max_regression={"mean_absolute_error": 1e-6}
     )
     decision = decide(params, {"r2": 0.9, "mean_absolute_error": 1.25e-5}, {"r2": 0.8, "mean_absolute_error": 1e-5})
@@ -227,3 +231,60 @@ def test_a_figure_that_is_not_defined_fails_the_gate_that_asks_for_it():
 def test_a_metric_of_another_task_is_refused(changes, task, message):
     with pytest.raises(InputError, match=message):
         EvaluateParams(**changes).check_task(task)
+
+
+def _difference(**changes):
+    fields = {"advantage": 0.03, "least": 0.01, "most": 0.05, "luck": 0.004, "detectable": 0.02}
+    return {"accuracy": Difference(**{**fields, **changes})}
+
+
+@pytest.mark.parametrize(
+    ("difference", "allowed", "reason"),
+    [
+        ({}, 0.0, "passed: accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100"),
+        (
+            {"num_better": 4, "num_worse": 1, "luck": 0.1875, "least": -0.01},
+            0.0,
+            "failed: accuracy 0.9800 beats the champion's 0.9500 (4 right that were wrong, 1 wrong that were right), "
+            "but luck gives as much in 19% of cases; it has to be better with 95 % confidence. These examples show a "
+            "difference of 0.0200 in 80 cases of 100",
+        ),
+        (
+            {"least": -0.01},
+            0.02,
+            "passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, and is not by more than "
+            "0.0100 with 95 % confidence",
+        ),
+        (
+            {"least": 0.01},
+            0.02,
+            "passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, and is no worse with 95 % "
+            "confidence",
+        ),
+        (
+            {"least": -0.02},
+            0.02,
+            "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, but as much as 0.0200 is "
+            "not ruled out with 95 % confidence. These examples show a difference of 0.0200 in 80 cases of 100",
+        ),
+        (
+            {"least": None, "detectable": None},
+            0.02,
+            "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, which so few examples "
+            "cannot say with 95 % confidence",
+        ),
+    ],
+)
+def test_a_challenger_passes_by_what_chance_leaves_of_its_advantage(difference, allowed, reason):
+    params = EvaluateParams(max_regression={"accuracy": allowed})
+    decision = decide(params, _GOOD, _BAD, differences=_difference(**difference))
+    assert decision.reasons == (reason,)
+    assert decision.promote == reason.startswith("passed")
+
+
+def test_a_tie_is_no_better():
+    decision = decide(EvaluateParams(), _GOOD, dict(_GOOD), differences=_difference(advantage=0.0, least=0.0, luck=1.0))
+    assert not decision.promote
+    assert decision.reasons[0].startswith(
+        "failed: accuracy 0.9800 ties with the champion's 0.9800; it has to be better, with 95 % confidence"
+    )

@@ -1,0 +1,217 @@
+"""What chance leaves of figures that few examples give, and of the difference between two models on the same examples.
+
+With other examples, a model that is no better may well come out above. A difference is therefore given with the bound
+that it exceeds with a confidence, and with the true difference that so many examples show four times in five.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from components.evaluate_model.influence import Formulas, jackknife
+from components.evaluation_info import Difference
+from components.metric_table import direction
+
+_POWER = 0.8
+_TWO_SIDED = 0.95
+_HALVINGS = 60  # Halves an interval to the last digit.
+_WHOLE = 1e-6  # How far a 0 or a 1 may be off by rounding.
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFigures:
+    """The figures of one model on the examples that it is judged by.
+
+    Attributes:
+        figures: Every figure that is one number, by name.
+        formulas: The influence of every example on those that have a formula.
+        num_examples: Number of all.
+        measure: Gives a figure of the examples of which bool[examples] is true; None where it is not defined.
+    """
+
+    figures: Mapping[str, float]
+    formulas: Formulas
+    num_examples: int
+    measure: Callable[[str, np.ndarray], float | None] = lambda metric, kept: None
+
+
+def find_intervals(model: ModelFigures) -> dict[str, tuple[float, float]]:
+    """Return what every figure that has a formula lies in with 95 % confidence on either side.
+
+    A share of right answers gets Wilson's score interval, which does not shrink to nothing where all are right.
+    """
+    from scipy import stats
+
+    intervals = {}
+    for metric, influences in model.formulas.items():
+        if metric not in model.figures or model.num_examples < 2:
+            continue
+        value = model.figures[metric]
+        hits = _as_hits(influences(), value)
+        if hits is not None:
+            shares = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(_TWO_SIDED, "wilson")
+            intervals[metric] = (float(shares.low), float(shares.high))
+        else:
+            half = stats.t.ppf((1 + _TWO_SIDED) / 2, model.num_examples - 1) * _standard_error(influences())
+            intervals[metric] = (value - float(half), value + float(half))
+    return intervals
+
+
+def find_differences(
+    models: Sequence[ModelFigures], confidence: float, asked: Collection[str]
+) -> dict[str, Difference]:
+    """Return how a model stands to the champion on the same examples, by the name of the figure.
+
+    Args:
+        models: The model and, if there is one, the champion.
+        confidence: See `EvaluateParams`.
+        asked: Figures that are wanted even if they have no formula.
+    """
+    if len(models) < 2:
+        return {}
+    found = {
+        metric: _find_difference(metric, models[0], models[1], confidence)
+        for metric, value in models[0].figures.items()
+        if math.isfinite(value)
+        and math.isfinite(models[1].figures.get(metric, math.nan))
+        and (metric in models[0].formulas or metric in asked)
+    }
+    return {metric: difference for metric, difference in found.items() if difference is not None}
+
+
+def _find_difference(
+    metric: str, challenger: ModelFigures, champion: ModelFigures, confidence: float
+) -> Difference | None:
+    sign, values = direction(metric), (challenger.figures[metric], champion.figures[metric])
+    if metric not in challenger.formulas:
+        influence = _jackknife(challenger, champion, metric)
+    else:
+        shifts = challenger.formulas[metric](), champion.formulas[metric]()
+        ours, theirs = _as_hits(shifts[0], values[0]), _as_hits(shifts[1], values[1])
+        if ours is not None and theirs is not None:
+            if sign < 0:
+                ours, theirs = theirs, ours
+            counts = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+            return compare_shares(*counts, challenger.num_examples, confidence)
+        influence = shifts[0] - shifts[1]
+    return None if influence is None else compare_means(sign * (values[0] - values[1]), sign * influence, confidence)
+
+
+def _jackknife(challenger: ModelFigures, champion: ModelFigures, metric: str) -> np.ndarray | None:
+    def measure(kept: np.ndarray) -> float | None:
+        ours, theirs = challenger.measure(metric, kept), champion.measure(metric, kept)
+        return None if ours is None or theirs is None else ours - theirs
+
+    return jackknife(measure, challenger.num_examples)
+
+
+def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
+    """Return the difference of two shares of right answers.
+
+    The bounds are Tango's score interval (Statistics in Medicine 17, 1998); luck is McNemar's exact test.
+
+    Args:
+        num_better: Examples that the challenger has right and the champion wrong.
+        num_worse: Examples that the champion has right and the challenger wrong.
+        num_examples: All of them.
+        confidence: See `EvaluateParams`.
+    """
+    from scipy import stats
+
+    quantile = float(stats.norm.ppf(confidence))
+    differ = num_better + num_worse
+    return Difference(
+        advantage=(num_better - num_worse) / num_examples,
+        least=_least_share(num_better, num_worse, num_examples, quantile),
+        most=-_least_share(num_worse, num_better, num_examples, quantile),
+        luck=float(stats.binom.sf(num_better - 1, differ, 0.5)),
+        detectable=_detectable_share(max(differ, 1), num_examples, quantile),
+        num_better=num_better,
+        num_worse=num_worse,
+    )
+
+
+def compare_means(advantage: float, influences: np.ndarray, confidence: float) -> Difference:
+    """Return the difference of two figures by what every example, or group of them, adds to it.
+
+    The bounds are Student's. What few examples decide is less sure than their standard error says: the degrees of
+    freedom are n / (kurtosis - 1), half of what Satterthwaite's rule gives: k, where the answers to k alone differ.
+
+    Args:
+        advantage: Difference; above 0 where the challenger is better.
+        influences: float64[examples or groups]: influence on it.
+        confidence: See `EvaluateParams`.
+    """
+    from scipy import stats
+
+    error = _standard_error(influences)
+    if not error > 0:
+        known = 0.0 if advantage == 0 else None
+        return Difference(advantage, known, known, luck=1.0)
+    squares = np.square(influences - influences.mean())
+    kurtosis = float(np.square(squares).mean() / squares.mean() ** 2)
+    freedom = min(len(influences) / max(kurtosis - 1, 1e-9), len(influences) - 1)
+    half = float(stats.t.ppf(confidence, freedom)) * error
+    return Difference(
+        advantage=advantage,
+        least=advantage - half,
+        most=advantage + half,
+        luck=float(stats.t.sf(advantage / error, freedom)),
+        detectable=half + float(stats.t.ppf(_POWER, freedom)) * error,
+    )
+
+
+def _least_share(better: int, worse: int, num_examples: int, quantile: float) -> float:
+    """Return the difference that the score test just does not refuse; it falls as the difference grows."""
+    low, high = -1.0, (better - worse) / num_examples
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _score(better, worse, num_examples, middle) > quantile else (low, middle)
+    return low
+
+
+def _score(better: int, worse: int, n: int, difference: float) -> float:
+    """Return by how many standard errors a difference of shares is above a supposed one."""
+    # The share of the second kind that is likeliest if that were the difference: the root of a·x² + b·x + c.
+    a = 2 * n
+    b = -better - worse + (2 * n - better + worse) * difference
+    c = -worse * difference * (1 - difference)
+    likeliest = (math.sqrt(max(b * b - 4 * a * c, 0)) - b) / (2 * a)
+    variance = n * (2 * likeliest + difference * (1 - difference))
+    above = better - worse - n * difference
+    return above / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, above) if above else 0.0
+
+
+def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
+    """Return the difference that McNemar's test sees with the power, if so many answers differ as now, or must.
+
+    By the normal approximation (Connor, Biometrics 43, 1987), with half an example for what an exact test costs.
+    """
+    from scipy import stats
+
+    power = float(stats.norm.ppf(_POWER))
+
+    def needed(difference: float) -> float:
+        share = max(differ / num_examples, difference)
+        spread = quantile * math.sqrt(share) + power * math.sqrt(max(share - difference**2, 0))
+        return spread / math.sqrt(num_examples) + 1 / num_examples
+
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if middle >= needed(middle) else (middle, high)
+    return high
+
+
+def _as_hits(influences: np.ndarray, value: float) -> np.ndarray | None:
+    """Return bool[examples] where a figure is the mean of a 0 or a 1 per example; None where it is not."""
+    values = influences + value
+    hits = values > 0.5
+    return hits if np.abs(values - hits).max(initial=0) < _WHOLE else None
+
+
+def _standard_error(influences: np.ndarray) -> float:
+    """Return the standard error of a mean of one value per example."""
+    return float(influences.std(ddof=1) / math.sqrt(len(influences))) if len(influences) > 1 else 0.0

@@ -1,0 +1,208 @@
+"""Chance is measured as it is: by comparisons whose truth is known, drawn again and again."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from components.evaluate_model.chance import ModelFigures, compare_shares, find_differences, find_intervals
+from components.evaluate_model.influence import influences, jackknife
+from components.evaluate_model.metrics import compute_metrics
+from components.evaluate_model.multi_label import compute_multi_label_metrics
+from components.evaluate_model.regression import compute_regression_metrics
+from components.interface import Classification, MultiLabel, Regression
+from components.metric_table import METRICS, scalars, task_metrics
+
+_NUM_COMPARISONS = 2000
+_NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))
+# A share of 2,000 whose expectation is 5 % is above this once in a thousand.
+_MOST_FALSE = 0.05 + 3.1 * math.sqrt(0.05 * 0.95 / _NUM_COMPARISONS)
+
+
+def _similar(generator, shape, skills):
+    """Return noise of two models that have four fifths of it in common, more of it for the first one's skill."""
+    common = generator.normal(size=shape)
+    return [0.8 * common + 0.6 * generator.normal(size=shape) for _ in skills]
+
+
+def _classes(generator, num_examples, skills, num_classes=4):
+    labels = generator.integers(0, num_classes, num_examples)
+    outputs = []
+    for skill, noise in zip(skills, _similar(generator, (num_examples, num_classes), skills), strict=True):
+        noise[np.arange(num_examples), labels] += skill
+        powers = np.exp(2 * noise)
+        outputs.append(powers / powers.sum(axis=1, keepdims=True))
+    return labels, outputs
+
+
+def _two_classes(generator, num_examples, skills):
+    return _classes(generator, num_examples, skills, num_classes=2)
+
+
+def _labels(generator, num_examples, skills):
+    labels = (generator.random((num_examples, 3)) < 0.3).astype(np.float32)
+    noises = _similar(generator, labels.shape, skills)
+    return labels, [
+        1 / (1 + np.exp(-2 * (noise + skill * (2 * labels - 1)))) for skill, noise in zip(skills, noises, strict=True)
+    ]
+
+
+def _numbers(generator, num_examples, skills):
+    targets = generator.normal(size=(num_examples, 2)) * _NUMBERS.std
+    noises = _similar(generator, targets.shape, skills)
+    return targets, [targets + noise / skill * _NUMBERS.std for skill, noise in zip(skills, noises, strict=True)]
+
+
+_CASES = {
+    "classification": (Classification(), _classes, lambda *both: compute_metrics(*both, list("abcd"), 2)),
+    "two classes": (Classification(), _two_classes, lambda *both: compute_metrics(*both, list("ab"), 2)),
+    "multi_label": (MultiLabel(), _labels, lambda *both: compute_multi_label_metrics(*both, list("abc"))),
+    "regression": (_NUMBERS, _numbers, lambda *both: compute_regression_metrics(*both, ["a", "b"], _NUMBERS)),
+}
+
+
+def _models(case, generator, num_examples, skills):
+    task, draw, compute = _CASES[case]
+    labels, outputs = draw(generator, num_examples, skills)
+
+    def measured(of_one):
+        return ModelFigures(
+            scalars(compute(labels, of_one)),
+            influences(task, labels, of_one, 2),
+            num_examples,
+            lambda metric, kept: scalars(compute(labels[kept], of_one[kept])).get(metric),
+        )
+
+    return [measured(of_one) for of_one in outputs]
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_the_formulas_agree_with_the_figures_without_an_example(case):
+    """An influence is, to the first order, what leaving an example out takes away, n - 1 times."""
+    model = _models(case, np.random.default_rng(0), 300, [1.5])[0]
+    for metric, formula in model.formulas.items():
+        values = formula()
+        assert abs(values.mean()) < 1e-9 * max(1, np.abs(values).max()), metric
+        some = np.arange(0, 300, 15)
+        without = [model.measure(metric, np.arange(300) != i) for i in some]
+        left_out = (model.figures[metric] - np.array(without)) * 299
+        assert np.corrcoef(values[some], left_out)[0, 1] > 0.99, metric
+        assert left_out.std() == pytest.approx(values[some].std(), rel=0.1), metric
+
+
+def test_every_metric_of_every_task_can_be_compared():
+    for case in _CASES:
+        models = _models(case, np.random.default_rng(1), 400, [1.6, 1.5])
+        differences = find_differences(models, 0.95, set(models[0].figures))
+        assert set(differences) == set(models[0].figures)
+        for difference in differences.values():
+            assert difference.least < difference.advantage < difference.most
+    tasks = {task.name for task, *_ in _CASES.values()} | {"language_model"}
+    assert {metric.task for metric in METRICS} == tasks, "a task has no case here"
+    assert "roc_auc" in _models("two classes", np.random.default_rng(1), 40, [1.5])[0].formulas
+    without = set(task_metrics("regression")) - set(
+        _models("regression", np.random.default_rng(1), 40, [1.5])[0].formulas
+    )
+    assert without == {"median_absolute_error"}
+
+
+def test_a_jackknifed_mean_has_the_error_of_a_mean():
+    values = np.random.default_rng(0).normal(size=1000)
+    groups = jackknife(lambda kept: float(values[kept].mean()), 1000)
+    assert len(groups) == 20
+    assert groups.std(ddof=1) / math.sqrt(20) == pytest.approx(1 / math.sqrt(1000), rel=0.4)
+    assert jackknife(lambda kept: None, 1000) is None
+
+
+@pytest.mark.parametrize(("num_examples", "differ"), [(100, 0.05), (1000, 0.03), (1000, 0.1), (10_000, 0.01)])
+def test_of_equal_classifiers_one_in_twenty_is_promoted_and_of_detectably_better_ones_four_in_five(
+    num_examples, differ
+):
+    generator = np.random.default_rng(2)
+    half = round(num_examples * differ / 2)
+    detectable = compare_shares(half, half, num_examples, 0.95).detectable
+
+    def promoted(advantage):
+        share = max(differ, advantage)
+        shares = [(share + advantage) / 2, (share - advantage) / 2, 1 - share]
+        counts = Counter(map(tuple, generator.multinomial(num_examples, shares, _NUM_COMPARISONS)[:, :2].tolist()))
+        luck = {pair: compare_shares(*pair, num_examples, 0.95).luck for pair in counts}
+        return sum(count for pair, count in counts.items() if luck[pair] <= 0.05) / _NUM_COMPARISONS
+
+    assert promoted(0.0) <= _MOST_FALSE
+    assert 0.77 <= promoted(detectable) <= 0.93  # Few examples that differ allow few significance levels.
+
+
+@pytest.mark.parametrize("margin", [0.01, 0.03])
+def test_of_classifiers_that_are_worse_by_the_margin_one_in_twenty_is_promoted(margin):
+    generator = np.random.default_rng(3)
+    shares = [(0.05 - margin) / 2, (0.05 + margin) / 2, 0.95]
+    counts = generator.multinomial(1000, shares, _NUM_COMPARISONS)[:, :2].tolist()
+    least = {pair: compare_shares(*pair, 1000, 0.95).least for pair in map(tuple, counts)}
+    assert np.mean([least[tuple(pair)] > -margin for pair in counts]) <= _MOST_FALSE
+
+
+def test_the_score_interval_of_answers_that_do_not_differ_has_a_closed_form():
+    z = stats.norm.ppf(0.975)
+    difference = compare_shares(0, 0, 44, 0.975)
+    assert (difference.least, difference.most) == pytest.approx((-(z**2) / (44 + z**2), z**2 / (44 + z**2)))
+
+
+def test_answers_that_are_all_right_still_have_an_interval():
+    labels, outputs = np.zeros(50, int), np.tile([0.9, 0.1], (50, 1))
+    formulas = influences(Classification(), labels, outputs, 1)
+    low, high = find_intervals(ModelFigures({"accuracy": 1.0}, formulas, 50))["accuracy"]
+    expected = stats.binomtest(50, 50).proportion_ci(method="wilson")
+    assert (low, high) == pytest.approx((expected.low, 1.0))
+
+
+@pytest.mark.slow  # 2,000 data sets of every task, with all figures of both models.
+@pytest.mark.parametrize("case", _CASES)
+def test_of_equal_models_one_in_twenty_is_promoted_by_any_figure(case, capsys):
+    generator = np.random.default_rng(4)
+    promoted, advantages, detectable = Counter(), {}, {}
+    for _ in range(_NUM_COMPARISONS):
+        models = _models(case, generator, 500, [1.5, 1.5])
+        for metric, difference in find_differences(models, 0.95, ()).items():
+            promoted[metric] += difference.luck <= 0.05
+            advantages.setdefault(metric, []).append(difference.advantage)
+            detectable.setdefault(metric, []).append(difference.detectable)
+    quantiles = stats.norm.ppf(0.95) + stats.norm.ppf(0.8)
+    with capsys.disabled():
+        for metric in advantages:
+            share, power = (
+                promoted[metric] / _NUM_COMPARISONS,
+                np.median(detectable[metric]) / np.std(advantages[metric]),
+            )
+            print(f"{case}, {metric}: {share:.2%} promoted, detectable {power / quantiles:.2f} of what its spread says")
+            # Classes of a hundred examples each: the first order is not all of it.
+            assert share <= _MOST_FALSE + 0.005, metric
+            assert metric == "calibration_error" or 0.9 <= power / quantiles <= 1.2, metric
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", _CASES)
+def test_a_detectably_better_model_is_seen_four_times_in_five_by_any_figure(case, capsys):
+    """The judged figure of models whose true difference, measured on very many examples, is what is detectable."""
+    generator = np.random.default_rng(5)
+    metric = _CASES[case][0].judged
+    equals = [find_differences(_models(case, generator, 500, [1.5, 1.5]), 0.95, ())[metric] for _ in range(50)]
+    found = float(np.median([difference.detectable for difference in equals]))
+    skills = np.linspace(1.5, 1.9, 9)
+    truth = [
+        find_differences(_models(case, generator, 200_000, [skill, 1.5]), 0.95, ())[metric].advantage
+        for skill in skills
+    ]
+    skill = float(np.interp(found, truth, skills))
+    lucks = [
+        find_differences(_models(case, generator, 500, [skill, 1.5]), 0.95, ())[metric].luck
+        for _ in range(_NUM_COMPARISONS)
+    ]
+    share = float(np.mean(np.array(lucks) <= 0.05))
+    with capsys.disabled():
+        print(
+            f"{case}, {metric}: a difference of {found:.4f} is seen in {share:.1%} of {_NUM_COMPARISONS:,} comparisons"
+        )
+    assert 0.72 <= share <= 0.93
