@@ -103,7 +103,7 @@ def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud,
     assert (versions(cloud), shares(cloud)) == ({"1": [], "2": ["champion", "default"]}, {"1": 50, "2": 50})
 
     code, tied, err = submit(capfd, strong, f"gate.champion={ROOT}/digits@2")
-    assert code == 0, err
+    assert code == 3, err
     assert "ties with the champion's" in evaluation(cloud, tied["job_id"])["gate"]["reasons"][0]
     assert (versions(cloud), shares(cloud)) == ({"1": [], "2": ["champion", "default"]}, {"1": 50, "2": 50})
 
