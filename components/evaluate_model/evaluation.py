@@ -209,10 +209,14 @@ def _judge_examples(
             num_examples=len(labels),
         )
 
-    beside = [measured(*pair) for pair in zip(fair, figures, strict=True)]
+    judged = [measured(*pair) for pair in zip(fair, figures, strict=True)]
+    intervals = find_intervals(judged[0])
+    differences = find_differences(judged, params.confidence, params.max_regression)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
-        content = _report_content(params, records_dir, manifest, models[0], info, scored, outputs[0], metrics, result)
+        content = _report_content(params, records_dir, manifest, models[0], info, scored, outputs, metrics, result)
+        if unseen is None:  # The page's figures are those of all examples.
+            content = dataclasses.replace(content, intervals=intervals, differences=differences)
         return render_report(dataclasses.replace(content, baseline=baseline))
 
     return _Judged(
@@ -222,8 +226,8 @@ def _judge_examples(
         predictions={"labels": scored.labels, manifest.interface.task.answer: outputs[0]},
         render=render,
         baseline=baseline,
-        intervals=find_intervals(beside[0]),
-        differences=find_differences(beside, params.confidence, params.max_regression),
+        intervals=intervals,
+        differences=differences,
         unseen=unseen,
     )
 
@@ -235,12 +239,14 @@ def _judge_passages(
     num_unknown = manifest.split(params.split).statistics["num_unknown"]
     baseline = find_language_baseline(scored.targets, scored.models[0].nats)
     metrics = [language_model.compute_language_metrics(scored.targets, of_one, num_unknown) for of_one in scored.models]
-    beside = [
+    judged = [
         ModelFigures(
             scalars(figures), language_influences(scored.targets, of_one.nats, of_one.hits), len(scored.targets)
         )
         for of_one, figures in zip(scored.models, metrics, strict=True)
     ]
+    intervals = find_intervals(judged[0])
+    differences = find_differences(judged, params.confidence, params.max_regression)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         return render_language_report(
@@ -256,6 +262,8 @@ def _judge_passages(
                 samples=language_model.write_samples(device, models[0], scored, manifest.class_names),
                 passages=language_model.hardest_passages(scored, manifest.class_names),
                 baseline=baseline,
+                intervals=intervals,
+                differences=differences,
             )
         )
 
@@ -266,8 +274,8 @@ def _judge_passages(
         predictions=language_model.predictions(scored),
         render=render,
         baseline=baseline,
-        intervals=find_intervals(beside[0]),
-        differences=find_differences(beside, params.confidence, params.max_regression),
+        intervals=intervals,
+        differences=differences,
     )
 
 
@@ -325,10 +333,16 @@ def _report_content(
     metrics: Sequence[Any],
     result: EvaluateResult,
 ) -> ReportContent:
-    chosen = _CHOOSE[manifest.task](manifest, scored, outputs)
+    chosen, *others = (_CHOOSE[manifest.task](manifest, scored, of_one) for of_one in outputs)
     shown, right = chosen.wrong[: params.num_pictures].tolist(), chosen.right[:_RIGHT_PICTURES].tolist()
+    broken: list[int] = []
+    changed = None
+    for champion in others:
+        newly = chosen.wrong[np.isin(chosen.wrong, champion.right)].tolist()
+        changed = int(np.isin(chosen.right, champion.wrong).sum()), len(newly)
+        broken = newly[: params.num_pictures]
     pick = records.pick_texts if isinstance(manifest.input, TextInput) else records.pick_inputs
-    picked: Mapping[int, Any] = pick(records_dir, manifest, params.split, [*shown, *right])
+    picked: Mapping[int, Any] = pick(records_dir, manifest, params.split, [*shown, *right, *broken])
     return ReportContent(
         title=_title(manifest, info),
         subtitle=_subtitle(info),
@@ -341,7 +355,9 @@ def _report_content(
         wrong=[chosen.describe(index, picked[index]) for index in shown],
         num_wrong=len(chosen.wrong),
         right=[chosen.describe(index, picked[index]) for index in right],
-        answers=(scored.labels, outputs) if manifest.task == REGRESSION else None,
+        broken=[chosen.describe(index, picked[index]) for index in broken],
+        changed=None if manifest.task == REGRESSION else changed,
+        answers=(scored.labels, outputs[0]) if manifest.task == REGRESSION else None,
     )
 
 

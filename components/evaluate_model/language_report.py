@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
 from components.evaluate_model.report import ENVIRONMENT, HeadlineFigure, headline_figures, training_curves
-from components.evaluation_info import Baseline
+from components.evaluation_info import Baseline, Difference
 
 _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
 
@@ -26,6 +26,8 @@ class LanguageReportContent:
         samples: Texts that the model wrote.
         passages: Passages that it found hardest.
         baseline: Bits that the characters' frequencies alone reach.
+        intervals: See `ReportContent`.
+        differences: See `ReportContent`.
         subtitle: See `ReportContent`.
     """
 
@@ -39,6 +41,8 @@ class LanguageReportContent:
     samples: Sequence[Sample]
     passages: Sequence[Passage]
     baseline: Baseline
+    intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
     subtitle: str = ""
 
 
@@ -47,7 +51,7 @@ def render_language_report(content: LanguageReportContent) -> str:
     return ENVIRONMENT.get_template("language_report.html.jinja").render(
         content=content,
         figures=[
-            *headline_figures(content.metrics, content.champion, content.baseline),
+            *headline_figures(content),
             HeadlineFigure("Characters", f"{content.metrics.num_characters:,}"),
             HeadlineFigure("Of them unknown", f"{content.metrics.num_unknown:,}"),
         ],

@@ -19,12 +19,14 @@ from components import page
 from components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
 from components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from components.evaluate_model.regression import RegressionMetrics
-from components.evaluation_info import Baseline
+from components.evaluation_info import Baseline, Difference
 from components.interface import TASKS
 from components.metric_table import BY_NAME, Metric, show, task_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from components.evaluate_model.language_report import LanguageReportContent
 
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
@@ -114,8 +116,12 @@ class ReportContent:
         wrong: Mistakes to show, the worst first; of a regression, predictions by their error.
         num_wrong: Number of mistakes in all.
         right: Right predictions to show.
+        broken: Predictions to show that are wrong where the champion is right, the worst first.
+        changed: Numbers of examples that only the model has right, and only the champion; None without one.
         answers: True and predicted numbers of a regression, float[examples, targets] each.
         baseline: Figure of the best constant answer.
+        intervals: Bounds of figures with 95 % confidence, by name; empty where they are of other examples.
+        differences: The model beside the champion, by figure; see `intervals`.
         subtitle: Facts that tell this run from others of the name: when, at which rate, where.
     """
 
@@ -129,16 +135,27 @@ class ReportContent:
     wrong: Sequence[Prediction] | Sequence[LabelPrediction] | Sequence[NumberPrediction]
     num_wrong: int
     right: Sequence[Prediction] | Sequence[LabelPrediction]
+    broken: Sequence[Prediction] | Sequence[LabelPrediction] = ()
+    changed: tuple[int, int] | None = None
     answers: tuple[np.ndarray, np.ndarray] | None = None
     baseline: Baseline | None = None
+    intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
     subtitle: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadlineFigure:
-    """A headline figure, formatted; `verdict` is `better`, `worse`, `same`, or empty without a champion.
+    """A headline figure, formatted.
 
-    `note` says what to know of it; empty if nothing.
+    Attributes:
+        name: Its name.
+        value: The figure.
+        champion: The champion's; empty without one.
+        difference: Difference from that, and what chance leaves of it.
+        verdict: `better`, `worse`, `same`, also where chance explains the difference, or empty without a champion.
+        note: Remark on it; empty if there is none.
+        interval: Bounds with 95 % confidence; empty where they are not known.
     """
 
     name: str
@@ -147,6 +164,7 @@ class HeadlineFigure:
     difference: str = ""
     verdict: str = ""
     note: str = ""
+    interval: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +188,7 @@ def render_report(content: ReportContent) -> str:
         content=content,
         metrics=content.metrics,
         figures=[
-            *headline_figures(content.metrics, content.champion, content.baseline),
+            *headline_figures(content),
             HeadlineFigure("Examples", f"{content.metrics.num_examples:,}"),
         ],
         curves=training_curves(content.history),
@@ -253,51 +271,54 @@ def _number(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _headline_figure(label: str, value: float, before: float | None, sign: int, percent: bool) -> HeadlineFigure:
-    """Compare a figure with the champion's.
-
-    Args:
-        label: Its name.
-        value: Figure of the model.
-        before: Figure of the champion, if there is one.
-        sign: 1 if more is better, -1 if less is.
-        percent: Whether it is a share.
-    """
-    digits = 2 if percent else 4
-    if not percent and 0 < abs(value) < 1e-3:  # Errors have any unit.
+def _headline_figure(metric: Metric, content: "ReportContent | LanguageReportContent") -> HeadlineFigure:
+    value = getattr(content.metrics, metric.name)
+    digits = 2 if metric.is_share else 4
+    if not metric.is_share and 0 < abs(value) < 1e-3:  # Errors have any unit.
         digits = 3 - math.floor(math.log10(abs(value)))
-    shown = _percent(value, digits) if percent else f"{value:.{digits}f}"
-    if before is None:
-        return HeadlineFigure(label, shown)
-    change = round((value - before) * (100 if percent else 1), digits)
-    verdict = "same" if change == 0 else "better" if change * sign > 0 else "worse"
-    difference = "no difference" if change == 0 else f"{change:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
-    return HeadlineFigure(
-        label,
-        shown,
-        champion=_percent(before, digits) if percent else f"{before:.{digits}f}",
-        difference=difference + (" points" if percent and change else ""),
-        verdict=verdict,
+
+    def shown(number: float) -> str:
+        return _percent(number, digits) if metric.is_share else _signed(number, digits, "-")
+
+    low, high = content.intervals.get(metric.name, (value, value))
+    low, high = max(low, 0.0 if metric.is_share else -math.inf), min(high, metric.most)
+    figure = HeadlineFigure(
+        metric.label.format(metrics=content.metrics),
+        shown(value),
+        interval=f"{shown(low)} to {shown(high)}" if low < high else "",
+    )
+    if not content.champion:
+        return figure
+    before = getattr(content.champion, metric.name)
+    scale = 100 if metric.is_share else 1
+    change = round((value - before) * scale, digits)
+    known = content.differences.get(metric.name)
+    clear = known is None or (known.least is not None and known.most is not None and not known.least <= 0 <= known.most)
+    difference = _signed(change, digits, "+") + (" points" if metric.is_share else "") if change else "no difference"
+    if change and known and known.least is not None and known.most is not None:
+        ends = sorted(round(end * metric.direction * scale, digits) for end in (known.least, known.most))
+        difference += f" ({' to '.join(_signed(end, digits, '+') for end in ends)})"
+    return dataclasses.replace(
+        figure,
+        champion=shown(before),
+        difference=difference,
+        verdict="same" if not change or not clear else "better" if change * metric.direction > 0 else "worse",
     )
 
 
-def headline_figures(metrics: Any, champion: Any, baseline: Baseline | None) -> list[HeadlineFigure]:
+def _signed(number: float, digits: int, sign: str) -> str:
+    return f"{number:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def headline_figures(content: "ReportContent | LanguageReportContent") -> list[HeadlineFigure]:
     """Return the headline figures that are defined, each beside the champion's, with what to know of them."""
+    metrics, baseline = content.metrics, content.baseline
     notes = macro_notes(metrics)
     if baseline is not None and baseline.value is not None:
         value = _percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
         notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
     return [
-        dataclasses.replace(
-            _headline_figure(
-                metric.label.format(metrics=metrics),
-                getattr(metrics, metric.name),
-                getattr(champion, metric.name) if champion else None,
-                metric.direction,
-                metric.is_share,
-            ),
-            note=notes.get(metric.name, ""),
-        )
+        dataclasses.replace(_headline_figure(metric, content), note=notes.get(metric.name, ""))
         for metric in task_metrics(metrics.task).values()
         if metric.is_headline and getattr(metrics, metric.name) is not None and not _says_no_more(metric, metrics)
     ]

@@ -15,6 +15,7 @@ from components.evaluate_model.report import (
     ReportContent,
     render_report,
 )
+from components.evaluation_info import Difference
 from components.interface import Regression
 from tests.browser import assert_opens, find, needs_browser, photograph
 from tests.html_page import Page
@@ -176,6 +177,33 @@ def test_headline_figures_compare_with_the_champion():
     assert "Loss 0.2500 champion 0.2000 +0.0500" in words
     assert "Calibration error 1.00 % champion 2.00 % −1.00 points" in words
     assert "champion" not in _text(_content(reasons=[]))
+
+
+def test_headline_figures_show_what_chance_leaves_of_them_and_judge_no_difference_that_it_explains():
+    metrics, champion = (dataclasses.replace(_metrics(), accuracy=value, loss=1 - value) for value in (0.95, 0.9))
+    known = {
+        "accuracy": Difference(advantage=0.05, least=0.012, most=0.088, luck=0.02),
+        "loss": Difference(advantage=0.05, least=-0.01, most=0.11, luck=0.1),
+    }
+    content = _content(
+        metrics=metrics, champion=champion, intervals={"accuracy": (0.91, 1.2), "loss": (-0.1, 0.2)}, differences=known
+    )
+    text = _text(content)
+    assert "Accuracy 95.00 % 91.00 % to 100.00 % champion 90.00 % +5.00 points (+1.20 to +8.80)" in text
+    assert "Loss 0.0500 −0.1000 to 0.2000 champion 0.1000 −0.0500 (−0.1100 to +0.0100)" in text
+    page = Page(render_report(content))
+    verdicts = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
+    assert [value for value in verdicts if value in ("better", "worse", "same")][:2] == ["better", "same"]
+
+
+def test_examples_that_the_champion_has_right_are_shown():
+    broken = _content(broken=[_prediction("broken.png")], changed=(3, 4))
+    assert "Changed since the champion 3 right that were wrong, 4 wrong that were right:" in _text(broken)
+    text = _text(broken)
+    assert text.index("broken.png") < text.index("Wrong predictions")
+    assert "of these 1, the worst first" in text
+    assert "0 wrong that were right." in _text(_content(changed=(2, 0)))
+    assert "Changed since" not in _text(_content())
 
 
 def test_headline_figures_say_what_a_constant_answer_reaches_and_which_classes_are_absent():
