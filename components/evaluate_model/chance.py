@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from components.evaluate_model.influence import Formulas, jackknife
+from components.evaluate_model.influence import Estimate, Formulas, jackknife
 from components.evaluation_info import Difference
 from components.metric_table import direction
 
@@ -38,25 +38,28 @@ class ModelFigures:
 
 
 def find_intervals(model: ModelFigures) -> dict[str, tuple[float, float]]:
-    """Return what every figure that has a formula lies in with 95 % confidence on either side.
+    """Return what every figure that has a formula lies in, with 95 % confidence on either side."""
+    return {
+        metric: find_interval(formula(), _TWO_SIDED)
+        for metric, formula in model.formulas.items()
+        if metric in model.figures and model.num_examples > 1
+    }
+
+
+def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float]:
+    """Return what a figure of two examples or more lies in, with a confidence on either side.
 
     A share of right answers gets Wilson's score interval, which does not shrink to nothing where all are right.
     """
     from scipy import stats
 
-    intervals = {}
-    for metric, influences in model.formulas.items():
-        if metric not in model.figures or model.num_examples < 2:
-            continue
-        value = model.figures[metric]
-        hits = _as_hits(influences(), value)
-        if hits is not None:
-            shares = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(_TWO_SIDED, "wilson")
-            intervals[metric] = (float(shares.low), float(shares.high))
-        else:
-            half = stats.t.ppf((1 + _TWO_SIDED) / 2, model.num_examples - 1) * _standard_error(influences())
-            intervals[metric] = (value - float(half), value + float(half))
-    return intervals
+    hits = _as_hits(estimate)
+    if hits is not None:
+        shares = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(confidence, "wilson")
+        return float(shares.low), float(shares.high)
+    influence = estimate.influence
+    half = float(stats.t.ppf((1 + confidence) / 2, len(influence) - 1)) * _standard_error(influence)
+    return estimate.value - half, estimate.value + half
 
 
 def find_differences(
@@ -84,19 +87,29 @@ def find_differences(
 def _find_difference(
     metric: str, challenger: ModelFigures, champion: ModelFigures, confidence: float
 ) -> Difference | None:
-    sign, values = direction(metric), (challenger.figures[metric], champion.figures[metric])
-    if metric not in challenger.formulas:
-        influence = _jackknife(challenger, champion, metric)
-    else:
-        shifts = challenger.formulas[metric](), champion.formulas[metric]()
-        ours, theirs = _as_hits(shifts[0], values[0]), _as_hits(shifts[1], values[1])
-        if ours is not None and theirs is not None:
-            if sign < 0:
-                ours, theirs = theirs, ours
-            counts = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-            return compare_shares(*counts, challenger.num_examples, confidence)
-        influence = shifts[0] - shifts[1]
-    return None if influence is None else compare_means(sign * (values[0] - values[1]), sign * influence, confidence)
+    if metric in challenger.formulas:
+        return compare(challenger.formulas[metric](), champion.formulas[metric](), direction(metric), confidence)
+    sign, influence = direction(metric), _jackknife(challenger, champion, metric)
+    advantage = sign * (challenger.figures[metric] - champion.figures[metric])
+    return None if influence is None else compare_means(advantage, sign * influence, confidence)
+
+
+def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference:
+    """Return how one estimate stands to another on the same examples.
+
+    Args:
+        challenger: The model's.
+        champion: The champion's.
+        sign: `HIGHER` or `LOWER`, whichever is better.
+        confidence: See `EvaluateParams`.
+    """
+    ours, theirs = _as_hits(challenger), _as_hits(champion)
+    if ours is None or theirs is None:
+        shift = challenger.influence - champion.influence
+        return compare_means(sign * (challenger.value - champion.value), sign * shift, confidence)
+    if sign < 0:  # Of a share of wrong answers a hit is a mistake.
+        ours, theirs = theirs, ours
+    return compare_shares(int((ours & ~theirs).sum()), int((theirs & ~ours).sum()), len(ours), confidence)
 
 
 def _jackknife(challenger: ModelFigures, champion: ModelFigures, metric: str) -> np.ndarray | None:
@@ -205,10 +218,10 @@ def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
     return high
 
 
-def _as_hits(influences: np.ndarray, value: float) -> np.ndarray | None:
+def _as_hits(estimate: Estimate) -> np.ndarray | None:
     """Return bool[examples] where a figure is the mean of a 0 or a 1 per example; None where it is not."""
-    values = influences + value
-    hits = values > 0.5
+    values = estimate.influence + estimate.value
+    hits: np.ndarray = values > 0.5
     return hits if np.abs(values - hits).max(initial=0) < _WHOLE else None
 
 

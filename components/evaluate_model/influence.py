@@ -7,6 +7,7 @@ without every twentieth of the examples in turn instead (the delete-d jackknife:
 """
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +17,19 @@ from components.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSIO
 _NUM_GROUPS = 20
 _CALIBRATION_BINS = 15
 
-Formulas = Mapping[str, Callable[[], np.ndarray]]
+
+class Estimate(NamedTuple):
+    """A figure, and the influence of every example on it, float64[examples] of mean 0."""
+
+    value: float
+    influence: np.ndarray
+
+
+Formulas = Mapping[str, Callable[[], Estimate]]
 
 
 def influences(task: Task, labels: np.ndarray, outputs: np.ndarray, top_k: int) -> Formulas:
-    """Return for every figure that has a formula a function that gives float64[examples], of mean 0.
+    """Return for every figure that has a formula the function that estimates it.
 
     Args:
         task: Any but a language model.
@@ -42,9 +51,9 @@ def language_influences(targets: np.ndarray, nats: np.ndarray, hits: np.ndarray)
     weights = (targets != PADDING).sum(axis=1)
     sums = nats.sum(axis=1)
     return {
-        "bits_per_character": lambda: _of_ratio(sums / np.log(2), weights),
-        "loss": lambda: _of_ratio(sums, weights),
-        "accuracy": lambda: _of_ratio(hits.sum(axis=1), weights),
+        "bits_per_character": lambda: _ratio(sums / np.log(2), weights),
+        "loss": lambda: _ratio(sums, weights),
+        "accuracy": lambda: _ratio(hits.sum(axis=1), weights),
     }
 
 
@@ -71,36 +80,32 @@ def _classification(task: Task, labels: np.ndarray, probabilities: np.ndarray, t
     hit = (predicted == labels).astype(np.float64)
     num_classes = probabilities.shape[1]
 
-    def of_classes(members: np.ndarray) -> np.ndarray:
-        """Return the influence on the mean over all classes of the share of a class's members that are right."""
-        counts = np.bincount(members, minlength=num_classes)
-        share = np.bincount(members, hit, num_classes) / np.maximum(counts, 1)
-        return (hit - share[members]) * len(hit) / counts[members] / num_classes
+    def over_classes(*roles: np.ndarray) -> Estimate:
+        """Estimate the mean over all classes of the share that is right of those that are in one of the roles."""
+        counts = np.sum([np.bincount(members, minlength=num_classes) for members in roles], axis=0)
+        right = np.sum([np.bincount(members, hit, num_classes) for members in roles], axis=0)
+        share = right / np.maximum(counts, 1)
+        shifts = np.sum([(hit - share[members]) / counts[members] for members in roles], axis=0)
+        return Estimate(float(share.mean()), shifts * len(hit) / num_classes)
 
-    def of_f1() -> np.ndarray:
-        counts = np.bincount(labels, minlength=num_classes) + np.bincount(predicted, minlength=num_classes)
-        f1 = 2 * np.bincount(labels, hit, num_classes) / np.maximum(counts, 1)
-        parts = [(hit - f1[members]) * len(hit) / counts[members] for members in (labels, predicted)]
-        return sum(parts) / num_classes
-
-    def of_calibration() -> np.ndarray:
+    def calibration() -> Estimate:
         confidence = probabilities.max(axis=1).astype(np.float64).clip(0, 1)
         edges = np.linspace(0, 1, _CALIBRATION_BINS + 1)
         bins = np.digitize(confidence, edges[1:-1], right=True)
         gap = hit - confidence
-        return _centred(gap * np.sign(np.bincount(bins, gap, _CALIBRATION_BINS))[bins])
+        return _mean(gap * np.sign(np.bincount(bins, gap, _CALIBRATION_BINS))[bins])
 
-    formulas: dict[str, Callable[[], np.ndarray]] = {
-        "accuracy": lambda: _centred(hit),
-        "top_k_accuracy": lambda: _centred(ranks(labels, probabilities) < max(1, min(top_k, num_classes - 1))),
-        "loss": lambda: _centred(task.losses(labels, probabilities)),
-        "macro_precision": lambda: of_classes(predicted),
-        "macro_recall": lambda: of_classes(labels),
-        "macro_f1": of_f1,
-        "calibration_error": of_calibration,
+    formulas: dict[str, Callable[[], Estimate]] = {
+        "accuracy": lambda: _mean(hit),
+        "top_k_accuracy": lambda: _mean(ranks(labels, probabilities) < max(1, min(top_k, num_classes - 1))),
+        "loss": lambda: _mean(task.losses(labels, probabilities)),
+        "macro_precision": lambda: over_classes(predicted),
+        "macro_recall": lambda: over_classes(labels),
+        "macro_f1": lambda: over_classes(labels, predicted),
+        "calibration_error": calibration,
     }
     if num_classes == 2:
-        formulas["roc_auc"] = lambda: _of_area(labels == 1, probabilities[:, 1])
+        formulas["roc_auc"] = lambda: _area(labels == 1, probabilities[:, 1])
     return formulas
 
 
@@ -108,23 +113,24 @@ def _multi_label(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_
     true, predicted = labels > 0, probabilities > THRESHOLD
     hits, wholes = 2.0 * (true & predicted), 1.0 * true + predicted
 
-    def of_columns(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
-        columns = [_of_ratio(*pair) for pair in zip(parts.T, wholes.T, strict=True) if pair[1].any()]
-        return np.sum(columns, axis=0) / labels.shape[1] if columns else np.zeros(len(labels))
+    def over_labels(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
+        columns = [_ratio(*pair) for pair in zip(parts.T, wholes.T, strict=True)]
+        return Estimate(*(np.mean(values, axis=0) for values in zip(*columns, strict=True)))
 
-    def of_areas() -> np.ndarray:
+    def areas() -> Estimate:
         mixed = [i for i in range(labels.shape[1]) if true[:, i].any() and not true[:, i].all()]
-        return np.mean([_of_area(true[:, i], probabilities[:, i]) for i in mixed], axis=0)
+        columns = [_area(true[:, i], probabilities[:, i]) for i in mixed]
+        return Estimate(*(np.mean(values, axis=0) for values in zip(*columns, strict=True)))
 
     return {
-        "micro_f1": lambda: _of_ratio(hits.sum(axis=1), wholes.sum(axis=1)),
-        "macro_f1": lambda: of_columns(hits, wholes),
-        "macro_precision": lambda: of_columns(hits / 2, predicted),
-        "macro_recall": lambda: of_columns(hits / 2, true),
-        "subset_accuracy": lambda: _centred((true == predicted).all(axis=1)),
-        "hamming_loss": lambda: _centred((true != predicted).mean(axis=1)),
-        "macro_roc_auc": of_areas,
-        "loss": lambda: _centred(task.losses(labels, probabilities)),
+        "micro_f1": lambda: _ratio(hits.sum(axis=1), wholes.sum(axis=1)),
+        "macro_f1": lambda: over_labels(hits, wholes),
+        "macro_precision": lambda: over_labels(hits / 2, predicted),
+        "macro_recall": lambda: over_labels(hits / 2, true),
+        "subset_accuracy": lambda: _mean((true == predicted).all(axis=1)),
+        "hamming_loss": lambda: _mean((true != predicted).mean(axis=1)),
+        "macro_roc_auc": areas,
+        "loss": lambda: _mean(task.losses(labels, probabilities)),
     }
 
 
@@ -132,20 +138,21 @@ def _regression(task: Task, targets: np.ndarray, values: np.ndarray, top_k: int)
     targets = targets.astype(np.float64)
     errors = np.square(targets - values)
 
-    def of_roots() -> np.ndarray:
+    def root() -> Estimate:
         roots = np.sqrt(errors.mean(axis=0))
-        return ((errors - errors.mean(axis=0)) / np.where(roots > 0, 2 * roots, 1)).mean(axis=1)
+        shifts = (errors - errors.mean(axis=0)) / np.where(roots > 0, 2 * roots, 1)
+        return Estimate(float(roots.mean()), shifts.mean(axis=1))
 
-    def of_explained() -> np.ndarray:
+    def explained() -> Estimate:
         whole, variance = np.square(targets - targets.mean(axis=0)), targets.var(axis=0)
-        explained = 1 - errors.mean(axis=0) / variance
-        return ((whole - errors - explained * whole) / variance).mean(axis=1)
+        shares = 1 - errors.mean(axis=0) / variance
+        return Estimate(float(shares.mean()), ((whole - errors - shares * whole) / variance).mean(axis=1))
 
     return {
-        "r2": of_explained,
-        "mean_absolute_error": lambda: _centred(np.abs(targets - values).mean(axis=1)),
-        "root_mean_squared_error": of_roots,
-        "loss": lambda: _centred(task.losses(targets, values)),
+        "r2": explained,
+        "mean_absolute_error": lambda: _mean(np.abs(targets - values).mean(axis=1)),
+        "root_mean_squared_error": root,
+        "loss": lambda: _mean(task.losses(targets, values)),
     }
 
 
@@ -156,24 +163,26 @@ _FORMULAS: Mapping[str, Callable[[Task, np.ndarray, np.ndarray, int], Formulas]]
 }
 
 
-def _centred(values: np.ndarray) -> np.ndarray:
-    return values - values.mean(dtype=np.float64)
+def _mean(values: np.ndarray) -> Estimate:
+    mean = float(values.mean(dtype=np.float64))
+    return Estimate(mean, values - mean)
 
 
-def _of_ratio(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
-    """Return the influence on the sum of parts by that of wholes, 0 where both are nothing."""
-    return (parts - parts.sum() / max(wholes.sum(), 1) * wholes) / (wholes.mean() or 1)
+def _ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
+    """Estimate the sum of parts by that of wholes; 0 where there are none."""
+    ratio = float(parts.sum() / (wholes.sum() or 1))
+    return Estimate(ratio, (parts - ratio * wholes) / (wholes.mean() or 1))
 
 
-def _of_area(positive: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """Return the influence on the area under the ROC curve (DeLong et al., 1988)."""
+def _area(positive: np.ndarray, score: np.ndarray) -> Estimate:
+    """Estimate the area under the ROC curve (DeLong et al., 1988)."""
     from scipy.stats import rankdata
 
-    shares = np.empty(len(score))
+    ranks_of_all, shifts = rankdata(score), np.empty(len(score))
     for kind in (True, False):
-        # Share of the other kind that the score of an example stands right to; a tie counts half.
-        own, other = score[positive == kind], (positive != kind).sum()
-        below = (rankdata(score)[positive == kind] - rankdata(own)) / other
+        # Share of the other kind that a score stands right to; a tie counts half.
+        own = positive == kind
+        below = (ranks_of_all[own] - rankdata(score[own])) / (~own).sum()
         right = below if kind else 1 - below
-        shares[positive == kind] = (right - right.mean()) * len(score) / len(own)
-    return shares
+        shifts[own] = (right - right.mean()) * len(score) / own.sum()
+    return Estimate(float(right.mean()), shifts)

@@ -79,11 +79,12 @@ def _models(case, generator, num_examples, skills):
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_the_formulas_agree_with_the_figures_without_an_example(case):
+def test_the_formulas_agree_with_the_figures_with_and_without_an_example(case):
     """An influence is, to the first order, what leaving an example out takes away, n - 1 times."""
     model = _models(case, np.random.default_rng(0), 300, [1.5])[0]
     for metric, formula in model.formulas.items():
-        values = formula()
+        value, values = formula()
+        assert value == pytest.approx(model.figures[metric], rel=1e-6), metric
         assert abs(values.mean()) < 1e-9 * max(1, np.abs(values).max()), metric
         some = np.arange(0, 300, 15)
         without = [model.measure(metric, np.arange(300) != i) for i in some]
