@@ -115,6 +115,35 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True)
+class Slice:
+    """A part of the examples, judged by itself.
+
+    Attributes:
+        by: Property by which they are divided, such as `class`.
+        name: Value of that property which these have.
+        num_examples: Number of them; of a label, of those that have it.
+        metric: The figure that it is judged by.
+        value: The model's figure on them.
+        interval: Bounds of the figure with the gate's confidence on either side, in all slices together; None where one
+            example cannot say.
+        champion: The champion's figure; None without one.
+        difference: The model beside the champion, with the same confidence; None without one.
+    """
+
+    by: str
+    name: str
+    num_examples: int
+    metric: str
+    value: float
+    interval: tuple[float, float] | None
+    champion: float | None = None
+    difference: Difference | None = None
+
+    def __str__(self) -> str:
+        return f"{self.by} {self.name!r} ({self.num_examples:,} examples)"
+
+
+@dataclasses.dataclass(frozen=True)
 class Unseen:
     """The rest of a split without the examples that a model has trained on.
 
@@ -175,6 +204,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         intervals: Bounds of the model's figures with 95 % confidence, by name, on the examples that it is judged by;
             none in older files, and of figures without a formula.
         differences: The model beside the champion, by figure, on the same examples; none without one.
+        slices: Parts of the same examples.
     """
 
     split: str
@@ -189,6 +219,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
     unseen: Unseen | None = None
     intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
+    slices: tuple[Slice, ...] = ()
 
     @property
     def metrics(self) -> dict[str, int | float]:

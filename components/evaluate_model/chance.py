@@ -39,15 +39,13 @@ class ModelFigures:
 
 def find_intervals(model: ModelFigures) -> dict[str, tuple[float, float]]:
     """Return what every figure that has a formula lies in, with 95 % confidence on either side."""
-    return {
-        metric: find_interval(formula(), _TWO_SIDED)
-        for metric, formula in model.formulas.items()
-        if metric in model.figures and model.num_examples > 1
-    }
+    known = {metric: formula() for metric, formula in model.formulas.items() if metric in model.figures}
+    intervals = {metric: find_interval(estimate, _TWO_SIDED) for metric, estimate in known.items()}
+    return {metric: interval for metric, interval in intervals.items() if interval is not None}
 
 
-def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float]:
-    """Return what a figure of two examples or more lies in, with a confidence on either side.
+def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
+    """Return what a figure lies in with a confidence on either side; None where one example cannot say.
 
     A share of right answers gets Wilson's score interval, which does not shrink to nothing where all are right.
     """
@@ -58,6 +56,8 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float]:
         shares = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(confidence, "wilson")
         return float(shares.low), float(shares.high)
     influence = estimate.influence
+    if len(influence) < 2:
+        return None
     half = float(stats.t.ppf((1 + confidence) / 2, len(influence) - 1)) * _standard_error(influence)
     return estimate.value - half, estimate.value + half
 
@@ -74,14 +74,14 @@ def find_differences(
     """
     if len(models) < 2:
         return {}
-    found = {
+    differences = {
         metric: _find_difference(metric, models[0], models[1], confidence)
         for metric, value in models[0].figures.items()
         if math.isfinite(value)
         and math.isfinite(models[1].figures.get(metric, math.nan))
         and (metric in models[0].formulas or metric in asked)
     }
-    return {metric: difference for metric, difference in found.items() if difference is not None}
+    return {metric: difference for metric, difference in differences.items() if difference is not None}
 
 
 def _find_difference(

@@ -1,6 +1,6 @@
 """KFP wrapper of evaluate_model."""
 
-from typing import Dict
+from typing import Dict, List
 
 from kfp import dsl
 
@@ -21,6 +21,9 @@ def evaluate_model(
     maximum: Dict[str, float] = {},
     max_regression: Dict[str, float] = {"accuracy": 0.0},
     confidence: float = 0.95,
+    slices: List[str] = ["class"],
+    slice_minimum: float = 0.0,
+    max_slice_regression: float = 0.05,
     beat_baseline: bool = True,
     split: str = "test",
     top_k: int = 5,

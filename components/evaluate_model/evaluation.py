@@ -35,8 +35,9 @@ from components.evaluate_model.multi_label import compute_multi_label_metrics
 from components.evaluate_model.params import EvaluateParams, EvaluateResult
 from components.evaluate_model.regression import compute_regression_metrics
 from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
-from components.evaluation_info import Baseline, Difference, EvaluatedModel, Evaluation, Unseen
-from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, THRESHOLD, TextInput
+from components.evaluate_model.slices import check_slices, find_slices
+from components.evaluation_info import Baseline, Difference, EvaluatedModel, Evaluation, Slice, Unseen
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD, TextInput
 from components.metric_table import scalars
 from components.registry.versions import model_digest
 from components.text import START, Tokenizer, load_vocabulary
@@ -64,6 +65,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
     params.check_task(manifest.task)
+    check_slices(params, manifest)
     manifest.split(params.split)
     info = _matching_info(model_dir, manifest, "model")
     digest = model_digest(model_dir)
@@ -86,6 +88,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         baseline=judged.baseline,
         notes=macro_notes(judged.metrics[0]),
         differences=judged.differences,
+        slices=judged.slices,
     )
     if judged.unseen:
         decision = dataclasses.replace(decision, reasons=(judged.unseen.reason, *decision.reasons))
@@ -110,6 +113,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             unseen=judged.unseen,
             intervals=judged.intervals,
             differences=judged.differences,
+            slices=judged.slices,
         ).save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
         (staged / REPORT_FILE).write_text(judged.render(info, result), encoding="utf-8")
@@ -168,6 +172,7 @@ class _Judged:
         intervals: Bounds of the model's figures with 95 % confidence, on the examples that the gate judges by.
         differences: The model beside the champion, on the same; empty without one.
         unseen: The same figures without what a model has trained on, where it has trained on some of the split.
+        slices: Parts of the examples that the gate judges by; of a language model none.
     """
 
     metrics: Sequence[Any]
@@ -179,6 +184,7 @@ class _Judged:
     intervals: Mapping[str, tuple[float, float]]
     differences: Mapping[str, Difference]
     unseen: Unseen | None = None
+    slices: tuple[Slice, ...] = ()
 
 
 def _judge_examples(
@@ -192,11 +198,11 @@ def _judge_examples(
     metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
     seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     unseen = None
-    labels, fair, figures = scored.labels, outputs, metrics
+    labels, fair, figures, lengths = scored.labels, outputs, metrics, scored.lengths
     if seen is not None:
         rest = ~seen.any(axis=0)
         if rest.any():
-            labels, fair = labels[rest], outputs[:, rest]
+            labels, fair, lengths = labels[rest], outputs[:, rest], lengths[rest]
             figures = [compute(labels, of_one, manifest, params) for of_one in fair]
         unseen = Unseen.find(seen, scored.keys, [scalars(of_one) for of_one in figures] if rest.any() else [])
     baseline = find_baseline(manifest.task, labels, fair[0], manifest.class_names)
@@ -212,12 +218,13 @@ def _judge_examples(
     judged = [measured(*pair) for pair in zip(fair, figures, strict=True)]
     intervals = find_intervals(judged[0])
     differences = find_differences(judged, params.confidence, params.max_regression)
+    slices = find_slices(params, manifest, labels, fair, lengths)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         content = _report_content(params, records_dir, manifest, models[0], info, scored, outputs, metrics, result)
         if unseen is None:  # The page's figures are those of all examples.
             content = dataclasses.replace(content, intervals=intervals, differences=differences)
-        return render_report(dataclasses.replace(content, baseline=baseline))
+        return render_report(dataclasses.replace(content, baseline=baseline, slices=slices))
 
     return _Judged(
         metrics=metrics,
@@ -229,6 +236,7 @@ def _judge_examples(
         intervals=intervals,
         differences=differences,
         unseen=unseen,
+        slices=slices,
     )
 
 
@@ -281,11 +289,19 @@ def _judge_passages(
 
 @dataclasses.dataclass(frozen=True)
 class _Scores:
-    """labels [examples] or [examples, …], keys, and outputs float32[models, examples, classes or targets]."""
+    """The answers of every model to a split, in the order of the records.
+
+    Attributes:
+        labels: [examples] or [examples, …].
+        keys: One for each example.
+        outputs: float32[models, examples, classes or targets].
+        lengths: int[examples]: tokens of a text that a model reads; 0 of an image.
+    """
 
     labels: np.ndarray
     keys: Sequence[str]
     outputs: np.ndarray
+    lengths: np.ndarray
 
 
 def _score(
@@ -300,6 +316,7 @@ def _score(
     chunk = max(1, _CHUNK_BYTES // (records.input_bytes(manifest.input) * step)) * step
     labels: list[np.ndarray] = []
     keys: list[str] = []
+    lengths: list[np.ndarray] = []
     outputs: list[list[np.ndarray]] = [[] for _ in models]
     num_examples = manifest.split(params.split).num_examples
     with progress.track(_STEP, num_examples * len(models), manifest.input.plural) as bar:
@@ -307,10 +324,19 @@ def _score(
         for fields in chunks.as_numpy_iterator():
             labels.append(fields[LABEL_FEATURE])
             keys.extend(key.decode() for key in fields[KEY_FEATURE])
+            lengths.append(_lengths(manifest, fields))
             for model, read, so_far in zip(models, readers, outputs, strict=True):
                 so_far.append(predict(model, read(fields), params.batch_size_per_replica, device.num_replicas))
                 bar.update(len(fields[LABEL_FEATURE]))
-    return _Scores(np.concatenate(labels), keys, np.stack([np.concatenate(of_one) for of_one in outputs]))
+    answers = np.stack([np.concatenate(of_one) for of_one in outputs])
+    return _Scores(np.concatenate(labels), keys, answers, np.concatenate(lengths))
+
+
+def _lengths(manifest: Manifest, fields: Mapping[str, Any]) -> np.ndarray:
+    if not isinstance(manifest.input, TextInput):
+        return np.zeros(len(fields[LABEL_FEATURE]), int)
+    lengths: np.ndarray = (fields[manifest.input.feature] != PADDING).sum(axis=1)
+    return lengths
 
 
 def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str, Any]], np.ndarray]:

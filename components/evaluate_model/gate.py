@@ -1,14 +1,15 @@
 """May the challenger be promoted? A pure function of numbers, with its reasons in words."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
-from components.evaluation_info import Baseline, Decision, Difference
+from components.evaluation_info import Baseline, Decision, Difference, Slice
 from components.metric_table import BY_NAME, direction, show
 
 # Share of a value below which a difference is rounding: sums of the same numbers in another order.
 _TOLERANCE = 1e-9
+_LISTED_SLICES = 5
 
 
 def decide(
@@ -19,6 +20,7 @@ def decide(
     baseline: Baseline | None = None,
     notes: Mapping[str, str] | None = None,
     differences: Mapping[str, Difference] | None = None,
+    slices: Sequence[Slice] = (),
 ) -> Decision:
     """Judge a challenger's metrics.
 
@@ -30,6 +32,7 @@ def decide(
         baseline: Comparison of the challenger with the best constant answer.
         notes: Remarks on metrics, by name; said where the metric is bounded.
         differences: The challenger beside the champion, by metric, and what chance leaves of it.
+        slices: Parts of the examples, each with bounds that hold for all together.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
@@ -48,6 +51,7 @@ def decide(
         for metric, allowed in params.max_regression.items():
             values = challenger.get(metric), champion.get(metric)
             checks.append(_compare(metric, *values, allowed, params.confidence, (differences or {}).get(metric)))
+    checks += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
         checks.append((baseline.is_beaten, baseline.reason))
     promote = all(passed for passed, _ in checks)
@@ -117,6 +121,38 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
     if difference.least >= 0:
         return True, f"{limit}, and is no worse {sure}"
     return True, f"{limit}, and is not by more than {worst} {sure}"
+
+
+def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[tuple[bool, str]]:
+    """Say which slices are too low, or worse than the champion's, for sure; or of each rule that none is."""
+    sure = f"with {100 * params.confidence:g} % confidence in all {len(slices):,} slices"
+    checks = []
+    if slices and params.slice_minimum:
+        least = f"the least that a slice may have, {show(params.slice_minimum)}"
+        low = [
+            f"{part.metric} {show(part.value)} of {part} is below {least}, {sure}"
+            for part in sorted(slices, key=lambda part: part.value)
+            if part.interval and part.interval[1] < params.slice_minimum * (1 - _TOLERANCE)
+        ]
+        checks += _list_slices(low, f"no slice is below {least}, {sure}")
+    compared = [(part, part.difference.most) for part in slices if part.difference and part.difference.most is not None]
+    if compared:
+        margin = params.max_slice_regression
+        broken = [
+            f"{part.metric} {show(part.value)} of {part} is worse than the champion's {show(part.champion or 0.0)} by "
+            f"more than {show(margin)}, {sure}"
+            for part, most in sorted(compared, key=lambda pair: pair[1])
+            if most < -margin * (1 + _TOLERANCE)
+        ]
+        checks += _list_slices(broken, f"no slice is worse than the champion's by more than {show(margin)}, {sure}")
+    return checks
+
+
+def _list_slices(failed: Sequence[str], otherwise: str) -> list[tuple[bool, str]]:
+    if not failed:
+        return [(True, otherwise)]
+    more = [f"{len(failed) - _LISTED_SLICES:,} more slices are as bad"] if len(failed) > _LISTED_SLICES else []
+    return [(False, text) for text in [*failed[:_LISTED_SLICES], *more]]
 
 
 def _tie(value: float, other: float) -> bool:

@@ -51,11 +51,14 @@ def render_language_report(content: LanguageReportContent) -> str:
     return ENVIRONMENT.get_template("language_report.html.jinja").render(
         content=content,
         figures=[
-            *headline_figures(content),
+            *headline_figures(
+                content.metrics, content.champion, content.baseline, content.intervals, content.differences
+            ),
             HeadlineFigure("Characters", f"{content.metrics.num_characters:,}"),
             HeadlineFigure("Of them unknown", f"{content.metrics.num_unknown:,}"),
         ],
         curves=training_curves(content.history),
+        slices=(),
         full_colour=_BITS_OF_FULL_COLOUR,
         picture_pixels=0,
     )

@@ -11,6 +11,7 @@ from components.metric_table import BY_NAME, HIGHER, LOWER, task_metrics
 
 # Where a threshold belongs, by the direction of its metric.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
+CLASS, LENGTH = "class", "length"  # Slices that every data set, or every text, has.
 NO_CONFIDENCE = 0.5  # Above the champion is as likely as below it where both are alike.
 
 
@@ -28,9 +29,14 @@ class EvaluateParams:
         max_regression: Margin by which a metric may be worse than the champion's; 0 means that it has to be better.
             Either has to be so with `confidence`. In a configuration, the default is the task's own figure: accuracy,
             micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
-        confidence: How sure a comparison with the champion has to be: 0.95 promotes at most one in twenty of the
+        confidence: Sureness that a comparison with the champion needs: 0.95 promotes at most one in twenty of the
             models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and promotes a
             tie.
+        slices: Properties by which the examples are divided, each part to be judged by itself, so that a better mean
+            hides none that broke: `class`, of multi-label data every label, and `length` of texts, in quarters.
+        slice_minimum: Least accuracy of every slice; of multi-label data F1. A slice fails that is sure to be below.
+        max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
+            champion's in a slice. A slice fails that is sure to be worse by more.
         beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:
             the most frequent class, the mean, the frequency of every character.
         split: The split to score.
@@ -49,6 +55,9 @@ class EvaluateParams:
     maximum: Mapping[str, float] = dataclasses.field(default_factory=dict)
     max_regression: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
     confidence: float = 0.95
+    slices: tuple[str, ...] = (CLASS,)
+    slice_minimum: float = 0.0
+    max_slice_regression: float = 0.05
     beat_baseline: bool = True
     split: str = TEST
     top_k: int = 5
@@ -86,6 +95,10 @@ class EvaluateParams:
                 "confidence must be at least 0.5, which asks for none, and below 1. Received: "
                 f"confidence={self.confidence!r}.{advice}"
             )
+        for name, most in (("slice_minimum", 1.0), ("max_slice_regression", math.inf)):
+            if not 0 <= getattr(self, name) <= most:
+                limits = "not be negative" if most == math.inf else f"be from 0 to {most:g}"
+                raise InputError(f"{name} must {limits}. Received: {name}={getattr(self, name)!r}.")
         for name in ("top_k", "batch_size_per_replica"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}.")

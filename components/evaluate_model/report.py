@@ -19,19 +19,17 @@ from components import page
 from components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
 from components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from components.evaluate_model.regression import RegressionMetrics
-from components.evaluation_info import Baseline, Difference
+from components.evaluation_info import Baseline, Difference, Slice
 from components.interface import TASKS
 from components.metric_table import BY_NAME, Metric, show, task_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from components.evaluate_model.language_report import LanguageReportContent
-
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
 _MAX_MATRIX_CLASSES = 30
-_MAX_PAIRS = 30
+_MAX_PAIRS = _MAX_SLICES = 30
 _MAX_DOTS = 500
 _MAX_CHARTED_TARGETS = 8
 # Of an epoch, by what the host waited for: see `Stopwatch` of train_model.
@@ -122,6 +120,7 @@ class ReportContent:
         baseline: Figure of the best constant answer.
         intervals: Bounds of figures with 95 % confidence, by name; empty where they are of other examples.
         differences: The model beside the champion, by figure; see `intervals`.
+        slices: Parts of the examples; shown, the worst beside the champion's first, where there is one.
         subtitle: Facts that tell this run from others of the name: when, at which rate, where.
     """
 
@@ -141,6 +140,7 @@ class ReportContent:
     baseline: Baseline | None = None
     intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
+    slices: Sequence[Slice] = ()
     subtitle: str = ""
 
 
@@ -188,10 +188,13 @@ def render_report(content: ReportContent) -> str:
         content=content,
         metrics=content.metrics,
         figures=[
-            *headline_figures(content),
+            *headline_figures(
+                content.metrics, content.champion, content.baseline, content.intervals, content.differences
+            ),
             HeadlineFigure("Examples", f"{content.metrics.num_examples:,}"),
         ],
         curves=training_curves(content.history),
+        slices=_slices(content.slices),
         picture_pixels=_PICTURE_PIXELS,
         **_sections(content.metrics, content),
     )
@@ -271,8 +274,24 @@ def _number(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _headline_figure(metric: Metric, content: "ReportContent | LanguageReportContent") -> HeadlineFigure:
-    value = getattr(content.metrics, metric.name)
+def _figure(
+    metric: Metric,
+    label: str,
+    value: float,
+    interval: tuple[float, float] | None = None,
+    before: float | None = None,
+    known: Difference | None = None,
+) -> HeadlineFigure:
+    """Format a figure beside the champion's.
+
+    Args:
+        metric: The figure in the table of metrics.
+        label: Its name on the page.
+        value: Figure of the model.
+        interval: Bounds of that, if they are known.
+        before: Figure of the champion, if there is one.
+        known: The difference with its bounds, if they are known.
+    """
     digits = 2 if metric.is_share else 4
     if not metric.is_share and 0 < abs(value) < 1e-3:  # Errors have any unit.
         digits = 3 - math.floor(math.log10(abs(value)))
@@ -280,24 +299,19 @@ def _headline_figure(metric: Metric, content: "ReportContent | LanguageReportCon
     def shown(number: float) -> str:
         return _percent(number, digits) if metric.is_share else _signed(number, digits, "-")
 
-    low, high = content.intervals.get(metric.name, (value, value))
+    low, high = interval or (value, value)
     low, high = max(low, 0.0 if metric.is_share else -math.inf), min(high, metric.most)
-    figure = HeadlineFigure(
-        metric.label.format(metrics=content.metrics),
-        shown(value),
-        interval=f"{shown(low)} to {shown(high)}" if low < high else "",
-    )
-    if not content.champion:
+    figure = HeadlineFigure(label, shown(value), interval=f"{shown(low)} to {shown(high)}" if low < high else "")
+    if before is None:
         return figure
-    before = getattr(content.champion, metric.name)
     scale = 100 if metric.is_share else 1
     change = round((value - before) * scale, digits)
-    known = content.differences.get(metric.name)
-    clear = known is None or (known.least is not None and known.most is not None and not known.least <= 0 <= known.most)
+    ends = None if known is None or known.least is None or known.most is None else (known.least, known.most)
+    clear = ends is not None and not ends[0] <= 0 <= ends[1] if known else True
     difference = _signed(change, digits, "+") + (" points" if metric.is_share else "") if change else "no difference"
-    if change and known and known.least is not None and known.most is not None:
-        ends = sorted(round(end * metric.direction * scale, digits) for end in (known.least, known.most))
-        difference += f" ({' to '.join(_signed(end, digits, '+') for end in ends)})"
+    if change and ends:
+        shifts = sorted(round(end * metric.direction * scale, digits) for end in ends)
+        difference += f" ({' to '.join(_signed(shift, digits, '+') for shift in shifts)})"
     return dataclasses.replace(
         figure,
         champion=shown(before),
@@ -310,17 +324,45 @@ def _signed(number: float, digits: int, sign: str) -> str:
     return f"{number:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
-def headline_figures(content: "ReportContent | LanguageReportContent") -> list[HeadlineFigure]:
-    """Return the headline figures that are defined, each beside the champion's, with what to know of them."""
-    metrics, baseline = content.metrics, content.baseline
+def headline_figures(
+    metrics: Any,
+    champion: Any,
+    baseline: Baseline | None,
+    intervals: Mapping[str, tuple[float, float]],
+    differences: Mapping[str, Difference],
+) -> list[HeadlineFigure]:
+    """Return the headline figures that are defined, each beside the champion's, with what to know of them.
+
+    See `ReportContent` for the arguments.
+    """
     notes = macro_notes(metrics)
     if baseline is not None and baseline.value is not None:
         value = _percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
         notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
     return [
-        dataclasses.replace(_headline_figure(metric, content), note=notes.get(metric.name, ""))
+        dataclasses.replace(
+            _figure(
+                metric,
+                metric.label.format(metrics=metrics),
+                getattr(metrics, metric.name),
+                intervals.get(metric.name),
+                getattr(champion, metric.name) if champion else None,
+                differences.get(metric.name),
+            ),
+            note=notes.get(metric.name, ""),
+        )
         for metric in task_metrics(metrics.task).values()
         if metric.is_headline and getattr(metrics, metric.name) is not None and not _says_no_more(metric, metrics)
+    ]
+
+
+def _slices(slices: Sequence[Slice]) -> list[tuple[Slice, HeadlineFigure]]:
+    """Return the slices that fell furthest behind the champion's, each with its figure."""
+    compared = [(part.difference.advantage, i) for i, part in enumerate(slices) if part.difference]
+    worst = [slices[i] for _, i in sorted(compared)[:_MAX_SLICES]]
+    return [
+        (part, _figure(BY_NAME[part.metric], part.name, part.value, part.interval, part.champion, part.difference))
+        for part in worst
     ]
 
 

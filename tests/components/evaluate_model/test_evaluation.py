@@ -140,7 +140,9 @@ def test_champion_is_scored_in_the_same_run_on_the_same_examples(digits_records,
     assert result.champion_metrics == result.metrics
     scored = _scored(tmp_path / "evaluation")
     assert scored["champion"] == scored["challenger"]
-    *ties, beaten = scored["gate"]["reasons"]
+    *ties, slices, beaten = scored["gate"]["reasons"]
+    assert slices.startswith("passed: no slice is worse")
+    assert [part["name"] for part in scored["slices"]] == scored["class_names"]
     assert re.fullmatch(r"passed: accuracy 0\.\d{4} beats the 0\.1\d* of always answering '\d'", beaten)
     assert scored["baseline"]["advantage"] > scored["baseline"]["margin"] > 0
     assert scored["baseline"]["answer"] in (tmp_path / "evaluation" / "report.html").read_text().replace("&#39;", "'")

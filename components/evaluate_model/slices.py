@@ -1,0 +1,103 @@
+"""Parts of the examples, each judged by itself: a better mean may hide a class that broke."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from components.artifacts import Manifest
+from components.errors import InputError, did_you_mean
+from components.evaluate_model.chance import compare, find_interval
+from components.evaluate_model.influence import influences
+from components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
+from components.evaluation_info import Slice
+from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, Task, TextInput
+from components.metric_table import direction
+
+# The figure of a slice: one that a single class, and a handful of examples, has as well.
+SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}
+_NUM_LENGTHS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Examples of one value of a property: their places, the label that counts, if not all, and how many have it."""
+
+    by: str
+    name: str
+    rows: np.ndarray
+    num_examples: int
+    label: int | None = None
+
+    def select(self, values: np.ndarray) -> np.ndarray:
+        """Return what belongs to it of an array of all examples."""
+        return values[self.rows] if self.label is None else values[:, self.label : self.label + 1]
+
+
+def check_slices(params: EvaluateParams, manifest: Manifest) -> None:
+    """Check that the examples can be divided as the parameters say.
+
+    Raises:
+        InputError: If they do not have a property that is asked for, or a minimum has no meaning.
+    """
+    kept = [CLASS, *([LENGTH] if isinstance(manifest.input, TextInput) else [])]
+    for name in params.slices:
+        if name not in kept:
+            raise InputError(
+                f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}."
+                + did_you_mean(name, kept)
+            )
+    if params.slice_minimum and manifest.task in (REGRESSION, LANGUAGE_MODEL):
+        raise InputError(
+            f"slice_minimum={params.slice_minimum:g} bounds accuracy or F1, which a {manifest.task} has not. "
+            "Leave it out, and bound slices by max_slice_regression."
+        )
+
+
+def find_slices(
+    params: EvaluateParams, manifest: Manifest, labels: np.ndarray, outputs: np.ndarray, lengths: np.ndarray
+) -> tuple[Slice, ...]:
+    """Return the figures of every slice that has examples.
+
+    All bounds together hold with the gate's confidence: that of each is higher, by Bonferroni's rule.
+
+    Args:
+        params: Properties by which to divide, and the confidence.
+        manifest: The data set, of any task but a language model.
+        labels: Targets of all examples, each shaped as `Interface.target_shape` says.
+        outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
+        lengths: int[examples]: tokens of every text; of images not read.
+    """
+    parts = [part for name in params.slices for part in _divide(name, manifest, labels, lengths)]
+    confidence = params.confidence
+    if confidence != NO_CONFIDENCE:
+        confidence = 1 - (1 - confidence) / max(len(parts), 1)
+    return tuple(_judge(part, manifest.interface.task, labels, outputs, params.top_k, confidence) for part in parts)
+
+
+def _divide(name: str, manifest: Manifest, labels: np.ndarray, lengths: np.ndarray) -> Iterator[_Part]:
+    if name == LENGTH:
+        edges = np.unique(np.quantile(lengths, np.linspace(0, 1, _NUM_LENGTHS + 1)[1:], method="inverted_cdf"))
+        quarters = np.searchsorted(edges, lengths)  # The first that its length is not above.
+        for i in range(len(edges)):
+            rows = np.flatnonzero(quarters == i)
+            yield _Part(name, f"{lengths[rows].min():,} to {lengths[rows].max():,} tokens", rows, len(rows))
+    elif manifest.task == CLASSIFICATION:
+        for i in np.unique(labels).tolist():
+            rows = np.flatnonzero(labels == i)
+            yield _Part(name, manifest.class_names[i], rows, len(rows))
+    elif manifest.task == MULTI_LABEL:
+        for i, count in enumerate((labels > 0).sum(axis=0).tolist()):
+            if count:
+                yield _Part(name, manifest.class_names[i], np.arange(len(labels)), count, label=i)
+
+
+def _judge(part: _Part, task: Task, labels: np.ndarray, outputs: np.ndarray, top_k: int, confidence: float) -> Slice:
+    metric = SLICED[task.name]
+    model, *others = (influences(task, part.select(labels), part.select(of_one), top_k)[metric]() for of_one in outputs)
+    interval = find_interval(model, 2 * confidence - 1)
+    beside: dict[str, Any] = {}
+    for champion in others:
+        beside = {"champion": champion.value, "difference": compare(model, champion, direction(metric), confidence)}
+    return Slice(part.by, part.name, part.num_examples, metric, model.value, interval, **beside)
