@@ -2,6 +2,7 @@
 
 import array
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -15,10 +16,11 @@ from components.create_tfrecords.encoders import EncodedExample, Encoder, OddSha
 from components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
 from components.create_tfrecords.sharding import plan_shards
 from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.sources.spans import read_content
+from components.create_tfrecords.sources.spans import Span, read_content
 from components.errors import InputError
 from components.identities import IDENTITY_TYPE
 from components.records import encode_example, frame_record
+from components.workers import ahead
 
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
 TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
@@ -112,10 +114,13 @@ def write_part(
     kind, digests = encoder.input.kind, bytearray()
     kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
     bad, odd, seen = [], None, _Seen(kind)
+    held = [None] * len(keys) if contents is None else contents
+    read = ahead(functools.partial(_try_to_read, encoder.root), _place_of(encoder.root, held), keys, held)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT), "wb", _WRITTEN_AT_ONCE) as file:
-        for position, (key, label) in enumerate(zip(keys, labels, strict=True)):
+        for position, (key, label, content) in enumerate(zip(keys, labels, read, strict=True)):
             try:
-                content = read_content(encoder.root, key, None if contents is None else contents[position])
+                if isinstance(content, InputError):
+                    raise content
                 stored = encoder.store(content, hashes[position] if hashes else None)
             except (UnusableError, InputError) as error:
                 bad.append(Quarantined(key, str(error)))
@@ -143,6 +148,19 @@ def write_part(
         bad=tuple(bad),
         odd=odd,
     )
+
+
+def _try_to_read(root: str, key: str, held: Any) -> Any:
+    """Return an example's content, or the error of reading it, which is its own alone."""
+    try:
+        return read_content(root, key, held)
+    except InputError as error:
+        return error
+
+
+def _place_of(root: str, held: Sequence[Any]) -> str:
+    """Return where examples are read from: of parts of larger files, where these lie."""
+    return held[0].path if len(held) and isinstance(held[0], Span) else root
 
 
 class _Seen:

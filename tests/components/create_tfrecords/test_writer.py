@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import google_crc32c
@@ -237,6 +238,23 @@ def test_a_part_that_is_written_over_a_longer_one_begins_with_the_same_records(m
     assert sum(whole.sizes) == len(before)
     last = parts.write_part(prepared.encoder, str(path), listing.labels[-1:].tolist(), keys[-1:], None, None)
     assert path.read_bytes()[: sum(last.sizes)] == before[-sum(last.sizes) :]
+
+
+def test_files_in_a_bucket_are_read_several_at_a_time(many_files, tmp_path, monkeypatch):
+    prepared = prepare(params := WriteParams(f"images:{many_files}"), plan_dataset(params))
+    listing, both = prepared.plan.listing, threading.Barrier(2)
+
+    def read(root, key, held):
+        both.wait(timeout=10)  # Breaks unless another one is read at the same time.
+        if key == listing.keys[2]:
+            raise InputError("gone")
+        return (many_files / key).read_bytes()
+
+    monkeypatch.setattr(parts, "read_content", read)
+    encoder = dataclasses.replace(prepared.encoder, root="gs://bucket/files")
+    part = parts.write_part(encoder, str(tmp_path / "part"), [0] * 6, list(listing.keys[:6]), None, None)
+    assert part.kept.tolist() == [0, 1, 3, 4, 5]
+    assert [(item.key, item.reason) for item in part.bad] == [(listing.keys[2], "gone")]
 
 
 def test_records_are_the_same_however_work_is_cut_into_tasks(image_folder, tmp_path, monkeypatch):
