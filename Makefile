@@ -1,5 +1,6 @@
 # Every target creates .venv from the lock on first use and works in it.
 VENV := .venv
+BEAM := .beam
 PYTHON ?= python3.11
 CONFIG ?= digits
 MINUTES ?= 15
@@ -20,7 +21,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install run test test-all check bench soak kills kills-hosts kills-fan-out kills-answers audit licences lock image images push sbom images-test
+.PHONY: install beam-env run test test-all check bench soak kills kills-hosts kills-fan-out kills-answers audit licences lock image images push sbom images-test
 
 install: $(VENV)/.installed
 
@@ -29,6 +30,14 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --require-hashes -r requirements.lock
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+beam-env: $(BEAM)/.installed  ## An environment with Apache Beam, which excludes some of the lock; its tests: TPU_PIPELINES_BEAM_PYTHON=.beam/bin/python
+
+$(BEAM)/.installed: docker/beam.lock pyproject.toml
+	$(PYTHON) -m venv --clear --without-pip $(BEAM)
+	$(PYTHON) -m pip --python $(BEAM)/bin/python install --quiet --require-hashes -r docker/beam.lock
+	$(PYTHON) -m pip --python $(BEAM)/bin/python install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 run: install  ## The whole pipeline on this machine; CONFIG=cifar10_cnn for another example.
@@ -68,18 +77,22 @@ kills-answers: install  ## predict_batch over 100,000 pictures, killed at any mo
 audit:  ## Known vulnerabilities of everything locked: asks PyPI, or a checkout of pypa/advisory-database, ADVISORIES=FOLDER; needs uv.
 	$(if $(ADVISORIES),$(VENV)/bin/python -m tests.advisories $(ADVISORIES)) \
 	uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes --ignore-vuln PYSEC-2026-3447 \
-	  -r requirements.lock -r docker/serving.lock -r docker/train.lock -r docker/train-gpu.lock -r docker/sbom.lock
+	  -r requirements.lock -r docker/serving.lock -r docker/train.lock -r docker/train-gpu.lock -r docker/beam.lock -r docker/sbom.lock
 
 licences: install  ## The licence of everything locked.
 	$(VENV)/bin/python -m tests.licences
 
 lock:  ## Needs uv; the lock holds hashes and names no index.
+	mkdir -p build
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --all-extras pyproject.toml --output-file requirements.lock
 	for image in serving steps train train-gpu sbom; do \
 	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	    --group pyproject.toml:$$image-image --constraint requirements.lock --output-file docker/$$image.lock || exit; \
 	done
+	sed -n 's/ *\\$$//; /^[a-z0-9]/p' requirements.lock | grep -vE '^(pillow|pyarrow)==' >build/beam-constraints.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --group pyproject.toml:beam-image --constraint build/beam-constraints.txt --no-annotate --output-file docker/beam.lock
 
 image: image-train image-serving  ## One image for every step, and a small one that serves what they export.
 

@@ -20,7 +20,7 @@ from pipelines.config import Config
 
 # What changes where and how fast a step runs, never what it gives.
 _WITHOUT_EFFECT = (
-    *("num_workers", "engine", "engine_tasks"),
+    *("num_workers", "engine", "engine_tasks", "beam_options"),
     *("checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib"),
 )
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from components import storage
-from components.container import IMAGE, LOCAL_IMAGE, SERVING_IMAGE, is_in_registry, other_steps_image
+from components.container import BEAM_IMAGE, IMAGE, LOCAL_IMAGE, SERVING_IMAGE, is_in_registry, other_steps_image
+from components.create_tfrecords.params import BEAM
 from components.deploy_model.params import PRIVATE, VERTEX
 from components.errors import InputError, did_you_mean
 from components.machine_spec import MachineSpec
@@ -21,7 +22,7 @@ from components.registry.reference import is_on_vertex
 from components.train_model.params import TrainParams
 from pipelines.caching import lineage, platform_fingerprints
 from pipelines.config import Config, on_machine
-from pipelines.platforms import s3
+from pipelines.platforms import beam_job, s3
 from pipelines.platforms.custom_job import as_custom_job, in_region
 from pipelines.platforms.steps import Step
 from pipelines.platforms.tpu_pod import as_tpu_pod
@@ -80,6 +81,9 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no settings: one that nobody has named yet is asked for when it is sent.
         require_step_image(IMAGE, target)
     config = _with_registry(config, target, settings)
+    if config.data.engine == BEAM:
+        _require_image(BEAM_IMAGE, target, "beam", "TPU_PIPELINES_BEAM_IMAGE")
+        config = beam_job.with_settings(config, target, settings)
     _check_readable(config, target)
     check_target(config, target)
     made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
@@ -131,10 +135,11 @@ def require_step_image(image: str, target: str) -> None:
 def _require_image(image: str, target: str, what: str, variable: str) -> None:
     if not is_in_registry(image, is_clusters_own=target == "kubeflow"):
         platform = "Vertex AI" if target == "vertex" else "A cluster"
+        made = "make image-beam" if what == "beam" else "make image"
         raise InputError(
             f"{platform} cannot fetch the {what} image {image!r}: expected one in a registry, as "
-            f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build it with `make image`, push it, and set "
-            f"{variable}."
+            f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build it with `{made}`, push "
+            f"it, and set {variable}."
         )
 
 

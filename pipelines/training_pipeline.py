@@ -7,8 +7,15 @@ from typing import Any
 
 from kfp import dsl
 
-from components.create_tfrecords.component import create_tfrecords, list_source, merge_parts, plan_parts, write_parts
-from components.create_tfrecords.params import FAN_OUT
+from components.create_tfrecords.component import (
+    create_tfrecords,
+    list_source,
+    merge_parts,
+    plan_parts,
+    write_parts,
+    write_with_beam,
+)
+from components.create_tfrecords.params import BEAM, FAN_OUT
 from components.deploy_model.component import deploy_model
 from components.evaluate_model.component import evaluate_model, mark_promoted
 from components.export_model.component import export_model
@@ -79,8 +86,8 @@ def training_pipeline(
         if not cache_keys:  # Which know it already.
             listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
             data_version = place("create_tfrecords", listed).set_caching_options(False).output
+        asked = {"source": source, "data": data, "data_version": data_version}
         if config.data.engine == FAN_OUT:
-            asked = {"source": source, "data": data, "data_version": data_version}
             planned = add("create_tfrecords", plan_parts, is_last=False, **asked).outputs["planned"]
             with dsl.ParallelFor(list(range(config.data.engine_tasks)), name="ranges") as number:
                 written = add(
@@ -89,6 +96,8 @@ def training_pipeline(
             # Vertex AI collects artifacts (https://github.com/kubeflow/pipelines/issues/3412), Kubeflow Pipelines from
             # 2.14 on (its CHANGELOG.md, pull request 11725).
             writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **asked)
+        elif config.data.engine == BEAM:
+            writing = add("create_tfrecords", write_with_beam, **asked)
         else:
             writing = add("create_tfrecords", create_tfrecords, source=source, data_version=data_version, **data)
         records = writing.outputs["records"]

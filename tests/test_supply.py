@@ -83,5 +83,11 @@ def test_an_image_holds_what_its_part_of_the_project_asks_for():
 def test_vulnerabilities_are_asked_of_everything_that_is_locked():
     makefile = (REPOSITORY / "Makefile").read_text()
     asked = re.search(r"pip-audit@\d\S+ --strict (.*\\\n.*)", makefile)[1]
-    of_images = ["docker/serving.lock", "docker/train.lock", "docker/train-gpu.lock", "docker/sbom.lock"]
+    of_images = [
+        "docker/serving.lock",
+        "docker/train.lock",
+        "docker/train-gpu.lock",
+        "docker/beam.lock",
+        "docker/sbom.lock",
+    ]
     assert re.findall(r"-r (\S+)", asked) == ["requirements.lock", *of_images]

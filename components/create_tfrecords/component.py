@@ -1,10 +1,10 @@
-"""KFP wrappers of create_tfrecords: as one step or fanned out over several, and of what says what the data are."""
+"""KFP wrappers of create_tfrecords: as one step, fanned out or by Beam, and of what says what the data are."""
 
 from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import STEPS_IMAGE, in_place_of_shell
+from components.container import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -38,6 +38,7 @@ def create_tfrecords(
     num_workers: int = 0,
     engine: str = "local",
     engine_tasks: int = 8,
+    beam_options: Dict[str, str] = {},
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
@@ -142,5 +143,31 @@ def merge_parts(
         return result.num_examples
 
 
+@in_place_of_shell
+@dsl.component(base_image=BEAM_IMAGE, install_kfp_package=False)
+def write_with_beam(
+    records: dsl.Output[dsl.Dataset],
+    source: str,
+    data: Dict[str, Any] = {},
+    data_version: str = "",
+    fingerprint: Dict[str, str] = {},
+) -> int:
+    """Have the workers of an Apache Beam runner write records; returns the number of examples."""
+    import dataclasses
+    import pathlib
+
+    from components.create_tfrecords import WriteParams
+    from components.create_tfrecords.engines import beam
+    from components.step_inputs import params_from
+    from components.step_record import step_record
+
+    with step_record("create_tfrecords", records.path):
+        params = params_from({**data, "source": source}, WriteParams)
+        result = beam.write_with_beam(params, pathlib.Path(records.path))
+        records.metadata.update(dataclasses.asdict(result))
+        return result.num_examples
+
+
 # The step as the pipeline and its cache know it: what is written is the same.
 merge_parts.component_spec.name = create_tfrecords.component_spec.name
+write_with_beam.component_spec.name = create_tfrecords.component_spec.name

@@ -1,6 +1,7 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from components.errors import InputError, did_you_mean
@@ -8,8 +9,10 @@ from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_L
 from components.text import END, START
 
 _COLUMNS = ("path", "image", "text", "label", "split", "id")
-LOCAL, FAN_OUT = ENGINES = ("local", "fan_out")
+LOCAL, FAN_OUT, BEAM = ENGINES = ("local", "fan_out", "beam")
+DATAFLOW = "DataflowRunner"
 _MOST_ENGINE_TASKS = 1000
+_OPTION = re.compile(r"[a-z][a-z0-9_]*")
 ENCODINGS = ("auto", "raw", "resized", "encoded")
 SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
@@ -71,10 +74,13 @@ class WriteParams:
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per core.
-        engine: Place where a pipeline has the records written: `local`, in one step, or `fan_out`, in `engine_tasks`
-            steps at the same time, whose parts one more puts together, to the same bytes. The step alone is always
-            `local`.
-        engine_tasks: Steps that `fan_out` has.
+        engine: Place where a pipeline has the records written: `local`, in one step, `fan_out`, in `engine_tasks` steps
+            at the same time, whose parts one more puts together, or `beam`, in a job of Apache Beam that one step
+            starts and follows. The bytes are the same. The step alone is always `local`.
+        engine_tasks: Steps that `fan_out` has, and runs of parts that `beam` hands to its workers.
+        beam_options: Options of the Beam pipeline by Beam's own names, as `runner`, `region`, `worker_machine_type` and
+            `max_num_workers`; one that has no value is written as "". Parts lie below `temp_location`, which a
+            `runner` on other machines needs in a bucket.
     """
 
     source: str
@@ -104,6 +110,7 @@ class WriteParams:
     num_workers: int = 0
     engine: str = LOCAL
     engine_tasks: int = 8
+    beam_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("validation_fraction", "test_fraction", "max_bad_fraction"):
@@ -177,6 +184,10 @@ class WriteParams:
         if not 1 <= self.engine_tasks <= _MOST_ENGINE_TASKS:
             raise InputError(
                 f"engine_tasks must be from 1 to {_MOST_ENGINE_TASKS}. Received: engine_tasks={self.engine_tasks}."
+            )
+        if strange := [name for name in self.beam_options if not _OPTION.fullmatch(name)]:
+            raise InputError(
+                f"beam_options must have names of Beam's options, as worker_machine_type. Received: {strange[0]!r}."
             )
 
     @property

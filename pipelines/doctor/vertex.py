@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from components import storage
-from components.container import SERVING_IMAGE, other_steps_image
+from components.container import BEAM_IMAGE, SERVING_IMAGE, other_steps_image
+from components.create_tfrecords.params import BEAM
 from components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from components.deploy_model.reaching import check_access
 from components.errors import InputError
@@ -28,6 +29,7 @@ from pipelines.doctor.findings import CannotAskError, Check, Finding, missing, t
 from pipelines.doctor.google_apis import GoogleApis
 from pipelines.doctor.iam import IAM, RESOURCES, Granted, Policies
 from pipelines.doctor.images import image_findings, repository_of
+from pipelines.platforms.beam_job import is_on_dataflow
 from pipelines.platforms.custom_job import in_region
 from pipelines.settings import Settings
 
@@ -39,6 +41,11 @@ _SUBMITTER = ("aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get", "
 # service-accounts names Vertex AI User, Storage Object Admin and Service Account User.
 _RUNNER = ("aiplatform.metadataStores.get", "aiplatform.customJobs.create", "aiplatform.customJobs.get")
 _DEPLOYER = ("aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatform.endpoints.deploy")
+_DATAFLOW = "dataflow.googleapis.com"
+# Of the account that starts Dataflow's job and follows it, and of the one that its workers run as:
+# https://cloud.google.com/dataflow/docs/concepts/access-control has roles and permissions.
+_STARTER = (*(f"dataflow.jobs.{verb}" for verb in ("create", "get", "list", "cancel")), "dataflow.messages.list")
+_WORKER = tuple(f"dataflow.workItems.{verb}" for verb in ("lease", "update", "sendMessage"))
 _READER = ("storage.objects.get", "storage.objects.list")
 _WRITER = (*_READER, "storage.objects.create", "storage.objects.delete")  # To write an object again takes both.
 _ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: of whoever creates a job that runs as it.
@@ -100,6 +107,14 @@ class VertexChecks:
                 Check("steps' image", ask, is_cheap=True),
                 Check(reader, functools.partial(self._puller, reader, steps)),
             ]
+        if self._config.data.engine == BEAM:
+            reader, variable = "Beam image's reader", "TPU_PIPELINES_BEAM_IMAGE"
+            checks += [
+                Check("Beam image", functools.partial(image_findings, "Beam image", BEAM_IMAGE, self._apis, variable)),
+                Check(reader, functools.partial(self._puller, reader, BEAM_IMAGE)),
+            ]
+        if self._uses_dataflow:
+            checks += [Check("its Dataflow", self._starter), Check("Dataflow's workers", self._workers)]
         if self._deploys:
             reader = "serving image's reader"
             checks += [
@@ -157,6 +172,8 @@ class VertexChecks:
             needed.append(_REGISTRY)
         if not self._settings.service_account or self._settings.network:
             needed.append(_COMPUTE)  # Whose default account runs pipelines that name none.
+        if self._uses_dataflow:
+            needed.append(_DATAFLOW)
         names = [f"projects/{project}/services/{name}" for name in needed]
         answer = self._apis.get("serviceusage.googleapis.com", f"v1/projects/{project}/services:batchGet", names=names)
         states = {entry["name"].rpartition("/")[2]: entry.get("state") for entry in answer.get("services", ())}
@@ -165,6 +182,10 @@ class VertexChecks:
                 yield missing("APIs", f"{name} is not enabled", f"gcloud services enable {name} --project={project}")
         if all(states.get(name) == "ENABLED" for name in needed):
             yield there("APIs", ", ".join(name.partition(".")[0] for name in needed))
+
+    @property
+    def _uses_dataflow(self) -> bool:
+        return is_on_dataflow(self._config, "vertex")
 
     def _submitter(self) -> Iterator[Finding]:
         project = self._settings.project
@@ -318,6 +339,19 @@ class VertexChecks:
         command = self._bind_project(self._runner_member, role)
         granted = self._policies.granted(self._runner_member)
         yield from self._judge("its roles", granted, needed, self._runner_member, role, command)
+
+    def _starter(self) -> Iterator[Finding]:
+        """Check that the pipeline's account may start the job on Dataflow, follow and cancel it."""
+        member, role = self._runner_member, "roles/dataflow.developer"
+        granted, command = self._policies.granted(member), self._bind_project(member, role)
+        yield from self._judge("its Dataflow", granted, _STARTER, member, role, command)
+
+    def _workers(self) -> Iterator[Finding]:
+        """Check the account of the job's workers: the pipeline's own, where the configuration names no other."""
+        account = self._config.data.beam_options.get("service_account_email", self._account)
+        member, role = f"serviceAccount:{account}", "roles/dataflow.worker"
+        granted, command = self._policies.granted(member), self._bind_project(member, role)
+        yield from self._judge("Dataflow's workers", granted, _WORKER, member, role, command)
 
     def _runner_buckets(self) -> Iterator[Finding]:
         """Check the bucket that it writes to, and the one that the data are in."""

@@ -31,6 +31,11 @@ ROLES = {
     "roles/aiplatform.user": [f"aiplatform.{kind}.{verb}" for kind, verbs in _VERTEX.items() for verb in verbs],
     "roles/storage.objectAdmin": [f"storage.objects.{one}" for one in ("get", "list", "create", "delete")],
     "roles/storage.objectViewer": ["storage.objects.get", "storage.objects.list"],
+    "roles/dataflow.developer": [
+        *(f"dataflow.jobs.{verb}" for verb in ("create", "get", "list", "cancel")),
+        "dataflow.messages.list",
+    ],
+    "roles/dataflow.worker": [f"dataflow.workItems.{verb}" for verb in ("lease", "update", "sendMessage")],
     "roles/iam.serviceAccountUser": ["iam.serviceAccounts.actAs"],
     "roles/artifactregistry.reader": ["artifactregistry.repositories.downloadArtifacts"],
     "roles/cloudkms.cryptoKeyEncrypterDecrypter": [

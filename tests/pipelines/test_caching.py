@@ -44,7 +44,9 @@ def test_speed_parameters_change_no_key():
     config = load_config("digits")
     changed = dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, num_workers=7, engine="fan_out", engine_tasks=3),
+        data=dataclasses.replace(
+            config.data, num_workers=7, engine="fan_out", engine_tasks=3, beam_options={"region": "x"}
+        ),
         training=dataclasses.replace(config.training, checkpoint_seconds=1.0),
     )
     assert caching.step_keys(config, "v") == caching.step_keys(changed, "v")

@@ -915,6 +915,11 @@ def test_an_image_of_the_other_steps_must_be_in_a_registry_too(tmp_path, monkeyp
     assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'", "set TPU_PIPELINES_STEPS_IMAGE")
 
 
+def test_the_image_of_beams_workers_must_be_in_a_registry(tmp_path):
+    done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex", "--set", "data.engine=beam"))
+    assert_user_error(done, "fetch the beam image 'tpu-pipelines/beam:latest'", "make image-beam", "PELINES_BEAM_IMAGE")
+
+
 def test_the_command_reads_settings_from_a_file(tmp_path):
     (tmp_path / "settings.yaml").write_text("labels: {stage: test}\n")
     words = command(tmp_path / "p.yaml", "vertex", "--settings", str(tmp_path / "settings.yaml"))

@@ -6,6 +6,7 @@ import yaml
 from kfp import compiler
 from kfp import components as kfp_components
 
+from components.container import BEAM_IMAGE
 from components.train_model.component import train_model
 from pipelines import STEPS
 from pipelines.config import load_config
@@ -100,6 +101,17 @@ def test_a_train_step_can_be_swapped_without_touching_the_others(compiled, tmp_p
     for name, component in compiled["components"].items():
         if name != "comp-train-model":
             assert swapped["components"][name] == component
+
+
+def test_records_that_beam_writes_are_the_same_step_in_an_image_of_its_own(tmp_path):
+    config = load_config("digits", ["data.engine=beam", "data.beam_options.max_num_workers=50"])
+    compiler.Compiler().compile(training_pipeline(config), str(tmp_path / "pipeline.yaml"))
+    compiled = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())
+    task = compiled["root"]["dag"]["tasks"]["create-tfrecords"]
+    assert task["inputs"]["parameters"]["data"]["runtimeValue"]["constant"]["beam_options"] == {"max_num_workers": "50"}
+    images = {name: each["container"]["image"] for name, each in compiled["deploymentSpec"]["executors"].items()}
+    assert images["exec-create-tfrecords"] == BEAM_IMAGE
+    assert BEAM_IMAGE not in {image for name, image in images.items() if name != "exec-create-tfrecords"}
 
 
 def test_records_are_fanned_out_over_as_many_steps_as_asked_for_and_put_together_as_the_same_step(tmp_path):

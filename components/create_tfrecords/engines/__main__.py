@@ -1,4 +1,4 @@
-"""Write records by several commands: `python -m components.create_tfrecords.engines plan|write|merge`."""
+"""Write records by several commands or by Beam: `python -m components.create_tfrecords.engines plan|write|merge|…`."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 from components import command_line
 from components.create_tfrecords import WriteParams
-from components.create_tfrecords.engines import fan_out
+from components.create_tfrecords.engines import beam, fan_out
 
 _PROGRAM = "python -m components.create_tfrecords.engines"
 
@@ -20,12 +20,13 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="Plan the parts, once.")
     write = commands.add_parser("write", help="Write one range of them; for each range, anywhere.")
     merge = commands.add_parser("merge", help="Put the parts of all ranges together, once.")
+    with_beam = commands.add_parser("beam", help="All of it, on workers of an Apache Beam runner.")
     for command in (write, merge):
         command.add_argument("--plan", required=True, help="Folder that plan wrote, here or in a bucket.")
     write.add_argument("--number", required=True, type=int, help="Number of the range, from 0.")
     merge.add_argument("--parts", required=True, nargs="+", help="Folders that write wrote, in any order.")
-    for command in (plan, write, merge):
-        command.add_argument("--output", required=True, help="Folder to write; all but merge also in a bucket.")
+    for command in (plan, write, merge, with_beam):
+        command.add_argument("--output", required=True, help="Folder to write; plan's and write's also in a bucket.")
         command_line.add_params(command, WriteParams)
     return parser
 
@@ -36,6 +37,8 @@ def _work(arguments: argparse.Namespace) -> tuple[Any, int]:
         return fan_out.plan_parts(params, arguments.output), command_line.DONE
     if arguments.command == "write":
         return fan_out.write_parts(params, arguments.plan, arguments.output, arguments.number), command_line.DONE
+    if arguments.command == "beam":
+        return beam.write_with_beam(params, Path(arguments.output)), command_line.DONE
     return fan_out.merge_parts(params, arguments.plan, arguments.parts, Path(arguments.output)), command_line.DONE
 
 

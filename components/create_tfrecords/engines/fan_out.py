@@ -35,7 +35,7 @@ from components.workers import ahead, in_threads
 _PLAN_FILE = "plan.json"
 _WORDS_FILE = "words.npz"
 # What decides where and how fast the parts are written, never what they hold.
-_WITHOUT_EFFECT = ("engine", "num_workers")
+_WITHOUT_EFFECT = ("engine", "num_workers", "beam_options")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +78,14 @@ def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
     Raises:
         InputError: If the source cannot be used.
     """
+    return plan_and_prepare(params, directory)[0]
+
+
+def plan_and_prepare(params: WriteParams, directory: str) -> tuple[PartsPlan, Prepared | None]:
+    """Plan as `plan_parts` does; returns the prepared data set too, None for a corpus."""
     if not storage.is_remote(directory):
         storage.require_output(Path(directory), _PLAN_FILE)
-    plan, num_parts = plan_dataset(params), 0
+    plan, num_parts, prepared = plan_dataset(params), 0, None
     with storage.staged_folder(directory) as staged:
         if plan.listing.corpus is None:
             prepared = prepare(params, plan)
@@ -90,7 +95,7 @@ def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
         planned = PartsPlan(_key(params, plan), params.engine_tasks, num_parts)
         planned.save(staged)
     progress.say(STEP, f"{planned.num_parts:,} parts, to be written in {planned.num_ranges:,} ranges")
-    return planned
+    return planned, prepared
 
 
 def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int) -> RangeResult:
@@ -145,10 +150,26 @@ def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], dire
     Raises:
         InputError: If a part is missing, or follows from something else; and as `write_records` says.
     """
-    planned, prepared = prepare_again(params, plan_dir)
+    return merge(params, *prepare_again(params, plan_dir), folders, directory)
+
+
+def merge(
+    params: WriteParams, planned: PartsPlan, prepared: Prepared | None, folders: Sequence[str], directory: Path
+) -> WriteResult:
+    """Put the parts of a data set that is prepared together, as `merge_parts` does."""
     if prepared is None:
         return write_records(params, directory)
     return write_records(params, directory, prepared=prepared, engine=FanOutEngine(planned, folders))
+
+
+def unwritten_ranges(planned: PartsPlan, folders: Sequence[str]) -> list[int]:
+    """Return the ranges of which a part is not there; `folders` are those of the ranges, in order."""
+    if not planned.num_parts:
+        return []
+    held = in_threads(storage.names_in, folders[0], folders)
+    return [
+        number for number, names in enumerate(held) if any(_name(part) not in names for part in _range(planned, number))
+    ]
 
 
 class FanOutEngine:

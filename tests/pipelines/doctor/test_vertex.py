@@ -186,6 +186,28 @@ def test_a_model_of_ones_own_must_be_written_into_the_bucket_by_who_submits(fake
     assert f"--member=user:{ME} --role=roles/storage.objectAdmin" in remedy
 
 
+def test_records_that_are_written_on_dataflow_need_its_api_its_roles_and_an_image(fake):
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, engine="beam"))
+    found = {what: (said, remedy) for what, said, remedy in told(examine(fake, config), Verdict.MISSING)}
+    assert found.keys() == {"APIs", "Beam image", "its Dataflow", "Dataflow's workers"}
+    assert found["APIs"][1] == "gcloud services enable dataflow.googleapis.com --project=my-project"
+    assert "TPU_PIPELINES_BEAM_IMAGE=" in found["Beam image"][1]
+    bound = "gcloud projects add-iam-policy-binding my-project --member=serviceAccount:"
+    assert found["its Dataflow"][1] == f"{bound}{TRAINER} --role=roles/dataflow.developer"
+    assert found["Dataflow's workers"][1] == f"{bound}{TRAINER} --role=roles/dataflow.worker"
+
+    fake.cloud.services.add("dataflow.googleapis.com")
+    for role in ("developer", "worker"):
+        fake.cloud.policy["bindings"] += bind(f"roles/dataflow.{role}", f"serviceAccount:{TRAINER}")["bindings"]
+    assert [what for what, *_ in told(examine(fake, config), Verdict.MISSING)] == ["Beam image"]
+    options = {"service_account_email": "worker@my-project.iam.gserviceaccount.com"}
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, beam_options=options))
+    assert "Dataflow's workers" in [what for what, *_ in told(examine(fake, config), Verdict.MISSING)]
+    options = {"runner": "FlinkRunner"}
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, beam_options=options))
+    assert [what for what, *_ in told(examine(fake, config), Verdict.MISSING)] == ["Beam image"]
+
+
 def test_an_image_of_another_project_is_read_by_the_service_agent(fake):
     image = f"europe-docker.pkg.dev/other-project/images/steps@sha256:{'0' * 64}"
     fake.cloud.images["other-project/images/steps"] = ["linux/amd64", "linux/arm64", "unknown/unknown"]

@@ -1,14 +1,10 @@
 """Claims about records that several commands write and another one puts together."""
 
 import dataclasses
-import filecmp
-import subprocess
 import types
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from components.create_tfrecords import WriteParams, write_records
@@ -16,47 +12,17 @@ from components.create_tfrecords.component import create_tfrecords, merge_parts,
 from components.create_tfrecords.engines import fan_out, local
 from components.errors import InputError
 from pipelines.config import without_tuples
-from tests.cli import DATA
-
-
-def _images(folder: Path) -> WriteParams:
-    from PIL import Image
-
-    noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
-    noise[7] = noise[21]  # Copies under two names, which draw different splits.
-    for i, pixels in enumerate(noise):
-        (folder / f"{i % 2}").mkdir(exist_ok=True, parents=True)
-        Image.fromarray(pixels).save(folder / f"{i % 2}" / f"{i}.png")
-    (folder / "0" / "damaged.png").write_bytes(b"no image")
-    return WriteParams(f"images:{folder}", max_bad_fraction=0.1)
-
-
-def _groups(folder: Path) -> WriteParams:
-    params = _images(folder)
-    rows = [f"{i % 2}/{i}.png,{i % 2},{i // 4}" for i in range(40)]
-    (folder / "labels.csv").write_text("\n".join(["path,label,patient", *rows]))
-    return dataclasses.replace(params, source=f"csv:{folder}/labels.csv", group_column="patient")
-
-
-def _texts(folder: Path) -> WriteParams:
-    folder.mkdir()
-    words = ("Good", "bad", "long", "film", "plot")
-    rows = [f"{' '.join(words[(i * k) % 5] for k in range(1, 7))} {i % 17},{i % 2}" for i in range(60)]
-    (folder / "reviews.csv").write_text("\n".join(["text,label", *rows]))
-    return WriteParams(f"csv:{folder}/reviews.csv", num_tokens=5, vocabulary_size=12)
-
-
-def _corpus(folder: Path) -> WriteParams:
-    folder.mkdir()
-    (folder / "poem.txt").write_text("To be, or not to be, that is the question. " * 40)
-    return WriteParams(f"corpus:{folder}/poem.txt", num_tokens=20)
-
-
-def _numbers(folder: Path) -> WriteParams:
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    np.savez(folder / "x.npz", x=random.integers(0, 256, (50, 4, 4), np.uint8), y=random.normal(size=(50, 2)))
-    return WriteParams(f"npz:{folder}/x.npz", task="regression")
+from tests.components.create_tfrecords.engines.cases import (
+    CIFAR,
+    IMDB,
+    SHAKESPEARE,
+    corpus,
+    groups,
+    images,
+    numbers,
+    same_files,
+    texts,
+)
 
 
 def _fan_out(params: WriteParams, folder: str) -> tuple[str, list[str]]:
@@ -67,25 +33,19 @@ def _fan_out(params: WriteParams, folder: str) -> tuple[str, list[str]]:
     return f"{folder}/plan", folders
 
 
-def _same_files(left: Path, right: Path) -> bool:
-    names = sorted(path.name for path in left.iterdir())
-    assert names == sorted(path.name for path in right.iterdir())
-    return filecmp.cmpfiles(left, right, names, shallow=False) == (names, [], [])
-
-
-@pytest.mark.parametrize("make", [_images, _groups, _texts, _corpus, _numbers])
+@pytest.mark.parametrize("make", [images, groups, texts, corpus, numbers])
 def test_several_commands_write_the_same_bytes_as_one_machine_alone(tmp_path, make, monkeypatch):
     params = dataclasses.replace(make(tmp_path / "data"), engine="fan_out", engine_tasks=3, num_workers=1)
     alone = write_records(params, tmp_path / "alone")
     plan, folders = _fan_out(params, tmp_path)
     monkeypatch.delattr(local.LocalEngine, "write")  # What is put together is what those commands wrote.
     assert fan_out.merge_parts(params, plan, folders, tmp_path / "merged") == alone
-    assert _same_files(tmp_path / "merged", tmp_path / "alone")
+    assert same_files(tmp_path / "merged", tmp_path / "alone")
 
 
 @pytest.fixture
 def params(tmp_path) -> WriteParams:
-    return dataclasses.replace(_images(tmp_path / "data"), engine_tasks=3, num_workers=1)
+    return dataclasses.replace(images(tmp_path / "data"), engine_tasks=3, num_workers=1)
 
 
 def test_a_range_that_is_written_again_keeps_the_parts_that_are_whole(params, tmp_path):
@@ -104,7 +64,7 @@ def test_a_range_that_is_written_again_keeps_the_parts_that_are_whole(params, tm
     assert (folder / first).stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("make", [_images, _texts])
+@pytest.mark.parametrize("make", [images, texts])
 def test_parts_in_a_bucket_are_put_together_to_the_same_bytes(bucket, tmp_path, make):
     params = dataclasses.replace(make(tmp_path / "data"), engine_tasks=3, num_workers=1)
     plan, folders = _fan_out(params, "gs://bucket/run")
@@ -117,7 +77,7 @@ def test_parts_in_a_bucket_are_put_together_to_the_same_bytes(bucket, tmp_path, 
     again = fan_out.write_parts(params, plan, folders[1], 1)
     assert again.num_kept == again.num_parts - 1
     assert fan_out.merge_parts(params, plan, folders, tmp_path / "merged") == write_records(params, tmp_path / "alone")
-    assert _same_files(tmp_path / "merged", tmp_path / "alone")
+    assert same_files(tmp_path / "merged", tmp_path / "alone")
 
 
 def test_parts_that_are_missing_are_named_and_nothing_is_written(params, tmp_path):
@@ -162,7 +122,7 @@ def test_the_wrappers_write_what_the_step_alone_writes(params, tmp_path):
     count = create_tfrecords.python_func(alone, source, max_bad_fraction=0.1)
     assert merge_parts.python_func(places["plan"], parts, records, source, data) == count
     assert records.metadata == alone.metadata
-    assert _same_files(tmp_path / "out", tmp_path / "alone")
+    assert same_files(tmp_path / "out", tmp_path / "alone")
 
 
 def _run_here(params: WriteParams, folder: Path) -> Path:
@@ -185,28 +145,12 @@ def _run_here(params: WriteParams, folder: Path) -> Path:
     return records
 
 
-def _shared(name: str, kind: str) -> Callable[[Path], WriteParams]:
-    def make(folder: Path) -> WriteParams:
-        packed = DATA / name
-        if not packed.exists():
-            pytest.skip(f"needs {packed}")
-        if packed.suffix != ".xz":
-            return WriteParams(f"{kind}:{packed}", num_tokens=100)
-        subprocess.run(["tar", "xJf", packed, "-C", folder.parent], check=True)
-        return WriteParams(f"{kind}:{folder.parent}/{name.partition('.')[0]}")
-
-    return make
-
-
-_CIFAR, _IMDB = _shared("cifar10.tar.xz", "images"), _shared("imdb_sample.tar.xz", "text")
-
-
 @pytest.mark.slow  # Two minutes, with ../shared/data.
-@pytest.mark.parametrize("make", [_images, _groups, _CIFAR, _IMDB, _shared("tinyshakespeare.txt", "corpus")])
+@pytest.mark.parametrize("make", [images, groups, CIFAR, IMDB, SHAKESPEARE])
 def test_every_engine_writes_the_same_bytes(tmp_path, make):
     params = make(tmp_path / "data")
     for num_workers in (1, 2):
         write_records(dataclasses.replace(params, num_workers=num_workers), tmp_path / str(num_workers))
-    assert _same_files(tmp_path / "1", tmp_path / "2")
+    assert same_files(tmp_path / "1", tmp_path / "2")
     fanned = _run_here(dataclasses.replace(params, engine="fan_out", engine_tasks=3), tmp_path / "runs")
-    assert _same_files(fanned, tmp_path / "1")
+    assert same_files(fanned, tmp_path / "1")

@@ -1,0 +1,61 @@
+"""The Beam job that writes records, on the runner that a platform has: Dataflow, where the settings say."""
+
+import dataclasses
+import json
+
+from components import storage
+from components.container import BEAM_IMAGE
+from components.create_tfrecords.params import BEAM, DATAFLOW
+from components.errors import InputError
+from pipelines.config import Config
+from pipelines.settings import Settings
+
+
+def with_settings(config: Config, target: str, settings: Settings) -> Config:
+    """Return the configuration with the runner of its Beam job, and with what the settings say of a job on Dataflow.
+
+    What the configuration says itself stays.
+
+    Raises:
+        InputError: If it names no runner for a cluster, or Dataflow could not know where to run or to write.
+    """
+    asked, runner = config.data.beam_options, _runner(config, target)
+    if not runner:
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: a cluster has no Beam runner of its own. Expected "
+            f"data.beam_options.runner, as {DATAFLOW} or FlinkRunner, or data.engine=fan_out."
+        )
+    options = {"runner": runner, **(_on_dataflow(config, settings) if runner == DATAFLOW else {}), **asked}
+    data = dataclasses.replace(config.data, beam_options=options)
+    return dataclasses.replace(config, data=data)
+
+
+def is_on_dataflow(config: Config, target: str) -> bool:
+    """Return whether a configuration has its records written on Dataflow."""
+    return config.data.engine == BEAM and _runner(config, target) == DATAFLOW
+
+
+def _runner(config: Config, target: str) -> str:
+    return config.data.beam_options.get("runner", DATAFLOW if target == "vertex" else "")
+
+
+def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:
+    """Return the settings by the names of Beam's options; those of no value are left out."""
+    asked = config.data.beam_options
+    bucket = settings.bucket.rstrip("/") if storage.is_on_google(settings.bucket) else ""
+    options = {
+        "project": settings.project,
+        "region": settings.region,
+        "temp_location": bucket and f"{bucket}/beam",
+        "sdk_container_image": BEAM_IMAGE,
+        "service_account_email": settings.service_account,
+        "dataflow_kms_key": settings.encryption_key,
+        "labels": json.dumps(dict(settings.labels)) if settings.labels else "",
+    }
+    for name, setting in (("project", "project"), ("region", "region"), ("temp_location", "bucket")):
+        if not (options[name] or asked.get(name)):
+            raise InputError(
+                f"Cannot compile {config.name!r}: its records are written on Dataflow. Expected "
+                f"TPU_PIPELINES_{setting.upper()}, or data.beam_options.{name}. Received neither."
+            )
+    return {name: value for name, value in options.items() if value}

@@ -1,0 +1,117 @@
+"""Claims about records that the workers of an Apache Beam runner write."""
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from components import command_line
+from components.create_tfrecords import WriteParams, write_records
+from components.create_tfrecords.engines import fan_out
+from components.create_tfrecords.engines.beam import write_with_beam
+from components.errors import InputError
+from tests import beam
+from tests.components.create_tfrecords.engines.cases import (
+    CIFAR,
+    IMDB,
+    SHAKESPEARE,
+    corpus,
+    groups,
+    images,
+    numbers,
+    same_files,
+    texts,
+)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed here")
+def test_where_beam_is_not_installed_it_is_said_what_to_do(tmp_path):
+    with pytest.raises(InputError, match=r"not installed here. Run: pip install 'apache-beam\[gcp\]', in an environ"):
+        write_with_beam(WriteParams("sklearn:digits", engine="beam"), tmp_path / "records")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_option_that_can_be_none_is_refused():
+    with pytest.raises(InputError, match=r"beam_options must have names of Beam's options.* Received: '--region'"):
+        WriteParams("sklearn:digits", beam_options={"--region": "us-central1"})
+
+
+def write(params: WriteParams, output: Path, **options: str):
+    """What the command with Beam does."""
+    beam.require_beam()
+    params = dataclasses.replace(params, engine_tasks=3, num_workers=1, beam_options=options)
+    return beam.run(beam.command("--output", output, *command_line.flags_of(params)))
+
+
+@pytest.mark.slow  # 10 s each, with Apache Beam; those of ../shared/data a minute.
+@pytest.mark.parametrize("make", [images, groups, texts, corpus, numbers, CIFAR, IMDB, SHAKESPEARE])
+def test_a_runner_in_this_process_writes_the_same_bytes(tmp_path, make):
+    params = make(tmp_path / "data")
+    done = write(params, tmp_path / "records")
+    assert done.returncode == 0, done.stderr
+    alone = write_records(params, tmp_path / "alone")
+    assert json.loads(done.stdout) == dataclasses.asdict(alone)
+    assert same_files(tmp_path / "records", tmp_path / "alone")
+    assert not list(tmp_path.glob(".*")), "its parts are gone"
+
+
+@pytest.mark.slow  # 20 s, with Apache Beam.
+def test_workers_in_processes_of_their_own_write_the_same_bytes(tmp_path):
+    params = images(tmp_path / "data")
+    done = write(params, tmp_path / "records", direct_num_workers="2", direct_running_mode="multi_processing")
+    assert done.returncode == 0, done.stderr
+    write_records(params, tmp_path / "alone")
+    assert same_files(tmp_path / "records", tmp_path / "alone")
+
+
+@pytest.mark.slow  # 20 s, with Apache Beam.
+def test_a_job_that_is_started_again_writes_what_is_missing(tmp_path):
+    params = dataclasses.replace(images(tmp_path / "data"), engine_tasks=3, num_workers=1)
+    place = tmp_path / "temp"
+    assert write(params, tmp_path / "records", temp_location=str(place)).returncode == 0
+    shutil.rmtree(tmp_path / "records")
+    (job,) = place.iterdir()
+    before = {path: path.stat().st_mtime_ns for path in job.rglob("*.npz")}
+    lost = min(path for path in before)
+    lost.unlink()
+    done = write(params, tmp_path / "records", temp_location=str(place))
+    assert done.returncode == 0, done.stderr
+    assert {path for path, time in before.items() if path.stat().st_mtime_ns != time} == {lost}
+    write_records(params, tmp_path / "alone")
+    assert same_files(tmp_path / "records", tmp_path / "alone")
+
+
+@pytest.mark.slow  # 40 s, with Apache Beam.
+def test_a_mistake_is_one_paragraph(tmp_path, image_folder, encode):
+    folder = image_folder()
+    (folder / "dog" / "odd.png").write_bytes(encode(size=(9, 9)))
+    params = WriteParams(f"images:{folder}")
+    for options, told in (
+        ({}, "error: Images differ in size: expected 8×8 like the first one, received 9×9 for 'dog/odd.png'"),
+        ({"region": "us", "max_num_workers": "many"}, "argument --max_num_workers: invalid int value: 'many'"),
+        ({"worker_machine_typ": "n2"}, "Beam has no option 'worker_machine_typ'."),
+        ({"runner": "Nonsense"}, "Unexpected pipeline runner: Nonsense."),
+        ({"runner": "DataflowRunner", "project": "p"}, "too: region, temp_location, sdk_container_image."),
+    ):
+        done = write(params, tmp_path / "records", **options)
+        assert done.returncode == 2, done.stderr
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith("error: "), done.stderr
+        assert told in last
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "records").exists()
+
+
+def test_ranges_without_some_of_their_parts_are_found(tmp_path):
+    params = dataclasses.replace(images(tmp_path / "data"), engine_tasks=3, num_workers=1)
+    planned = fan_out.plan_parts(params, f"{tmp_path}/plan")
+    folders = [f"{tmp_path}/parts/{number}" for number in range(3)]
+    assert fan_out.unwritten_ranges(planned, folders) == [0, 1, 2]
+    for number in (0, 2):
+        fan_out.write_parts(params, f"{tmp_path}/plan", folders[number], number)
+    assert fan_out.unwritten_ranges(planned, folders) == [1]
+    min(Path(folders[2]).iterdir()).unlink()
+    assert fan_out.unwritten_ranges(planned, folders) == [1, 2]
