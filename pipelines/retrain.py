@@ -1,15 +1,59 @@
-"""Whether a run is needed: what has changed since the last one of its name."""
+"""Whether a run is needed: what has changed since the last one of its name, and how long ago that was."""
 
 import dataclasses
+import datetime
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from components.errors import InputError
 from pipelines.config import Config
-from pipelines.platforms.jobs import DIGEST, State, Submitter
+from pipelines.platforms.jobs import DIGEST, State, Submitter, now
 from pipelines.run_local import fingerprints_here
 from pipelines.submission import Plan, look_up
 from pipelines.summary import FAILED, Summary
+
+CHANGED, OLDER, ALWAYS = "changed", "older-than", "always"
+_UNITS = {"d": "days", "h": "hours"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Occasion:
+    """The occasions on which a run is needed; any of them is enough.
+
+    Attributes:
+        changed: Whether a change of data, configuration or code is one.
+        older_than: Age of the last run from which on it is one; None for none.
+        always: Whether it is needed whenever it is asked for.
+    """
+
+    changed: bool = True
+    older_than: datetime.timedelta | None = None
+    always: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a list as `changed,older-than=30d`.
+
+        Raises:
+            InputError: If it holds anything else.
+
+        Example:
+            >>> Occasion.parse("older-than=36h").older_than
+            datetime.timedelta(days=1, seconds=43200)
+        """
+        words = [word.strip() for word in text.split(",")]
+        older_than = None
+        for word in words:
+            if match := re.fullmatch(rf"{OLDER}=(\d+)([dh])", word):
+                older_than = datetime.timedelta(**{_UNITS[match[2]]: int(match[1])})
+            elif word not in (CHANGED, ALWAYS):
+                raise InputError(
+                    f"Cannot use --when {text}: expected one or more of {CHANGED}, {OLDER}=30d (or 12h) and {ALWAYS}, "
+                    f"with commas between. Received: {word!r}."
+                )
+        return cls(CHANGED in words, older_than, ALWAYS in words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,32 +73,36 @@ class Decision:
     reason: str
 
 
-def decide(plan: Plan, submitter: Submitter) -> Decision:
+def decide(plan: Plan, submitter: Submitter, occasion: Occasion = Occasion()) -> Decision:
     """Compare a run with those of its name on a platform. Starts nothing.
 
     Args:
         plan: The run as it would be sent.
         submitter: The platform.
+        occasion: Occasions on which it is needed.
 
     Returns:
-        Not needed where the same run was sent before, or by a schedule, and goes on or has ended with the gate's
-        decision.
+        By default not needed where the same run was sent before, or by a schedule, and goes on or has ended with the
+        gate's decision.
     """
     job = plan.jobs[0]
     last = look_up(plan, submitter) or submitter.latest(job.name)
     if last is None:
         return _first(job.name)
     if last.digest == job.labels[DIGEST]:
-        return _unchanged(last.job_id, last.state, has_failed=last.state in (State.FAILED, State.CANCELLED))
-    return _changed(last.job_id, last.fingerprints, job.fingerprints)
+        decision = _unchanged(last.job_id, last.state, has_failed=last.state in (State.FAILED, State.CANCELLED))
+    else:
+        decision = _changed(last.job_id, last.fingerprints, job.fingerprints)
+    return _apply(occasion, decision, last.created, is_over=last.state.is_final)
 
 
-def decide_here(config: Config, workspace: Path) -> Decision:
+def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> Decision:
     """Compare a run with the last one of its name in a workspace. Runs nothing.
 
     Args:
         config: Configuration that would run.
         workspace: Folder of the runs.
+        occasion: Occasions on which it is needed.
 
     Raises:
         InputError: If the data or the configuration cannot be used.
@@ -64,8 +112,10 @@ def decide_here(config: Config, workspace: Path) -> Decision:
         return _first(config.name)
     since = str(workspace / config.name)
     if summary.fingerprints == after:
-        return _unchanged(since, summary.status, has_failed=summary.status == FAILED)
-    return _changed(since, summary.fingerprints, after)
+        decision = _unchanged(since, summary.status, has_failed=summary.status == FAILED)
+    else:
+        decision = _changed(since, summary.fingerprints, after)
+    return _apply(occasion, decision, summary.ended, is_over=True)
 
 
 def last_summary(config: Config, workspace: Path) -> Summary | None:
@@ -89,3 +139,26 @@ def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) ->
     changed = tuple(part for part in after if before.get(part) != after[part]) if before else ()
     unknown = "where or with what it runs" if before else "what, that run does not say"
     return Decision(True, since, changed, f"changed since {since}: {' and '.join(changed) or unknown}")
+
+
+def _apply(occasion: Occasion, decision: Decision, created: str, is_over: bool) -> Decision:
+    """Return the decision that the occasions ask for; a run that goes on is not started twice.
+
+    A run that gave no result is none to rest on, whatever is asked for.
+    """
+    is_change = not decision.reason.startswith("nothing")
+    age = now() - datetime.datetime.fromisoformat(created) if created else None
+    if not is_over and not is_change:
+        return decision
+    if occasion.always and not decision.needed:
+        return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
+    if occasion.older_than and age is not None and age > occasion.older_than:
+        words = f"the last run is {_words(age)} old, above {_words(occasion.older_than)}; {decision.reason}"
+        return dataclasses.replace(decision, needed=True, reason=words)
+    if is_change and not occasion.changed and not occasion.always:
+        return dataclasses.replace(decision, needed=False, reason=f"{decision.reason}, which is no occasion by --when")
+    return decision
+
+
+def _words(age: datetime.timedelta) -> str:
+    return f"{age.days:,} days" if age.days > 1 else f"{age.total_seconds() / 3600:,.0f} hours"

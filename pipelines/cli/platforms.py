@@ -1,4 +1,4 @@
-"""Commands that meet a cloud platform: compile, submit, retrain, status, cancel, schedule."""
+"""Commands that meet a cloud platform: compile, submit, status, cancel, schedule."""
 
 import argparse
 import dataclasses
@@ -13,18 +13,15 @@ from typing import Any
 from pipelines.cli.options import (
     DONE,
     FAILED,
-    HERE,
     REJECTED,
     add_config,
     add_target,
     add_wait,
-    add_workspace,
     show_text,
     tell_error,
     tell_hint,
     user_path,
 )
-from pipelines.cli.runs import tell_outcome
 
 
 def _add_compile(commands: Any) -> None:
@@ -133,7 +130,7 @@ def _add_submit(commands: Any) -> None:
     add_target(submit)
     add_wait(submit)
     submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
-    _add_no_doctor(submit)
+    add_no_doctor(submit)
     submit.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
     submit.add_argument("--output", type=Path, metavar="FILE", help="of a dry run: write there, as JSON, what is sent")
     submit.add_argument(
@@ -142,13 +139,14 @@ def _add_submit(commands: Any) -> None:
     submit.set_defaults(command=_submit)
 
 
-def _add_no_doctor(parser: Any) -> None:
+def add_no_doctor(parser: Any) -> None:
+    """Add the way around what is asked first."""
     parser.add_argument(
         "--no-doctor", action="store_true", help="do not ask first for sign-in, bucket, image and service account"
     )
 
 
-def _plan(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+def plan_run(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Return a run as it would be sent, the platform, and the same with its outages waited out."""
     settings, platform, backoff = connect(arguments)
     from pipelines.compile import require_step_image
@@ -171,7 +169,7 @@ def _submit(arguments: argparse.Namespace) -> int:
         from components.errors import InputError
 
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
-    plan, platform, submitter = _plan(arguments)
+    plan, platform, submitter = plan_run(arguments)
     from pipelines.submission import submit
 
     for said in filter(None, (plan.timeout, plan.resources)):
@@ -179,11 +177,11 @@ def _submit(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _tell_dry_run(arguments, plan, [platform.describe(job) for job in plan.jobs])
         return DONE
-    _ask_first(arguments, plan.image)
+    ask_first(arguments, plan.image)
     return _follow(arguments, plan, submit(plan, submitter, arguments.again), submitter)
 
 
-def _ask_first(arguments: argparse.Namespace, image: str) -> None:
+def ask_first(arguments: argparse.Namespace, image: str) -> None:
     """Refuse a run that cannot work, unless nobody is to be asked; hint at what only may stand in its way."""
     if arguments.no_doctor:
         return
@@ -226,73 +224,7 @@ def _follow(
 
     if arguments.wait:
         submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
-    return _tell(submission, arguments.json, facts)
-
-
-def _add_retrain(commands: Any) -> None:
-    retrain = commands.add_parser(
-        "retrain",
-        epilog="Example: tpu-pipelines retrain digits --target local",
-        help="run again what has changed: for CI",
-        description="Run the pipeline if its data, configuration or code have changed since the last run of its name, "
-        "and say which. What was run before is not run again, unless it failed. May be started as often as there is "
-        "reason to look, on a platform also several times at once, and again after it was killed.",
-    )
-    add_config(retrain)
-    add_target(retrain, also=(HERE,))
-    add_workspace(retrain)
-    add_wait(retrain)
-    retrain.add_argument("--dry-run", action="store_true", help="say whether a run is needed, and why; start none")
-    _add_no_doctor(retrain)
-    retrain.add_argument("--force", action="store_true", help="run every step, though nothing has changed")
-    retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
-    retrain.set_defaults(command=_retrain)
-
-
-def _retrain(arguments: argparse.Namespace) -> int:
-    from pipelines.retrain import decide, decide_here, last_summary
-
-    if arguments.target == HERE:
-        from pipelines.config import load_config
-        from pipelines.run_local import RunOutcome, run_local
-
-        config = load_config(arguments.config, arguments.overrides)
-        decision = _forced(decide_here(config, arguments.workspace), arguments.force)
-        if not (facts := _announce(decision, arguments)):
-            return DONE
-        last = None if decision.needed else last_summary(config, arguments.workspace)
-        outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
-        return tell_outcome(outcome, arguments.json, facts)
-    from pipelines.submission import submit, without_cache
-
-    plan, _, submitter = _plan(arguments)
-    decision = _forced(decide(plan, submitter), arguments.force)
-    plan = without_cache(plan) if arguments.force else plan
-    if not (facts := _announce(decision, arguments)):
-        return DONE
-    if not decision.needed and not plan.has(decision.since):  # A schedule has started it.
-        return _tell(submitter.get(decision.since), arguments.json, facts)
-    if decision.needed:
-        _ask_first(arguments, plan.image)
-    return _follow(arguments, plan, submit(plan, submitter, again=decision.needed), submitter, facts)
-
-
-def _forced(decision: Any, force: bool) -> Any:
-    """Return the decision, or that a run is needed because it is asked for."""
-    if not force or decision.needed:
-        return decision
-    return dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
-
-
-def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Say whether a run is needed; what JSON output says of it, or nothing if that is all that was asked."""
-    words = f"{'needed' if decision.needed else 'not needed'}: {decision.reason}"
-    facts = {"retrain": dataclasses.asdict(decision)}
-    if arguments.dry_run:
-        print(json.dumps(facts) if arguments.json else words)
-        return {}
-    print(words, file=sys.stderr, flush=True)
-    return facts
+    return tell_submission(submission, arguments.json, facts)
 
 
 class Progress:
@@ -311,7 +243,7 @@ class Progress:
                 show_text(line, sys.stderr)
 
 
-def _tell(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
+def tell_submission(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
     """Print what is known of a run; the exit code that goes with it."""
     from pipelines.platforms.jobs import State
 
@@ -339,7 +271,7 @@ def _add_status(commands: Any) -> None:
     status.add_argument("name", metavar="NAME", help="of the configuration, or the id of a job")
     add_target(status)
     status.add_argument("--json", action="store_true", help="print the run as JSON, and nothing else, on stdout")
-    status.set_defaults(command=lambda arguments: _tell(_latest(arguments)[1], arguments.json))
+    status.set_defaults(command=lambda arguments: tell_submission(_latest(arguments)[1], arguments.json))
 
 
 def _add_cancel(commands: Any) -> None:
@@ -398,7 +330,7 @@ def _add_schedule(commands: Any) -> None:
     for action, text in (("pause", "start no more runs"), ("resume", "start runs again"), ("delete", "forget it")):
         actions.add_argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
     add_target(schedule)
-    _add_no_doctor(schedule)
+    add_no_doctor(schedule)
     schedule.add_argument("--dry-run", action="store_true", help="print what would change, and change nothing")
     schedule.set_defaults(command=_schedule)
 
@@ -425,7 +357,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
     _hint_at_tag(plan.image)
     _tell_carried(plan.carried, config.training.model)
     if not arguments.dry_run:
-        _ask_first(arguments, plan.image)
+        ask_first(arguments, plan.image)
         put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
     if change.difference:
@@ -443,7 +375,6 @@ def _schedule(arguments: argparse.Namespace) -> int:
 COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_compile,
     _add_submit,
-    _add_retrain,
     _add_status,
     _add_cancel,
     _add_schedule,

@@ -111,6 +111,8 @@ class Submission:
         waited_seconds: Seconds that it has waited for its machine without getting it.
         fingerprints: Fingerprints of what it follows from; see `caching.fingerprints`. Empty where it does not say.
         digest: Digest of the whole run; the same run has the same, also one that a schedule started.
+        created: When it was sent, ISO 8601; empty where the platform does not say.
+        training_seconds: Seconds that the training has had its machine, or waited for it, so far.
     """
 
     job_id: str
@@ -125,6 +127,8 @@ class Submission:
     waited_seconds: float = 0
     fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)
     digest: str = ""
+    created: str = ""
+    training_seconds: float = 0
 
     @property
     def promoted(self) -> bool:

@@ -237,6 +237,8 @@ class Kubeflow:
             waited_seconds=waited_seconds,
             fingerprints=fingerprints_in(labels),
             digest=labels.get(DIGEST, ""),
+            created=run.created_at.isoformat() if run.created_at else "",
+            training_seconds=_seconds_of_training(tasks, self._now()),
         )
 
     # Doctor
@@ -358,6 +360,15 @@ def _labels(description: str | None) -> dict[str, str]:
         if isinstance(labels, dict):
             return {str(key): str(value) for key, value in labels.items()}
     return {}
+
+
+def _seconds_of_training(tasks: Sequence[Any], now: datetime.datetime) -> float:
+    """Return how long the training's node has been there; one that goes on ends before it begins."""
+    training = next((task for task in tasks if task.display_name == _TRAINING_TASK), None)
+    if training is None:
+        return 0.0
+    end = training.end_time if training.end_time and training.end_time > training.start_time else now
+    return float((end - training.start_time).total_seconds())
 
 
 def _wait_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[float, bool]:

@@ -178,8 +178,12 @@ class Vertex:
             error=job.error.message if state is State.FAILED else "",
             fingerprints=fingerprints_in(job.labels),
             digest=job.labels.get(DIGEST, ""),
+            created=job.create_time.isoformat() if job.create_time else "",
         )
         training = tasks.get(_TRAINING_TASK)
+        if training and training.start_time:
+            seconds = ((training.end_time or self._now()) - training.start_time).total_seconds()
+            submission = dataclasses.replace(submission, training_seconds=seconds)
         custom_job = self._custom_job(job) if training and state is not State.SUCCEEDED else None
         if custom_job:
             asked, end = custom_job.create_time, custom_job.end_time or self._now()

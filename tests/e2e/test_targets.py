@@ -140,7 +140,7 @@ def test_the_manifest_and_the_page_speak_of_the_task(finished):
     else:
         assert manifest.splits["train"].targets[1].mean == pytest.approx(2000, abs=1)
         assert "Largest errors" in page
-        assert page.count("<svg") == 2 + 2 * 2  # Two of the training, two of each target.
+        assert page.count("<svg") == 3 + 2 * 2  # Three of the training, two of each target.
     assert manifest.task == summary["config"]["data"]["task"] == task
 
 

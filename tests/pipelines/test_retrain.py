@@ -1,20 +1,24 @@
 """Claims about what makes another run necessary: on Vertex AI, through its real client, and on this machine."""
 
+import datetime
 import json
 import os
 import shutil
 from unittest.mock import ANY
 
 import pytest
+from google.cloud import aiplatform_v1 as v1
 
+from components.errors import InputError
 from pipelines import caching
 from pipelines.cli.main import main
 from pipelines.config import load_config
-from pipelines.retrain import decide_here
+from pipelines.retrain import Occasion, decide_here
 from pipelines.run_local import fingerprints_here
 from tests.cli import QUICK, steps_here, tpu_pipelines_here
 from tests.fakes import execution
 from tests.fakes.execution import Simulate
+from tests.html_page import Page
 
 OVERRIDES = QUICK[1::2]
 
@@ -165,6 +169,80 @@ def test_forced_it_runs_every_step_though_nothing_has_changed(fake, retrain):
     cached = [json.dumps(execution.specification(job)).count('"enableCache": true') for job in (first, second)]
     assert cached[0] > 4
     assert cached[1] == 0
+
+
+def test_a_run_is_needed_on_the_occasions_that_are_asked_for(fake, retrain, monkeypatch):
+    created = datetime.datetime.now(datetime.UTC)
+    monkeypatch.setattr(fake, "clock", lambda: created)
+    _, _, first = retrain("--wait", "--when", "older-than=30d")
+    code, decision, said = retrain("--when", "older-than=30d", "--set", "training.epochs=31")
+    assert (code, decision["needed"], decision["changed"]) == (0, False, ["configuration"])
+    assert decision["reason"].endswith("configuration, which is no occasion by --when")
+    assert said["job_id"] == first["job_id"]
+    monkeypatch.setattr("pipelines.retrain.now", lambda: created + datetime.timedelta(days=30, hours=1))
+    _, decision, _ = retrain("--dry-run", "--when", "older-than=30d", "--set", "training.epochs=31")
+    assert decision["needed"]
+    assert decision["reason"].startswith("the last run is 30 days old, above 30 days; changed since")
+    assert not retrain("--dry-run", "--when", "older-than=31d,changed")[1]["needed"]
+    assert retrain("--dry-run", "--when", "older-than=12h,changed")[1]["needed"]
+    assert len(fake.pipeline_jobs) == 1
+    _, decision, second = retrain("--wait", "--when", "always")
+    assert decision["reason"].startswith("always, though nothing has changed since")
+    assert second["job_id"] == f"{first['job_id']}-r2"
+
+
+def test_a_run_that_goes_on_is_not_started_again_on_any_occasion(fake, retrain):
+    fake.execution = Simulate(hold=True)
+    retrain()
+    assert not retrain("--when", "always,older-than=0h")[1]["needed"]
+    assert len(fake.pipeline_jobs) == 1
+
+
+@pytest.mark.parametrize("text", ["", "sometimes", "older-than=30", "older-than=d", "changed;always", "changed,"])
+def test_an_occasion_that_is_none_is_named(text):
+    with pytest.raises(InputError, match=f"Cannot use --when {text}: expected one or more of changed"):
+        Occasion.parse(text)
+
+
+def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
+    fake, retrain, bucket, capfd, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
+    retrain("--wait")
+    retrain("--wait")
+    fake.execution = Simulate(promote=False)
+    retrain("--wait", "--set", "training.epochs=31")
+    fake.execution = Simulate(hold=True)
+    retrain("--set", "training.epochs=32")
+    retrain("--dry-run", "--set", "training.epochs=33")
+
+    def history(*arguments):
+        code = main(["retrain", "digits", "--set", "machine=v5e-4", "--history", *arguments])
+        return code, capfd.readouterr().out
+
+    known = json.loads(history("--json")[1])
+    assert [(entry["needed"], entry["outcome"]) for entry in known] == [
+        (True, ANY),
+        (True, "not promoted"),
+        (False, "promoted"),
+        (True, "promoted"),
+    ]
+    assert known[0]["outcome"] in ("pending", "running")
+    assert known[0]["changed"] == ["configuration"]
+    assert {entry["machine"] for entry in known} == {"v5e-4"}
+    price = load_config("digits", ["machine=v5e-4"]).machine.paid.price.usd_per_hour
+    assert (known[2]["training_hours"], known[2]["usd"]) == (0, None), "an earlier run is not paid again"
+    for entry in known[:2]:
+        assert entry["usd"] == pytest.approx(entry["training_hours"] * price, abs=0.01)
+    (custom_job,) = (job.name for job in fake.custom_jobs.values() if not job.end_time)
+    fake.end_custom_job(custom_job, v1.JobState.JOB_STATE_SUCCEEDED)
+    fake.execution.start_pipeline_job(fake, list(fake.pipeline_jobs)[-1])
+    page = tmp_path / "retrain.html"
+    code, table = history("--output", str(page))
+    assert code == 0
+    assert "running" not in table, "what went on is asked for again"
+    assert len(table.splitlines()) == 5
+    assert "4 decisions, 3 of them to run" in " ".join(Page(page.read_text()).words)
 
 
 def test_a_step_that_is_left_out_is_no_other_code(fake, retrain):

@@ -1,0 +1,195 @@
+"""`retrain`: run again where there is reason to, and tell what was decided before."""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pipelines.cli.options import (
+    DONE,
+    HERE,
+    add_config,
+    add_target,
+    add_wait,
+    add_workspace,
+    show_text,
+    tell_hint,
+    user_path,
+)
+from pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_run, tell_submission
+from pipelines.cli.runs import tell_outcome
+
+
+def _add_retrain(commands: Any) -> None:
+    retrain = commands.add_parser(
+        "retrain",
+        epilog="Example: tpu-pipelines retrain digits --target local --when changed,older-than=30d",
+        help="run again what has changed: for CI",
+        description="Run the pipeline if its data, configuration or code have changed since the last run of its name, "
+        "and say which. What was run before is not run again, unless it failed. May be started as often as there is "
+        "reason to look, on a platform also several times at once, and again after it was killed. Every decision is "
+        "kept beside the registry, or in the bucket or workspace where there is none.",
+    )
+    add_config(retrain)
+    add_target(retrain, also=(HERE,))
+    add_workspace(retrain)
+    add_wait(retrain)
+    retrain.add_argument(
+        "--when",
+        default="changed",
+        metavar="OCCASIONS",
+        help="any of changed, older-than=30d (or 12h) and always, with commas between (default: changed)",
+    )
+    actions = retrain.add_mutually_exclusive_group()
+    actions.add_argument("--dry-run", action="store_true", help="say whether a run is needed, and why; start none")
+    actions.add_argument("--history", action="store_true", help="list what was decided, and what became of it")
+    add_no_doctor(retrain)
+    retrain.add_argument("--force", action="store_true", help="run every step, though nothing has changed")
+    retrain.add_argument("--output", type=user_path, metavar="FILE", help="page that --history writes, as retrain.html")
+    retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    retrain.set_defaults(command=_retrain)
+
+
+def _retrain(arguments: argparse.Namespace) -> int:
+    from pipelines.retrain import Occasion
+
+    occasion = Occasion.parse(arguments.when)
+    if arguments.output and not arguments.history:
+        from components.errors import InputError
+
+        raise InputError("--output FILE is the page of --history. Received: no --history. Add it, or leave both out.")
+    if arguments.history:
+        return _tell_history(arguments)
+    return (_retrain_here if arguments.target == HERE else _retrain_there)(arguments, occasion)
+
+
+def _retrain_here(arguments: argparse.Namespace, occasion: Any) -> int:
+    from pipelines import retrain_history as history
+    from pipelines.config import load_config
+    from pipelines.retrain import decide_here, last_summary
+    from pipelines.run_local import RunOutcome, run_local
+
+    config = load_config(arguments.config, arguments.overrides)
+    decision = _forced(decide_here(config, arguments.workspace, occasion), arguments.force)
+    if not (facts := _announce(decision, arguments)):
+        return DONE
+    entry = history.Entry.make(decision)
+    last = None if decision.needed else last_summary(config, arguments.workspace)
+    outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
+    status = outcome.summary.status
+    words = {"succeeded": "promoted", "rejected": "not promoted"}.get(status, status)
+    run = str(arguments.workspace / config.name)
+    _record(arguments, dataclasses.replace(entry, run=run, outcome=words))
+    return tell_outcome(outcome, arguments.json, facts)
+
+
+def _retrain_there(arguments: argparse.Namespace, occasion: Any) -> int:
+    from pipelines import retrain_history as history
+    from pipelines.retrain import decide
+    from pipelines.submission import submit, wait, without_cache
+
+    plan, _, submitter = plan_run(arguments)
+    decision = _forced(decide(plan, submitter, occasion), arguments.force)
+    plan = without_cache(plan) if arguments.force else plan
+    if not (facts := _announce(decision, arguments)):
+        return DONE
+    entry = history.Entry.make(decision)
+    if not decision.needed and not plan.has(decision.since):  # Another has started it, as a schedule.
+        submission = submitter.get(decision.since)
+    else:
+        if decision.needed:
+            ask_first(arguments, plan.image)
+        submission = submit(plan, submitter, again=decision.needed)
+    # First what is begun, since whoever waits may be killed.
+    _record(arguments, entry.with_run(submission, _price(plan, submission.machine)))
+    if arguments.wait and plan.has(submission.job_id):
+        submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
+        _record(arguments, entry.with_run(submission, _price(plan, submission.machine)))
+    return tell_submission(submission, arguments.json, facts)
+
+
+def _record(arguments: argparse.Namespace, entry: Any) -> None:
+    """Keep a decision; what keeps it from being kept is no reason against the run."""
+    from components.errors import InputError
+    from pipelines import retrain_history as history
+
+    place = _place(arguments)
+    try:
+        history.record(place, entry)
+    except (InputError, OSError) as error:
+        tell_hint(f"the decision is not kept in {place}: {error}")
+
+
+def _price(plan: Any, machine: str) -> float | None:
+    """Return the list price of an hour of one of a plan's machines."""
+    paid = [job.machine.paid.price for job in plan.jobs if job.machine.paid.machine == machine]
+    return paid[0].usd_per_hour if paid and paid[0] else None
+
+
+def _place(arguments: argparse.Namespace) -> str:
+    """Return the folder of the decisions: beside the registry, else in the bucket or the workspace."""
+    from pipelines import retrain_history as history
+    from pipelines.config import load_config
+    from pipelines.run_local import with_registry
+    from pipelines.settings import load_settings
+
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.target == HERE:
+        return history.place_of(with_registry(config, arguments.workspace), str(arguments.workspace))
+    return history.place_of(config, load_settings(os.environ, arguments.settings).bucket or str(arguments.workspace))
+
+
+def _tell_history(arguments: argparse.Namespace) -> int:
+    from components.errors import InputError
+    from pipelines import retrain_history as history
+    from pipelines.config import load_config
+
+    config, place = load_config(arguments.config, arguments.overrides), _place(arguments)
+    paid = config.machine.paid.price if config.machine else None
+    known = history.entries(place, _asker(arguments), lambda machine: paid.usd_per_hour if paid else None)
+    if not known:
+        raise InputError(
+            f"Nothing was decided of {config.name!r} in {place}: expected a decision that `tpu-pipelines retrain` has "
+            "left. Check the configuration and the target."
+        )
+    if arguments.output:
+        history.write_page(known, config.name, arguments.output)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(entry) for entry in known]))
+    else:
+        show_text(history.as_table(known))
+    return DONE
+
+
+def _asker(arguments: argparse.Namespace) -> Callable[[str], Any]:
+    """Return a function that asks for a run by its id."""
+    if arguments.target == HERE:
+        return lambda run: None
+    from pipelines.platforms.jobs import Retrying
+
+    _, platform, backoff = connect(arguments)
+    return Retrying(platform, backoff).get
+
+
+def _forced(decision: Any, force: bool) -> Any:
+    """Return the decision, or that a run is needed because it is asked for."""
+    if not force or decision.needed:
+        return decision
+    return dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
+
+
+def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Say whether a run is needed; what JSON output says of it, or nothing if that is all that was asked."""
+    words = f"{'needed' if decision.needed else 'not needed'}: {decision.reason}"
+    facts = {"retrain": dataclasses.asdict(decision)}
+    if arguments.dry_run:
+        print(json.dumps(facts) if arguments.json else words)
+        return {}
+    print(words, file=sys.stderr, flush=True)
+    return facts
+
+
+COMMANDS: tuple[Callable[[Any], None], ...] = (_add_retrain,)
