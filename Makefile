@@ -10,6 +10,7 @@ HOSTS ?= 4
 IMAGE ?= tpu-pipelines/python:latest
 STEPS_IMAGE ?= tpu-pipelines/steps:latest
 TRAIN_GPU_IMAGE ?= tpu-pipelines/train-gpu:latest
+BEAM_IMAGE ?= tpu-pipelines/beam:latest
 SERVING_IMAGE ?= tpu-pipelines/serving:latest
 TAG = $(if $(filter train,$*),$(IMAGE),$($(shell echo $* | tr a-z- A-Z_)_IMAGE))
 # What runs: docker with its daemon, podman, or buildah, which only builds and pushes.
@@ -21,7 +22,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install beam-env run test test-all check bench soak kills kills-hosts kills-fan-out kills-answers audit licences lock image images push sbom images-test
+.PHONY: install beam-env run test test-all check bench soak kills kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom images-test
 
 install: $(VENV)/.installed
 
@@ -69,6 +70,9 @@ kills-hosts: install  ## Hosts that train together, killed at any moment and sta
 kills-fan-out: install  ## Commands that write records together, killed at any moment and run again; KILLS=20 for fewer.
 	$(VENV)/bin/python -m tests.kills.fan_out --kills $(KILLS)
 
+kills-beam: beam-env  ## Records that Beam's workers write, killed at any moment and written again; KILLS=20 for fewer.
+	$(BEAM)/bin/python -m tests.kills.beam --kills $(KILLS)
+
 kills-answers: install  ## predict_batch over 100,000 pictures, killed at any moment and run again; KILLS=10 for fewer.
 	$(VENV)/bin/python -m tests.kills.answers --kills $(KILLS)
 
@@ -98,7 +102,7 @@ image: image-train image-serving  ## One image for every step, and a small one t
 
 images: image-steps image-train image-serving  ## These, and one for the steps that need no JAX; BASE=IMAGE to build on another.
 
-image-%:  ## One of them alone: steps, train, train-gpu or serving.
+image-%:  ## One of them alone: steps, train, train-gpu, beam or serving.
 	$(ENGINE) build $(if $(filter buildah,$(ENGINE)),--layers) $(BUILD_FLAGS) $(if $(BASE),--build-arg BASE=$(BASE)) $(LABELS) \
 	  --file docker/$(if $(filter serving,$*),serving.)Dockerfile --target $* --tag $(TAG) .
 

@@ -43,7 +43,7 @@ def test_the_images_are_built_on_one_of_a_known_digest():
     assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", *bases)
     for text in texts:
         stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)
-        assert {source for source, _ in stages} <= {"${BASE}", *(name for _, name in stages)}
+        assert {source for source, _ in stages} <= {"${BASE}", "${BEAM}", *(name for _, name in stages)}
 
 
 def test_what_an_image_holds_is_a_part_of_what_is_locked():
@@ -64,6 +64,22 @@ def test_what_an_image_holds_is_a_part_of_what_is_locked():
     assert dict(on_gpu.items() - {(name, on_gpu[name]) for name in of_cuda}) | {"libtpu": train["libtpu"]} == train
     assert not {"tensorflow", "tensorflow-cpu", "keras", "kfp", "jax", "jaxlib", "scikit-learn"} & serving.keys()
     assert not {"tensorflow", "pytest", "ruff", "mypy"} & train.keys()
+
+
+def test_beams_image_holds_what_the_others_have_but_what_beam_excludes():
+    pins = [
+        dict(
+            re.findall(
+                r"^([a-z0-9][^ =\[]*)==(\S+)", (REPOSITORY / "docker" / f"{name}.lock").read_text(), re.MULTILINE
+            )
+        )
+        for name in ("beam", "steps")
+    ]
+    beam, steps = pins
+    assert {name for name in beam.keys() & steps.keys() if beam[name] != steps[name]} == {"pillow", "pyarrow"}
+    assert not {"tensorflow-cpu", "keras", "jax"} & beam.keys()
+    released = beam["apache-beam"]
+    assert f"ARG BEAM=apache/beam_python3.11_sdk:{released}\n" in (REPOSITORY / "docker" / "Dockerfile").read_text()
 
 
 def test_an_image_holds_what_its_part_of_the_project_asks_for():

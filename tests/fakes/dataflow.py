@@ -51,7 +51,7 @@ class FakeDataflow(LocalServer):
         jobs: All jobs ever made, oldest first.
         calls: Every request: verb and path.
         on_get: Called before every answer to whoever asks for a job, with the job: time goes on then.
-        faults: Statuses that the next requests are answered with, in the place of what they ask for.
+        faults: Statuses that the next requests are answered with, in the place of what they ask for; 0 for none.
     """
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class FakeDataflow(LocalServer):
         found = re.fullmatch(r"/v1b3/projects/([^/]+)/locations/([^/]+)/jobs(?:/([^/]+))?(/messages)?", path)
         with self.lock:
             self.calls.append((verb, path))
-            if self.faults:
-                raise RefusedError(self.faults.pop(0), "Injected.")
+            if self.faults and (status := self.faults.pop(0)):
+                raise RefusedError(status, "Injected.")
             if not found or found[1] != PROJECT:
                 raise RefusedError(404, f"There is no {path}.")
             _, region, job_id, messages = found.groups()

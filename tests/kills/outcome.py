@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 Outcome = Mapping[str, str]
@@ -64,6 +63,8 @@ def _digest(path: Path, top: Path) -> str:
         dropped = _TIMED | _MEASURED.get(path.name, set())
         content = json.dumps([_plain(json.loads(line), dropped, str(top)) for line in lines], sort_keys=True).encode()
     elif path.suffix == ".h5":  # The file itself says when it was written.
+        import h5py  # Not where Beam is.
+
         with h5py.File(path) as file:
             arrays: dict[str, np.ndarray] = {}
             file.visititems(

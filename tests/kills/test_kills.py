@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests import beam
 from tests.cli import REPOSITORY
 from tests.kills import answers
 from tests.kills.__main__ import TURNS, kill_of, report, run_undisturbed, slice_of, try_kill
@@ -115,6 +116,13 @@ def test_killed_at_any_moment_every_step_and_the_run_give_the_same_again(tmp_pat
 def test_killed_at_any_moment_commands_that_write_together_give_the_same_again():
     command = [sys.executable, "-m", "tests.kills.fan_out", "--kills", "20"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow  # Two minutes, with Apache Beam.
+def test_killed_at_any_moment_records_that_beam_writes_are_the_same_again():
+    beam.require_beam()
+    done = beam.run([beam.PYTHON, "-m", "tests.kills.beam", "--kills", "4"])
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import io
 import json
+import re
 import shutil
 import tempfile
 import threading
@@ -132,7 +133,8 @@ def _submit(pipeline: Any, options: Mapping[str, str]) -> str:
         return ""
     except GoogleAPICallError as error:
         where = f"{options['project']}, {options['region']}"
-        raise dataflow.refusal(int(error.code or 500), str(error.message), where) from error
+        words = re.sub(r"^[A-Z]+ \S+: ", "", str(error.message))  # It begins with what was asked, and at which address.
+        raise dataflow.refusal(int(error.code or 500), words, where) from error
 
 
 def _checked(asked: Mapping[str, str], source: str) -> dict[str, str]:

@@ -1,0 +1,177 @@
+"""Claims about records that Dataflow writes: Beam's own client, and a local service that runs what is sent to it."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from components import command_line, storage
+from components.create_tfrecords import WriteParams, write_records
+from tests import beam
+from tests.cli import REPOSITORY
+from tests.components.create_tfrecords.engines.cases import images, same_files
+from tests.fakes.dataflow import PROJECT, REGION, FakeDataflow
+
+pytestmark = pytest.mark.slow  # 30 s each, with Apache Beam.
+IMAGE = "europe-docker.pkg.dev/my-project/images/beam@sha256:0f"
+
+
+@pytest.fixture
+def fake():
+    beam.require_beam()
+    with FakeDataflow() as server:
+        yield server
+
+
+@pytest.fixture
+def params(bucket, tmp_path, fake):
+    """Pictures in a bucket, one of them damaged, and all that Dataflow is told."""
+    images(tmp_path / "data")
+    storage.upload(tmp_path / "data", "gs://bucket/data")
+    options = {
+        "runner": "DataflowRunner",
+        "project": PROJECT,
+        "region": REGION,
+        "temp_location": "gs://bucket/temp",
+        "sdk_container_image": IMAGE,
+        "worker_machine_type": "n2-standard-4",
+        "max_num_workers": "7",
+        "network": "inside",
+        "subnetwork": f"regions/{REGION}/subnetworks/private",
+        "no_use_public_ips": "",
+        "service_account_email": "worker@my-project.iam.gserviceaccount.com",
+        "dataflow_endpoint": fake.url,
+        "no_auth": "",
+    }
+    return WriteParams(
+        "images:gs://bucket/data", max_bad_fraction=0.1, engine_tasks=3, num_workers=1, beam_options=options
+    )
+
+
+def command(params, output):
+    return beam.command("--output", output, *command_line.flags_of(params))
+
+
+def start(params, output):
+    """The step, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(command(params, output), stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for(what, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.05)
+
+
+def is_asked_for(fake, job):
+    """Whether somebody follows a job."""
+    return any(verb == "GET" and path.endswith(job.id) for verb, path in fake.calls)
+
+
+def work(fake, job):
+    """Do a job as the service does: its workers run the pipeline that was staged."""
+    options = job.asked["environment"]["sdkPipelineOptions"]["options"]
+    words = [beam.PYTHON, str(REPOSITORY / "tests" / "fakes" / "dataflow_worker.py"), options["pipelineUrl"]]
+    job.state = "JOB_STATE_RUNNING"
+    done = beam.run(words)
+    error = f"Error message from worker: {done.stderr}"
+    fake.end(job, "JOB_STATE_DONE") if done.returncode == 0 else fake.end(job, "JOB_STATE_FAILED", error)
+
+
+def work_on_all(fake):
+    """Do every job once it is made."""
+    thread = threading.Thread(target=lambda: (wait_for(lambda: fake.jobs), work(fake, fake.jobs[-1])), daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_job_is_made_as_asked_for_and_writes_the_same_bytes(fake, params, tmp_path):
+    thread = work_on_all(fake)
+    done = beam.run(command(params, tmp_path / "records"))
+    thread.join()
+    assert done.returncode == 0, done.stderr
+    (job,) = fake.jobs
+    assert f"started the job {job.asked['name']}: https://console.cloud.google.com/dataflow/jobs/" in done.stderr
+    (pool,) = job.asked["environment"]["workerPools"]
+    assert (pool["machineType"], pool["network"]) == ("n2-standard-4", "inside")
+    assert pool["subnetwork"] == f"regions/{REGION}/subnetworks/private"
+    assert pool["ipConfiguration"] == 2  # environment.proto: WORKER_IP_PRIVATE.
+    assert pool["autoscalingSettings"]["maxNumWorkers"] == 7
+    assert [each["containerImage"] for each in pool["sdkHarnessContainerImages"]] == [IMAGE]
+    assert job.asked["environment"]["serviceAccountEmail"] == "worker@my-project.iam.gserviceaccount.com"
+    alone = dataclasses.replace(params, engine="local", beam_options={})
+    write_records(alone, tmp_path / "alone")
+    assert same_files(tmp_path / "records", tmp_path / "alone")
+
+    again = beam.run(command(params, tmp_path / "again"))
+    assert again.returncode == 0, again.stderr
+    assert fake.made == 1, "all parts are there"
+    assert same_files(tmp_path / "again", tmp_path / "alone")
+
+
+def test_a_step_that_was_killed_finds_its_job_and_follows_it(fake, params, tmp_path):
+    first = start(params, tmp_path / "records")
+    wait_for(lambda: fake.jobs)
+    first.kill()
+    first.communicate()
+    assert not (tmp_path / "records").exists()
+    fake.calls.clear()
+    second = start(params, tmp_path / "records")
+    wait_for(lambda: is_asked_for(fake, fake.jobs[0]))
+    work(fake, fake.jobs[0])
+    _, told = second.communicate(timeout=60)
+    assert second.returncode == 0, told
+    assert f"following the job {fake.jobs[0].asked['name']}, which runs already" in told
+    assert fake.made == 1
+    write_records(dataclasses.replace(params, beam_options={}), tmp_path / "alone")
+    assert same_files(tmp_path / "records", tmp_path / "alone")
+
+
+def test_the_job_is_cancelled_with_its_step_and_another_step_goes_on(fake, params, tmp_path):
+    first = start(params, tmp_path / "records")
+    wait_for(lambda: fake.jobs)
+    wait_for(lambda: is_asked_for(fake, fake.jobs[0]))
+    first.send_signal(signal.SIGTERM)
+    _, told = first.communicate(timeout=60)
+    assert first.returncode == 143, told
+    assert f"cancelled the job {fake.jobs[0].asked['name']}" in told
+    assert fake.jobs[0].state == "JOB_STATE_CANCELLING"
+    fake.end(fake.jobs[0], "JOB_STATE_CANCELLED")
+
+    thread = threading.Thread(target=lambda: (wait_for(lambda: fake.made == 2), work(fake, fake.jobs[1])), daemon=True)
+    thread.start()
+    done = beam.run(command(params, tmp_path / "records"))
+    thread.join()
+    assert done.returncode == 0, done.stderr
+    assert [job.asked["name"] for job in fake.jobs] == [fake.jobs[0].asked["name"]] * 2
+
+
+def test_a_mistake_that_a_worker_meets_is_the_steps(fake, params, tmp_path, encode):
+    (tmp_path / "odd.png").write_bytes(encode(size=(9, 9)))
+    storage.upload(tmp_path / "odd.png", "gs://bucket/data/0/odd.png")
+    thread = work_on_all(fake)
+    done = beam.run(command(params, tmp_path / "records"))
+    thread.join()
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "error: Images differ in size: expected 8×8 like the first one, received 9×9 for '0/odd.png'"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_service_refuses_is_one_paragraph(fake, params, tmp_path):
+    fake.faults = [0, *[403] * 9]  # Whoever lists the jobs is answered; Beam's client tries again to make one.
+    done = beam.run(command(params, tmp_path / "records"))
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "error: Dataflow refused in my-project, us-central1: Injected. Switch on dataflow.googleapis"
+    )
+    assert fake.made == 0

@@ -1,0 +1,27 @@
+"""Runs a pipeline that was staged for Dataflow, as its workers would: `PYTHON dataflow_worker.py gs://…/pipeline.pb`.
+
+Nothing of this project is imported but what the pipeline names, as in the image that workers run in.
+"""
+
+import sys
+
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability import python_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from google.cloud import storage
+
+
+def main(uri: str) -> None:
+    """Run it to its end; raises what its workers do."""
+    bucket, _, name = uri.removeprefix("gs://").partition("/")
+    content = storage.Client.create_anonymous_client().bucket(bucket).blob(name).download_as_bytes()
+    pipeline = beam_runner_api_pb2.Pipeline.FromString(content)
+    for environment in pipeline.components.environments.values():  # A container, which this process is in the place of.
+        environment.urn, environment.payload = python_urns.EMBEDDED_PYTHON, b""
+        del environment.dependencies[:]
+    FnApiRunner().run_via_runner_api(pipeline, PipelineOptions([]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,113 @@
+"""Kill records that Beam's workers write at any moment, run them again, and compare with what one machine writes.
+
+For a Python with Apache Beam: `make kills-beam`. Of four kills one is just before a change of the disk and one at any
+moment, one is at any moment of workers that are processes of their own, and one is of such a worker alone.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.kills.__main__ import Kill, Undisturbed, differing, run_undisturbed, try_kill
+from tests.kills.outcome import differences
+from tests.kills.steps import Step, write_inputs
+
+NUM_RANGES = 4
+_GOLDEN = (5**0.5 - 1) / 2
+_WORKERS = {"direct_num_workers": "2", "direct_running_mode": "multi_processing"}
+_LOST_SECONDS = 10.0  # Runners on this machine do not all notice that a worker is gone.
+
+
+def make_steps(shared: Path) -> list[Step]:
+    """By workers in the command's own process, by workers in others, and by one machine."""
+    params = {"source": f"images:{shared / 'images'}", "num_workers": 1, "engine_tasks": NUM_RANGES}
+
+    def with_beam(name: str, options: dict[str, str]) -> Step:
+        def words(folder: Path) -> dict[str, Any]:
+            return {"": ["beam"], **params, "beam_options": options, "output": folder / "records"}
+
+        return Step(name, "components.create_tfrecords.engines", words, ("records",))
+
+    alone = Step(
+        "alone", "components.create_tfrecords", lambda folder: {**params, "output": folder / "records"}, ("records",)
+    )
+    return [with_beam("beam", {}), with_beam("workers", _WORKERS), alone]
+
+
+def kill_number(number: int) -> Kill:
+    """The kill of a number; one of a worker alone is `is_alone`."""
+    share = (number // 4 + 1) * _GOLDEN % 1
+    return Kill(number, "beam" if number % 4 < 2 else "workers", share, number % 4 == 0, number % 4 == 3)
+
+
+def kill_a_worker(expected: Undisturbed, kill: Kill, work: Path) -> list[str]:
+    """Kill one of the workers, and run the command again; returns what is not as it should be."""
+    folder, step = work / str(kill.number), expected.step
+    step.prepare(folder)
+    process = step.start(folder)
+    time.sleep(kill.share * expected.seconds)
+    workers = workers_of(process.pid)
+    if workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(workers[kill.number % len(workers)], signal.SIGKILL)
+    code = process.wait(_LOST_SECONDS)
+    if code is None:
+        process.kill()
+    faults = [] if code == 0 or not step.left_in(folder) else ["records are there, and the command had not ended"]
+    step.finish(folder)
+    faults += differing(step.left_in(folder), expected.left)
+    print(f"     killed {len(workers[:1])} of {len(workers)} workers; the command ended with {code}", flush=True)
+    if not faults:
+        shutil.rmtree(folder)
+    return faults
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes of Beam's workers that a process has started, or those have."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"sdk_worker_main" in path.read_bytes() and os.getpgid(int(path.parent.name)) == pid:
+                found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def main() -> int:
+    """Kill; returns 1 if something else was left."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kills.beam", description=__doc__)
+    parser.add_argument("--kills", type=int, default=20, help="how many")
+    arguments = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="kills-beam-"))
+    shared = work / "shared"
+    import apache_beam  # noqa: F401 (once for all processes)
+
+    write_inputs(shared)
+    expected = {}
+    for step in make_steps(shared):
+        expected[step.name] = run_undisturbed(step, shared / step.name)
+        seconds, changes = expected[step.name].seconds, expected[step.name].num_changes
+        print(f"{step.name}: {seconds:.1f} s, {changes} changes", flush=True)
+    left = {name: each.left["records"] for name, each in expected.items()}
+    num_wrong = len([*differences(left["beam"], left["alone"]), *differences(left["workers"], left["alone"])])
+    print(f"by Beam and alone: {num_wrong} files differ")
+    for number in range(arguments.kills):
+        kill, start = kill_number(number), time.monotonic()
+        faults = (kill_a_worker if kill.is_alone else try_kill)(expected[kill.step], kill, work)
+        num_wrong += bool(faults)
+        print(f"{kill}  {'; '.join(faults) or 'the same again'} ({time.monotonic() - start:.1f} s)", flush=True)
+    if num_wrong:
+        print(f"What is not the same is kept in {work}.")
+        return 1
+    shutil.rmtree(work)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
