@@ -81,14 +81,15 @@ def _models(case, generator, num_examples, skills):
 @pytest.mark.parametrize("case", _CASES)
 def test_the_formulas_agree_with_the_figures_with_and_without_an_example(case):
     """An influence is, to the first order, what leaving an example out takes away, n - 1 times."""
-    model = _models(case, np.random.default_rng(0), 300, [1.5])[0]
-    for metric, formula in model.formulas.items():
+    task, draw, compute = _CASES[case]
+    labels, (outputs,) = draw(np.random.default_rng(0), 300, [1.5])
+    figures, some = scalars(compute(labels, outputs)), np.arange(0, 300, 25)
+    without = [scalars(compute(np.delete(labels, i, 0), np.delete(outputs, i, 0))) for i in some]
+    for metric, formula in influences(task, labels, outputs, 2).items():
         value, values = formula()
-        assert value == pytest.approx(model.figures[metric], rel=1e-6), metric
+        assert value == pytest.approx(figures[metric], rel=1e-6), metric
         assert abs(values.mean()) < 1e-9 * max(1, np.abs(values).max()), metric
-        some = np.arange(0, 300, 15)
-        without = [model.measure(metric, np.arange(300) != i) for i in some]
-        left_out = (model.figures[metric] - np.array(without)) * 299
+        left_out = (figures[metric] - np.array([left[metric] for left in without])) * 299
         assert np.corrcoef(values[some], left_out)[0, 1] > 0.99, metric
         assert left_out.std() == pytest.approx(values[some].std(), rel=0.1), metric
 
@@ -117,7 +118,7 @@ def test_a_jackknifed_mean_has_the_error_of_a_mean():
     assert jackknife(lambda kept: None, 1000) is None
 
 
-@pytest.mark.parametrize(("num_examples", "differ"), [(100, 0.05), (1000, 0.03), (1000, 0.1), (10_000, 0.01)])
+@pytest.mark.parametrize(("num_examples", "differ"), [(100, 0.05), (1000, 0.03), (10_000, 0.01)])
 def test_of_equal_classifiers_one_in_twenty_is_promoted_and_of_detectably_better_ones_four_in_five(
     num_examples, differ
 ):
@@ -136,9 +137,8 @@ def test_of_equal_classifiers_one_in_twenty_is_promoted_and_of_detectably_better
     assert 0.77 <= promoted(detectable) <= 0.93  # Few examples that differ allow few significance levels.
 
 
-@pytest.mark.parametrize("margin", [0.01, 0.03])
-def test_of_classifiers_that_are_worse_by_the_margin_one_in_twenty_is_promoted(margin):
-    generator = np.random.default_rng(3)
+def test_of_classifiers_that_are_worse_by_the_margin_one_in_twenty_is_promoted():
+    generator, margin = np.random.default_rng(3), 0.02
     shares = [(0.05 - margin) / 2, (0.05 + margin) / 2, 0.95]
     counts = generator.multinomial(1000, shares, _NUM_COMPARISONS)[:, :2].tolist()
     least = {pair: compare_shares(*pair, 1000, 0.95).least for pair in map(tuple, counts)}
