@@ -18,6 +18,7 @@ def create_tfrecords(
     test_fraction: float = 0.2,
     stratify: bool = True,
     group_column: str = "",
+    slice_columns: List[str] = [],
     columns: Dict[str, str] = {},
     join_copies: bool = True,
     seed: int = 0,

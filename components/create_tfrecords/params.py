@@ -47,6 +47,8 @@ class WriteParams:
             class per example; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
             nearest share.
+        slice_columns: CSV columns, as `site`, whose values are kept beside the records, so that the gate judges the
+            examples of each by themselves (`slices`); models do not see them.
         columns: Columns of a CSV or Parquet file, or features of TFRecords, that are the `path` (of a CSV file),
             `image`, `text`, `label`, `split` or `id`, as {"path": "filename"}, where they have other names; review,
             sentiment and the like are recognised.
@@ -90,6 +92,7 @@ class WriteParams:
     test_fraction: float = 0.2
     stratify: bool = True
     group_column: str = ""
+    slice_columns: tuple[str, ...] = ()
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     join_copies: bool = True
     seed: int = 0

@@ -24,6 +24,7 @@ from components.create_tfrecords.telling import STEP, check_budget, say_content,
 from components.errors import InputError
 from components.identities import EXAMPLES_FILE, save_identities
 from components.interface import LANGUAGE_MODEL, TASKS, CorpusInput
+from components.slice_values import SLICES_FILE, save_slices
 from components.text import VOCABULARY_FILE, save_vocabulary
 
 
@@ -99,7 +100,7 @@ def _check_target(directory: Path, source: str) -> None:
 
 
 def _is_ours(file: Path) -> bool:
-    ours = (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE, COPIES_FILE, DATA_PAGE_FILE)
+    ours = (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE, COPIES_FILE, SLICES_FILE, DATA_PAGE_FILE)
     return file.is_file() and (file.name in ours or file.suffix == ".tfrecord")
 
 
@@ -133,6 +134,7 @@ def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
     check_budget(params, plan, manifest)
     is_copy = copies.in_training_too(splits)
     save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in merger.stored().items()})
+    save_slices(staged, listing.slices, merger.stored())
     storage.write_json(staged / COPIES_FILE, summary := copies.summary(splits))
     say_content(manifest)
     say_copies(manifest, summary, is_copy, splits)

@@ -32,7 +32,7 @@ from components.evaluate_model.language_report import LanguageReportContent, ren
 from components.evaluate_model.leaks import find_seen_examples
 from components.evaluate_model.metrics import compute_metrics, macro_notes
 from components.evaluate_model.multi_label import compute_multi_label_metrics
-from components.evaluate_model.params import EvaluateParams, EvaluateResult
+from components.evaluate_model.params import LENGTH, EvaluateParams, EvaluateResult
 from components.evaluate_model.regression import compute_regression_metrics
 from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
 from components.evaluate_model.slices import check_slices, find_slices
@@ -40,6 +40,7 @@ from components.evaluation_info import Baseline, Difference, EvaluatedModel, Eva
 from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD, TextInput
 from components.metric_table import scalars
 from components.registry.versions import model_digest
+from components.slice_values import load_slices
 from components.text import START, Tokenizer, load_vocabulary
 
 _STEP = "evaluate_model"
@@ -65,7 +66,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
     params.check_task(manifest.task)
-    check_slices(params, manifest)
+    check_slices(params, manifest, records_dir)
     manifest.split(params.split)
     info = _matching_info(model_dir, manifest, "model")
     digest = model_digest(model_dir)
@@ -198,11 +199,13 @@ def _judge_examples(
     metrics = [compute(scored.labels, of_one, manifest, params) for of_one in outputs]
     seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     unseen = None
-    labels, fair, figures, lengths = scored.labels, outputs, metrics, scored.lengths
+    labels, fair, figures = scored.labels, outputs, metrics
+    properties = {LENGTH: scored.lengths, **load_slices(records_dir, params.split)}
     if seen is not None:
         rest = ~seen.any(axis=0)
         if rest.any():
-            labels, fair, lengths = labels[rest], outputs[:, rest], lengths[rest]
+            labels, fair = labels[rest], outputs[:, rest]
+            properties = {name: values[rest] for name, values in properties.items()}
             figures = [compute(labels, of_one, manifest, params) for of_one in fair]
         unseen = Unseen.find(seen, scored.keys, [scalars(of_one) for of_one in figures] if rest.any() else [])
     baseline = find_baseline(manifest.task, labels, fair[0], manifest.class_names)
@@ -218,7 +221,7 @@ def _judge_examples(
     judged = [measured(*pair) for pair in zip(fair, figures, strict=True)]
     intervals = find_intervals(judged[0])
     differences = find_differences(judged, params.confidence, params.max_regression)
-    slices = find_slices(params, manifest, labels, fair, lengths)
+    slices = find_slices(params, manifest, labels, fair, properties)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         content = _report_content(params, records_dir, manifest, models[0], info, scored, outputs, metrics, result)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, Evalu
 from components.evaluation_info import Slice
 from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, Task, TextInput
 from components.metric_table import direction
+from components.slice_values import slice_names
 
 # The figure of a slice: one that a single class, and a handful of examples, has as well.
 SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}
@@ -35,18 +37,18 @@ class _Part:
         return values[self.rows] if self.label is None else values[:, self.label : self.label + 1]
 
 
-def check_slices(params: EvaluateParams, manifest: Manifest) -> None:
+def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) -> None:
     """Check that the examples can be divided as the parameters say.
 
     Raises:
         InputError: If they do not have a property that is asked for, or a minimum has no meaning.
     """
-    kept = [CLASS, *([LENGTH] if isinstance(manifest.input, TextInput) else [])]
+    kept = [CLASS, *([LENGTH] if isinstance(manifest.input, TextInput) else []), *slice_names(records_dir)]
     for name in params.slices:
         if name not in kept:
             raise InputError(
-                f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}."
-                + did_you_mean(name, kept)
+                f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}. A "
+                f"column of a CSV file is kept beside the records by data.slice_columns.{did_you_mean(name, kept)}"
             )
     if params.slice_minimum and manifest.task in (REGRESSION, LANGUAGE_MODEL):
         raise InputError(
@@ -56,7 +58,11 @@ def check_slices(params: EvaluateParams, manifest: Manifest) -> None:
 
 
 def find_slices(
-    params: EvaluateParams, manifest: Manifest, labels: np.ndarray, outputs: np.ndarray, lengths: np.ndarray
+    params: EvaluateParams,
+    manifest: Manifest,
+    labels: np.ndarray,
+    outputs: np.ndarray,
+    properties: Mapping[str, np.ndarray],
 ) -> tuple[Slice, ...]:
     """Return the figures of every slice that has examples.
 
@@ -67,22 +73,28 @@ def find_slices(
         manifest: The data set, of any task but a language model.
         labels: Targets of all examples, each shaped as `Interface.target_shape` says.
         outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
-        lengths: int[examples]: tokens of every text; of images not read.
+        properties: Arrays of all examples by name: `length`, int[examples], and columns of the records, str[examples].
     """
-    parts = [part for name in params.slices for part in _divide(name, manifest, labels, lengths)]
+    parts = [part for name in params.slices for part in _divide(name, manifest, labels, properties)]
     confidence = params.confidence
     if confidence != NO_CONFIDENCE:
         confidence = 1 - (1 - confidence) / max(len(parts), 1)
     return tuple(_judge(part, manifest.interface.task, labels, outputs, params.top_k, confidence) for part in parts)
 
 
-def _divide(name: str, manifest: Manifest, labels: np.ndarray, lengths: np.ndarray) -> Iterator[_Part]:
+def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mapping[str, np.ndarray]) -> Iterator[_Part]:
     if name == LENGTH:
+        lengths = properties[LENGTH]
         edges = np.unique(np.quantile(lengths, np.linspace(0, 1, _NUM_LENGTHS + 1)[1:], method="inverted_cdf"))
         quarters = np.searchsorted(edges, lengths)  # The first that its length is not above.
         for i in range(len(edges)):
             rows = np.flatnonzero(quarters == i)
             yield _Part(name, f"{lengths[rows].min():,} to {lengths[rows].max():,} tokens", rows, len(rows))
+    elif name != CLASS:
+        values, places = np.unique(properties[name], return_inverse=True)
+        for i, value in enumerate(values.tolist()):
+            rows = np.flatnonzero(places == i)
+            yield _Part(name, value, rows, len(rows))
     elif manifest.task == CLASSIFICATION:
         for i in np.unique(labels).tolist():
             rows = np.flatnonzero(labels == i)

@@ -60,14 +60,15 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
     table = _read_table(location, params)
     kind = TEXT if "text" in table.columns and "path" not in table.columns else IMAGE
     targets = (params.target_columns or ("label",)) if labelled else ()
-    wanted = ["text" if kind == TEXT else "path", *targets, *([params.group_column] if params.group_column else [])]
+    others = dict.fromkeys([*([params.group_column] if params.group_column else []), *params.slice_columns])
+    wanted = ["text" if kind == TEXT else "path", *targets, *(others if labelled else ())]
     _check_columns(table, wanted, targets)
     rows = table.rows
     for row in rows:
         for name in {*wanted, "split"} - {"text"}:
             if isinstance(row.get(name), str):
                 row[name] = row[name].strip()  # A space that nobody sees makes no other class.
-    may_be_empty = {"text", "label"} if params.task == MULTI_LABEL else {"text"}
+    may_be_empty = {"text", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
     filled = [name for name in wanted if name not in may_be_empty]
     root, absolute = _find_root(rows, location) if kind == IMAGE else ("", [])
     keys = _check_lines(table, filled, root if kind == IMAGE else None)
@@ -90,6 +91,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         class_names=classes,
         splits=None if splits is None else splits[order],
         groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
+        slices={name: tuple(rows[i][name] for i in order) for name in params.slice_columns if labelled},
         root=root,
         files=_stat_files(root, [keys[i] for i in order]) if kind == IMAGE else None,
         texts=texts,
@@ -262,6 +264,6 @@ def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -
 SOURCE = Source(
     "csv:FILE",
     list_csv,
-    takes=("task", "group_column"),
+    takes=("task", "group_column", "slice_columns"),
     read_unlabelled=functools.partial(list_csv, labelled=False),
 )

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams
 from components.evaluate_model.gate import decide
 from components.evaluate_model.slices import check_slices, find_slices
 from components.interface import Classification, MultiLabel, Regression
+from components.records import read_batches
+from components.slice_values import load_slices
 
 _FIGURES = {"accuracy": 0.9}
 
@@ -34,7 +37,7 @@ class _Data:
 def _classes(labels, *answers):
     """Return a data set of three classes, and what the model and the champion answer."""
     outputs = np.stack([np.eye(3, dtype=np.float32)[answer] for answer in answers])
-    return _Data(_Interface(Classification())), labels, outputs, np.zeros(len(labels), int)
+    return _Data(_Interface(Classification())), labels, outputs, {}
 
 
 def _broken_cats():
@@ -104,7 +107,7 @@ def test_many_slices_that_broke_are_counted():
     data = _Data(_Interface(Classification()), tuple("abcdefgh"))
     outputs = np.stack([np.eye(8, dtype=np.float32)[answer] for answer in ((labels + 1) % 8, labels)])
     params = EvaluateParams(max_regression={})
-    decision = decide(params, _FIGURES, _FIGURES, slices=find_slices(params, data, labels, outputs, labels))
+    decision = decide(params, _FIGURES, _FIGURES, slices=find_slices(params, data, labels, outputs, {}))
     assert len(decision.reasons) == 6
     assert decision.reasons[-1] == "failed: 3 more slices are as bad"
 
@@ -114,7 +117,7 @@ def test_a_label_is_judged_by_its_f1_and_texts_by_their_length():
     data = _Data(_Interface(MultiLabel()), ("hot", "sour"))
     outputs = np.array([[[0.9, 0.1], [0.2, 0.8], [0.1, 0.1], [0.9, 0.2]]], np.float32)
     params = EvaluateParams(slices=("class", "length"))
-    slices = find_slices(params, data, labels, outputs, np.array([5, 9, 2, 7]))
+    slices = find_slices(params, data, labels, outputs, {"length": np.array([5, 9, 2, 7])})
     assert [(part.name, part.num_examples, part.metric, part.value) for part in slices[:2]] == [
         ("hot", 2, "micro_f1", 0.5),
         ("sour", 1, "micro_f1", 1.0),
@@ -127,23 +130,59 @@ def test_a_regression_is_judged_by_the_loss_of_its_slices():
     targets = np.zeros((40, 1))
     outputs = np.stack([np.where(np.arange(40) < 20, 0.0, 1.0 + np.arange(40) / 100)[:, None], np.zeros((40, 1))])
     params = EvaluateParams(slices=("length",), max_regression={})
-    slices = find_slices(params, data, targets, outputs, np.repeat([3, 8], 20))
+    slices = find_slices(params, data, targets, outputs, {"length": np.repeat([3, 8], 20)})
     assert [part.metric for part in slices] == ["loss", "loss"]
     decision = decide(params, {"loss": 1}, {"loss": 1}, slices=slices)
     assert "of length '8 to 8 tokens' (20 examples) is worse than the champion's 0.0000" in decision.reasons[0]
-    assert find_slices(EvaluateParams(), data, targets, outputs, targets) == ()
+    assert find_slices(EvaluateParams(), data, targets, outputs, {}) == ()
 
 
 def test_what_the_examples_cannot_be_divided_by_is_refused(digits_records):
     manifest = Manifest.load(digits_records)
-    check_slices(EvaluateParams(), manifest)
+    check_slices(EvaluateParams(), manifest, digits_records)
     with pytest.raises(InputError, match=r"'clas', as slices asks: expected one of class.*Did you mean 'class'"):
-        check_slices(EvaluateParams(slices=("clas",)), manifest)
+        check_slices(EvaluateParams(slices=("clas",)), manifest, digits_records)
     with pytest.raises(InputError, match="'length'"):
-        check_slices(EvaluateParams(slices=("length",)), manifest)
+        check_slices(EvaluateParams(slices=("length",)), manifest, digits_records)
     data = _Data(_Interface(Regression()))
     with pytest.raises(InputError, match=r"slice_minimum=0\.5 bounds accuracy or F1, which a regression has not"):
-        check_slices(EvaluateParams(slice_minimum=0.5), data)
+        check_slices(EvaluateParams(slice_minimum=0.5), data, digits_records)
     for changes in ({"slice_minimum": 1.5}, {"slice_minimum": -1}, {"max_slice_regression": -0.1}):
         with pytest.raises(InputError, match="=".join(map(str, next(iter(changes.items()))))):
             EvaluateParams(**changes)
+
+
+def test_examples_are_divided_by_a_column_that_the_records_keep(tmp_path):
+    rows = [f"film {i},{'pos' if i % 2 else 'neg'},{'berlin' if i % 3 else ''}" for i in range(60)]
+    (tmp_path / "films.csv").write_text("\n".join(["text,label,site", *rows]))
+    params = WriteParams(f"csv:{tmp_path}/films.csv", slice_columns=("site",), num_workers=1, num_tokens=4)
+    write_records(params, tmp_path / "records")
+    manifest = Manifest.load(tmp_path / "records")
+    asked = EvaluateParams(slices=("site",))
+    check_slices(asked, manifest, tmp_path / "records")
+    batches = read_batches(tmp_path / "records", manifest, "test", 8, with_keys=True).as_numpy_iterator()
+    fields = [text for batch in batches for text in batch["text"]]
+    sites = load_slices(tmp_path / "records", "test")
+    expected = ["berlin" if int(text.split()[1]) % 3 else "" for text in fields]
+    assert sites["site"].tolist() == expected, "in stored order"
+    labels = np.zeros(len(expected), int)
+    outputs = np.eye(2, dtype=np.float32)[labels][None]
+    slices = find_slices(asked, manifest, labels, outputs, sites)
+    assert [(part.by, part.name, part.num_examples) for part in slices] == [
+        ("site", name, expected.count(name)) for name in ("", "berlin")
+    ]
+    with pytest.raises(InputError, match=r"kept beside the records by data\.slice_columns"):
+        check_slices(EvaluateParams(slices=("city",)), manifest, tmp_path / "records")
+    (tmp_path / "records" / "slices.npz").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"slices\.npz: expected what create_tfrecords wrote"):
+        load_slices(tmp_path / "records", "test")
+
+
+def test_a_column_for_slices_has_to_be_there(tmp_path):
+    (tmp_path / "films.csv").write_text("text,label\na film,pos\n")
+    for source, message in (
+        (f"csv:{tmp_path}/films.csv", "Missing columns"),
+        ("sklearn:digits", "needs a csv: source"),
+    ):
+        with pytest.raises(InputError, match=message):
+            write_records(WriteParams(source, slice_columns=("site",), num_workers=1), tmp_path / "records")
