@@ -5,7 +5,7 @@ model/trained_on.npy     uint64[…], sorted: what the model has trained on
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,14 @@ _COPIED = "_copied"
 def identify(content: Any) -> bytes:
     """Return eight bytes that are equal for equal content: a text's bytes, or those of a contiguous array."""
     return hashlib.blake2b(content, digest_size=IDENTITY_TYPE.itemsize).digest()
+
+
+def identify_each(contents: Iterable[Any]) -> np.ndarray:
+    """Return uint64[count]: `identify` of each."""
+    identities = bytearray()
+    for content in contents:
+        identities += identify(content)
+    return np.frombuffer(identities, IDENTITY_TYPE)
 
 
 def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied: Mapping[str, np.ndarray]) -> None:

@@ -104,7 +104,7 @@ def write_part(
     labels: Sequence[Any],
     keys: Sequence[str],
     contents: Any,
-    hashes: Sequence[bytes] | None,
+    hashes: np.ndarray | None,
 ) -> Part:
     """Check and encode a run of examples, from their files where `contents` is None; runs in a worker process.
 
@@ -121,7 +121,7 @@ def write_part(
             try:
                 if isinstance(content, InputError):
                     raise content
-                stored = encoder.store(content, hashes[position] if hashes else None)
+                stored = encoder.store(content, None if hashes is None else hashes[position].tobytes())
             except (UnusableError, InputError) as error:
                 bad.append(Quarantined(key, str(error)))
                 continue

@@ -186,14 +186,19 @@ def tell_apart(keys: Sequence[str], labels: np.ndarray) -> Sequence[str]:
         >>> list(tell_apart(["a", "b", "a"], np.array([1, 0, 1])))
         ['a/1/1', 'b', 'a/1/2']
     """
+    repeated = find_repeated(keys)
+    return Names.collect(_numbered(keys, labels, set(repeated))) if repeated else keys
+
+
+def find_repeated(keys: Sequence[str]) -> list[str]:
+    """Return each of the keys that repeat once, without a table of them all."""
     hashes = hash_unit(0, "alike", keys)
     hashes.sort()
     alike = hashes[1:][hashes[1:] == hashes[:-1]]
     if not len(alike):
-        return keys
+        return []
     candidates = np.flatnonzero(np.isin(hash_unit(0, "alike", keys), alike)).tolist()
-    repeated = {key for key, count in Counter(keys[i] for i in candidates).items() if count > 1}
-    return Names.collect(_numbered(keys, labels, repeated))
+    return [key for key, count in Counter(keys[i] for i in candidates).items() if count > 1]
 
 
 def _numbered(keys: Sequence[str], labels: np.ndarray, repeated: Container[str]) -> Iterator[str]:

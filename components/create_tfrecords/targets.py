@@ -31,7 +31,7 @@ def index_labels(
     """
     classes = _classes(set(names), class_names, lambda unknown: where[_first(name in unknown for name in names)])
     index = {name: i for i, name in enumerate(classes)}
-    return np.array([index[name] for name in names], np.int32), classes
+    return np.fromiter((index[name] for name in names), np.int32, len(names)), classes
 
 
 def split_labels(

@@ -1,9 +1,9 @@
 """Time and memory that planning and writing a data set take, by its size: `python -m tests.benchmarks.growth`.
 
 Pictures are noise of 8×8, in files of some 400 bytes; a table's texts are two words and a number. Memory is what a
-process has at its peak beyond what it has after its imports: of the one that plans and puts together, whose books grow
-with the data, and of a worker. CPU time is of them all. What 100 million examples take on Dataflow is extrapolated from
-the two largest sizes of each source.
+process has at its peak: of the one that plans and puts together, whose books grow with the data, beyond what it has
+after its imports; and of the largest worker in all. What 100 million examples take on Dataflow is extrapolated from the
+two largest sizes of each source.
 """
 
 import argparse
@@ -42,22 +42,23 @@ from joblib.externals.loky import get_reusable_executor
 from components import page
 from components.create_tfrecords import WriteParams, plan_dataset, write_records
 from components.create_tfrecords.sources import kinds
+from tests.benchmarks.processes import below, peak_bytes
 
 def seconds(who):
     used = resource.getrusage(who)
     return used.ru_utime + used.ru_stime
 
-def peak(who=resource.RUSAGE_SELF):
-    return resource.getrusage(who).ru_maxrss * 1024
+def peak():
+    return peak_bytes(os.getpid())
 
-with open("/proc/self/statm") as file:
-    before = int(file.read().split()[1]) * resource.getpagesize()
+before = peak()
 params = WriteParams(sys.argv[1], num_workers=int(sys.argv[3]))
 begun = time.perf_counter()
 plan = plan_dataset(params)
 planned, planned_bytes, planned_cpu = time.perf_counter(), peak() - before, seconds(resource.RUSAGE_SELF)
 result = write_records(params, Path(sys.argv[2]), plan)
 written = time.perf_counter()
+largest = max((peak_bytes(pid) for pid in below(os.getpid())[1:]), default=0)
 get_reusable_executor().shutdown(wait=True)
 print(json.dumps({
     "examples": result.num_examples,
@@ -67,7 +68,7 @@ print(json.dumps({
     "own_cpu_seconds": seconds(resource.RUSAGE_SELF) - planned_cpu,
     "worker_cpu_seconds": seconds(resource.RUSAGE_CHILDREN),
     "bytes": peak() - before,
-    "worker_bytes": peak(resource.RUSAGE_CHILDREN),
+    "worker_bytes": largest,
     "record_bytes": sum(path.stat().st_size for path in Path(sys.argv[2]).glob("*.tfrecord")),
 }))
 """

@@ -11,10 +11,10 @@ def proportional_bytes(pid: int) -> int:
 
     https://www.kernel.org/doc/html/latest/filesystems/proc.html, smaps_rollup; what has ended meanwhile counts nothing.
     """
-    return sum(_of_one(process) for process in _below(pid))
+    return sum(_of_one(process) for process in below(pid))
 
 
-def _below(pid: int) -> list[int]:
+def below(pid: int) -> list[int]:
     """Return a process and all that it, and these, have started."""
     parents = {}
     for folder in _PROC.glob("[0-9]*"):
@@ -24,6 +24,12 @@ def _below(pid: int) -> list[int]:
     for process in found:
         found += [child for child, parent in parents.items() if parent == process]
     return found
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that a process has had since its program was started."""
+    lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def _of_one(pid: int) -> int:

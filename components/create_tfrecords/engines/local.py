@@ -36,7 +36,7 @@ class LocalEngine:
                     free.pop() if free else os.path.join(parts, f"{number:06d}"),
                     listing.labels[indices].tolist(),
                     *content_of(listing, indices),
-                    None if listing.hashes is None else [listing.hashes[i] for i in indices],
+                    None if listing.hashes is None else listing.hashes[indices],
                 )
                 for number, (_, _, indices) in enumerate(tasks)
             )

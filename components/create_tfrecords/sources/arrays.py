@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.columns import Names
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.targets import check_finite, check_hot, index_labels
 from components.errors import InputError
-from components.identities import identify
+from components.identities import identify_each
 from components.images import are_shares, pixels_of_shares
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
@@ -30,7 +31,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     images = np.concatenate([images for images, _ in arrays.values()])
     if images.ndim == 3:
         images = images[..., None]
-    hashes = tuple(map(identify, images))
+    hashes = identify_each(images)
     splits = None
     if "" not in arrays:
         splits = np.concatenate([np.full(len(images), split, "<U10") for split, (images, _) in arrays.items()])
@@ -42,7 +43,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
         splits=splits,
         images=images,
         version=version,
-        identities=tuple(map(bytes.hex, hashes)),
+        identities=Names.of_hashes(hashes),
         hashes=hashes,
         notes=tuple(notes),
     )

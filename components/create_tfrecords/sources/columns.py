@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self, overload
+from typing import Self, overload
 
 import numpy as np
 
@@ -42,54 +42,50 @@ class Column:
         return np.frombuffer(self._content, self._dtype).reshape(count, *self._shape)
 
 
-class Names(Sequence[str]):
-    """Strings in one buffer: their UTF-8 and 8 bytes each.
+class Pieces(Sequence[bytes]):
+    """Bytes of several lengths in one buffer, and 8 bytes for each.
 
     Args:
-        content: The strings, one after the other.
+        content: The pieces, one after the other.
         ends: int64[count]: where each ends.
 
     Example:
-        >>> names = Names.collect(["a", "bc"])
-        >>> names[1], len(names), list(names), names == ("a", "bc")
-        ('bc', 2, ['a', 'bc'], True)
+        >>> pieces = Pieces.collect([b"a", b"bc"])
+        >>> pieces[1], len(pieces), list(pieces), pieces.num_bytes
+        (b'bc', 2, [b'a', b'bc'], 3)
     """
 
     def __init__(self, content: bytes | bytearray, ends: np.ndarray) -> None:
         self._content, self._ends = content, ends
 
     @classmethod
-    def collect(cls, strings: Iterable[str]) -> Self:
-        """Keep strings.
-
-        Raises:
-            UnicodeEncodeError: If one cannot be encoded, as names of files whose bytes are no UTF-8.
-        """
-        builder = NamesBuilder()
-        for string in strings:
-            builder.add(string)
+    def collect(cls, pieces: Iterable[bytes]) -> Self:
+        """Keep pieces."""
+        builder = PiecesBuilder()
+        for piece in pieces:
+            builder.add(piece)
         return cls(*builder.columns())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all of them, in bytes."""
+        return len(self._content)
 
     def __len__(self) -> int:
         return len(self._ends)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, place: int) -> bytes: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+    def __getitem__(self, place: slice) -> tuple[bytes, ...]: ...
+    def __getitem__(self, place: int | slice) -> bytes | tuple[bytes, ...]:
         if isinstance(place, slice):
             return tuple(self[i] for i in range(*place.indices(len(self))))
         place = range(len(self))[place]
         begin = self._ends[place - 1] if place else 0
-        return self._content[begin : self._ends[place]].decode()
+        return bytes(self._content[begin : self._ends[place]])
 
-    def __iter__(self) -> Iterator[str]:
-        for part in self.encoded():
-            yield part.decode()
-
-    def encoded(self) -> Iterator[bytes]:
-        """Yield the UTF-8 of each."""
+    def __iter__(self) -> Iterator[bytes]:
         begin = 0
         for at in range(0, len(self), _LOOKED_AT_ONCE):
             for end in self._ends[at : at + _LOOKED_AT_ONCE].tolist():
@@ -99,9 +95,67 @@ class Names(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
             return NotImplemented
-        return len(self) == len(other) and all(map(str.__eq__, self, other))
+        return len(self) == len(other) and all(map(bytes.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]  # As lists: what is compared by content is not looked up.
+
+
+class Names(Sequence[str]):
+    """Strings in one buffer: their UTF-8 and 8 bytes each.
+
+    Args:
+        encoded: Their UTF-8.
+
+    Example:
+        >>> names = Names.collect(["a", "bc"])
+        >>> names[1], len(names), list(names), names == ("a", "bc")
+        ('bc', 2, ['a', 'bc'], True)
+    """
+
+    def __init__(self, encoded: Pieces) -> None:
+        self.encoded = encoded
+
+    @classmethod
+    def collect(cls, strings: Iterable[str]) -> Self:
+        """Keep strings.
+
+        Raises:
+            UnicodeEncodeError: If one cannot be encoded, as names of files whose bytes are no UTF-8.
+        """
+        return cls(Pieces.collect(map(str.encode, strings)))
+
+    @classmethod
+    def of_hashes(cls, hashes: np.ndarray) -> Self:
+        """Return uint64[count] in hexadecimal, byte by byte.
+
+        Example:
+            >>> Names.of_hashes(np.array([1, 0xAB00], np.uint64))[1]
+            '00ab000000000000'
+        """
+        ends = np.arange(1, len(hashes) + 1, dtype=np.int64) * 2 * hashes.itemsize
+        return cls(Pieces(hashes.astype("<u8").tobytes().hex().encode(), ends))
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        if isinstance(place, slice):
+            return tuple(map(bytes.decode, self.encoded[place]))
+        return self.encoded[place].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        return map(bytes.decode, self.encoded)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # See `Pieces`.
 
     def __repr__(self) -> str:
         return repr(tuple(self))
@@ -109,7 +163,7 @@ class Names(Sequence[str]):
     def take(self, places: np.ndarray) -> "Names":
         """Return those at int[…] or bool[count] places."""
         chosen = np.flatnonzero(places) if places.dtype == bool else places
-        return Names.collect(map(self.__getitem__, chosen.tolist()))
+        return Names(Pieces.collect(map(self.encoded.__getitem__, chosen.tolist())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,11 +194,27 @@ class Files:
         return Files(self.sizes[places], self.versions[places])
 
 
+class PiecesBuilder:
+    """Pieces that come one at a time."""
+
+    def __init__(self) -> None:
+        self._content, self._ends = bytearray(), array.array("q")
+
+    def add(self, piece: bytes) -> None:
+        """Add a piece."""
+        self._content += piece
+        self._ends.append(len(self._content))
+
+    def columns(self) -> tuple[bytearray, np.ndarray]:
+        """Return the arguments of `Pieces`."""
+        return self._content, _as_array(self._ends, np.int64)
+
+
 class NamesBuilder:
     """Names that come one at a time."""
 
     def __init__(self) -> None:
-        self._content, self._ends = bytearray(), array.array("q")
+        self._encoded = PiecesBuilder()
 
     def add(self, name: str) -> None:
         """Add a name.
@@ -152,16 +222,11 @@ class NamesBuilder:
         Raises:
             UnicodeEncodeError: If it cannot be encoded.
         """
-        self._content += name.encode()
-        self._ends.append(len(self._content))
-
-    def columns(self) -> tuple[bytearray, np.ndarray]:
-        """Return the arguments of `Names`."""
-        return self._content, _as_array(self._ends, np.int64)
+        self._encoded.add(name.encode())
 
     def names(self) -> Names:
         """Return all of them."""
-        return Names(*self.columns())
+        return Names(Pieces(*self._encoded.columns()))
 
 
 class FilesBuilder:
@@ -191,6 +256,6 @@ def _as_array(values: "array.array[int]", dtype: type) -> np.ndarray:
 
 def in_chunks(strings: Iterable[str]) -> Iterator[list[bytes]]:
     """Yield the UTF-8 of strings, many at a time."""
-    encoded: Iterator[Any] = strings.encoded() if isinstance(strings, Names) else (text.encode() for text in strings)
+    encoded = iter(strings.encoded if isinstance(strings, Names) else map(str.encode, strings))
     while chunk := list(itertools.islice(encoded, _LOOKED_AT_ONCE)):
         yield chunk

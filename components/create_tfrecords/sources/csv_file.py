@@ -1,12 +1,14 @@
 """A CSV file, of paths of images or of texts."""
 
+import array
+import contextlib
 import csv
 import dataclasses
 import functools
 import hashlib
 import io
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,12 +17,13 @@ import numpy as np
 from components import storage
 from components.artifacts import SPLITS
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.columns import Files
+from components.create_tfrecords.sources.columns import Files, Names, NamesBuilder
 from components.create_tfrecords.sources.listing import Listing, Source, split_named, without_labels
+from components.create_tfrecords.splitting import find_repeated
 from components.create_tfrecords.targets import index_labels, parse_numbers, shown, split_labels
 from components.csv_files import DELIMITERS, find_column, find_delimiter
 from components.errors import InputError
-from components.identities import identify
+from components.identities import identify_each
 from components.interface import IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from components.text import MAX_CSV_FIELD_CHARACTERS
 
@@ -33,22 +36,41 @@ class _Table:
 
     Attributes:
         location: Place of the file.
-        version: SHA-256 of the file.
+        content: Bytes of the file.
+        delimiter: Character between its values.
         columns: Names of the columns.
-        lines: Number and values of each line.
         notes: Sentences for people on what was taken for what.
     """
 
     location: str
-    version: str
+    content: bytes
+    delimiter: str
     columns: list[str]
-    lines: list[tuple[int, dict[str, str]]]
     notes: tuple[str, ...]
 
-    @property
-    def rows(self) -> list[dict[str, str]]:
-        """The values of each line."""
-        return [row for _, row in self.lines]
+    def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yield number and values of each line.
+
+        Raises:
+            InputError: If it cannot be read further.
+        """
+        with _naming(self.location):
+            reader = csv.DictReader(_text_of(self.content), self.columns, delimiter=self.delimiter)
+            next(reader, None)  # The columns' own names.
+            yield from ((reader.line_num, row) for row in reader)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Columns of a table's lines that are used.
+
+    Attributes:
+        numbers: int64[count]: the number of each line.
+        cells: Values by column.
+    """
+
+    numbers: np.ndarray
+    cells: Mapping[str, Names]
 
 
 def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listing:
@@ -57,75 +79,120 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
     Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
     several separated by `|` or none; of a regression `target_columns`, numbers. Without `labelled` none is read.
     """
-    table = _read_table(location, params)
+    table = _open_table(location, params)
     kind = TEXT if "text" in table.columns and "path" not in table.columns else IMAGE
     targets = (params.target_columns or ("label",)) if labelled else ()
     others = dict.fromkeys([*([params.group_column] if params.group_column else []), *params.slice_columns])
     wanted = ["text" if kind == TEXT else "path", *targets, *(others if labelled else ())]
     _check_columns(table, wanted, targets)
-    rows = table.rows
-    for row in rows:
-        for name in {*wanted, "split"} - {"text"}:
-            if isinstance(row.get(name), str):
-                row[name] = row[name].strip()  # A space that nobody sees makes no other class.
     may_be_empty = {"text", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
-    filled = [name for name in wanted if name not in may_be_empty]
-    root, absolute = _find_root(rows, location) if kind == IMAGE else ("", [])
-    keys = _check_lines(table, filled, root if kind == IMAGE else None)
-    splits = _read_splits(table, params.group_column) if labelled and "split" in table.columns else None
+    rows = _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
+    root, absolute = "", None
+    if kind == IMAGE:
+        root, keys, absolute = _locate(rows, location)
+    else:
+        keys = Names.collect(f"line/{number:08d}" for number in rows.numbers.tolist())
+    splits = None
+    if labelled and "split" in rows.cells:
+        splits = _read_splits(rows.cells["split"], rows.cells.get(params.group_column), location)
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
-        places = [f"line {number} of {location}" for number, _ in table.lines]
-        labels, classes = parse_numbers([[row[name] for name in targets] for row in rows], targets, places), targets
+        places = [f"line {number} of {location}" for number in rows.numbers.tolist()]
+        cells = list(zip(*(rows.cells[name] for name in targets), strict=True))
+        labels, classes = parse_numbers(cells, targets, places), targets
     else:
         read = split_labels if params.task == MULTI_LABEL else index_labels
-        labels, classes = read([row["label"] for row in rows], params.class_names, keys)
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    texts = tuple(rows[i]["text"].encode() for i in order) if kind == TEXT else None
-    hashes = tuple(map(identify, texts)) if texts else None
+        labels, classes = read(rows.cells["label"], params.class_names, keys)
+    order = _order_of(keys)
+    texts = rows.cells["text"].take(order).encoded if kind == TEXT else None
+    hashes = None if texts is None else identify_each(texts)
     return Listing(
         source=params.source,
-        keys=tuple(keys[i] for i in order),
+        keys=(keys := keys.take(order)),
         labels=labels[order],
         class_names=classes,
         splits=None if splits is None else splits[order],
-        groups=tuple(rows[i][params.group_column] for i in order) if params.group_column else None,
-        slices={name: tuple(rows[i][name] for i in order) for name in params.slice_columns if labelled},
+        groups=rows.cells[params.group_column].take(order) if params.group_column in rows.cells else None,
+        slices={name: rows.cells[name].take(order) for name in params.slice_columns if labelled},
         root=root,
-        files=_stat_files(root, [keys[i] for i in order]) if kind == IMAGE else None,
+        files=_stat_files(root, keys) if kind == IMAGE else None,
         texts=texts,
         kind=kind,
-        version=table.version,
-        identities=_identities(rows, absolute, hashes, order),
+        version=hashlib.sha256(table.content).hexdigest(),
+        identities=_identities(rows.cells.get("id"), absolute, hashes, order),
         hashes=hashes,
         notes=table.notes,
     )
 
 
-def _read_table(location: str, params: WriteParams) -> _Table:
+def _open_table(location: str, params: WriteParams) -> _Table:
     content = storage.read_bytes(location)
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
-    try:
-        text = content.decode("utf-8-sig")
-        delimiter, notes = find_delimiter(text), []
+    with _naming(location):
+        content.decode("utf-8-sig")  # Whole, so that the error tells the place in the file.
+        delimiter, notes = find_delimiter(_text_of(content).readline()), []
         if delimiter in DELIMITERS:
             notes.append(f"the values of the CSV file are separated by {DELIMITERS[delimiter]}")
-        reader = csv.DictReader(io.StringIO(text), delimiter=delimiter)
-        header = [name.strip() for name in reader.fieldnames or ()]
-        columns, renamed = _name_columns(header, params, location)
-        reader.fieldnames = columns
-        lines = [(reader.line_num, row) for row in reader]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"Cannot read {location}: expected a CSV file in UTF-8, received {error}. Save it as one."
-        ) from error
-    if not lines:
+        reader = csv.reader(_text_of(content), delimiter=delimiter)
+        columns, renamed = _name_columns([name.strip() for name in next(reader, ())], params, location)
+        is_empty = not any(reader)  # As csv.DictReader, which leaves out empty lines.
+    if is_empty:
         raise InputError(
             f"Found no rows in {location}: expected a header line with path and label, or text and label, "
             "and a line per example."
         )
-    return _Table(location, hashlib.sha256(content).hexdigest(), columns, lines, (*notes, *renamed))
+    return _Table(location, content, delimiter, columns, (*notes, *renamed))
+
+
+def _text_of(content: bytes) -> io.TextIOWrapper:
+    """Return a file's text, which is decoded as it is read; ends of lines are left as they are."""
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
+
+
+@contextlib.contextmanager
+def _naming(location: str) -> Iterator[None]:
+    """Name the file that cannot be read."""
+    try:
+        yield
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"Cannot read {location}: expected a CSV file in UTF-8, received {error}. Save it as one."
+        ) from error
+
+
+def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _Rows:
+    """Read columns that are wanted, and `split` and `id` where they are there.
+
+    Raises:
+        InputError: If a line has too few or too many values, or none where it has to.
+    """
+    stripped = {*wanted, "split"} - {"text"}
+    kept = [name for name in table.columns if name in {*wanted, "split", "id"}]
+    numbers, cells = array.array("q"), {name: NamesBuilder() for name in kept}
+    for number, row in table.lines():
+        for name in stripped:
+            if isinstance(row.get(name), str):
+                row[name] = row[name].strip()  # A space that nobody sees makes no other class.
+        # A line too short has None as a value, one too long has it as a key.
+        # A text may be empty, it is set aside when it is read; and so may several labels.
+        if None in row or None in row.values() or not all(row[name] for name in filled):
+            raise InputError(
+                f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
+                f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
+            )
+        numbers.append(number)
+        for name, column in cells.items():
+            column.add(row[name])
+    return _Rows(np.array(numbers), {name: column.names() for name, column in cells.items()})
+
+
+def _order_of(keys: Names) -> np.ndarray:
+    """Return int[count], the places of keys in ascending order."""
+    if all(earlier <= later for earlier, later in itertools.pairwise(keys.encoded)):
+        return np.arange(len(keys))
+    held = list(keys.encoded)  # UTF-8 sorts as the strings do.
+    return np.array(sorted(range(len(held)), key=held.__getitem__))
 
 
 def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str]) -> None:
@@ -142,58 +209,48 @@ def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str])
         )
 
 
-def _find_root(rows: Sequence[dict[str, str]], location: str) -> tuple[str, list[str]]:
-    """Return the folder of the images; and their paths where all were absolute, which then are relative to it."""
-    paths = [row["path"] for row in rows]
-    if all(path and (path.startswith("/") or storage.is_remote(path)) for path in paths):
-        root = storage.common_folder(paths)
+def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
+    """Return the folder of the images, their paths below it, and as they were written where all were absolute.
+
+    Raises:
+        InputError: If they are in several places, or leave the folder, or a path stands there twice.
+    """
+    written = rows.cells["path"]
+    relative, absolute = written, None
+    if all(path.startswith("/") or storage.is_remote(path) for path in written):
+        root = storage.common_folder(list(written))
         if root is None:
             raise InputError(
-                f"Paths of several places in {location}: {_cut(paths[0])!r} and others. Expected all on this machine, "
-                "or all in one bucket. Copy the images to one place."
+                f"Paths of several places in {location}: {_cut(written[0])!r} and others. Expected all on this "
+                "machine, or all in one bucket. Copy the images to one place."
             )
-        for row, path in zip(rows, paths, strict=True):
-            row["path"] = path.removeprefix(root).lstrip("/")
-        return root, paths
-    folder, separator, _ = location.rpartition("/")
-    return (folder or "/") if separator else ".", []
-
-
-def _check_lines(table: _Table, filled: Sequence[str], root: str | None) -> list[str]:
-    """Check every line; returns a key for each: its path below `root`, or its number where texts have no paths."""
-    keys = []
-    for number, row in table.lines:
-        # A line too short has None as a value, one too long has it as a key.
-        # A text may be empty, it is set aside when it is read; and so may several labels.
-        if None in row or None in row.values() or not all(row[name] for name in filled):
-            raise InputError(
-                f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
-                f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
-            )
-        if root is None:
-            keys.append(f"line/{number:08d}")
-            continue
+        relative, absolute = Names.collect(path.removeprefix(root).lstrip("/") for path in written), written
+    else:
+        folder, separator, _ = location.rpartition("/")
+        root = (folder or "/") if separator else "."
+    keys = NamesBuilder()
+    for number, path in zip(rows.numbers.tolist(), relative, strict=True):
         try:
-            storage.join(root, row["path"])
+            storage.join(root, path)
         except InputError as error:
-            raise InputError(f"Line {number} of {table.location}: {error}") from error
-        keys.append(str(PurePosixPath(row["path"])))
-    if repeated := [key for key, count in Counter(keys).items() if count > 1]:
+            raise InputError(f"Line {number} of {location}: {error}") from error
+        keys.add(str(PurePosixPath(path)))
+    if repeated := find_repeated(names := keys.names()):
         raise InputError(
-            f"Duplicate paths in {table.location}: {shown(repeated)}. Expected every image once; the same image in two "
+            f"Duplicate paths in {location}: {shown(repeated)}. Expected every image once; the same image in two "
             "splits would make the evaluation lie. Remove the repeated lines."
         )
-    return keys
+    return root, names, absolute
 
 
-def _read_splits(table: _Table, group_column: str) -> np.ndarray:
+def _read_splits(cells: Names, groups: Names | None, location: str) -> np.ndarray:
     """Return the split of every line, str[lines]."""
-    rows = table.rows
-    if strange := sorted({row["split"] for row in rows if not split_named(row["split"])}):
-        raise InputError(f"Unknown splits in {table.location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
-    splits = np.array([split_named(row["split"]) for row in rows])
-    if group_column:
-        _check_groups([row[group_column] for row in rows], splits.tolist(), table.location)
+    split_of = {cell: split_named(cell) for cell in set(cells)}
+    if strange := sorted(cell for cell, split in split_of.items() if not split):
+        raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
+    splits = np.array([split_of[cell] for cell in cells])
+    if groups is not None:
+        _check_groups(groups, splits.tolist(), location)
     return splits
 
 
@@ -232,16 +289,13 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
 
 
-def _identities(
-    rows: Sequence[Mapping[str, str]], paths: Sequence[str], hashes: Sequence[bytes] | None, order: Sequence[int]
-) -> tuple[str, ...] | None:
+def _identities(ids: Names | None, paths: Names | None, hashes: np.ndarray | None, order: np.ndarray) -> Names | None:
     """Return what rows are known by: unique ids, else absolute paths, or the texts' content."""
-    ids = [str(rows[i].get("id") or "") for i in order]
-    if all(ids) and len(set(ids)) == len(ids):
-        return tuple(ids)
-    if paths:
-        return tuple(paths[i] for i in order)
-    return tuple(map(bytes.hex, hashes)) if hashes else None
+    if ids is not None and all(ids) and not find_repeated(ids):
+        return ids.take(order)
+    if paths is not None:
+        return paths.take(order)
+    return None if hashes is None else Names.of_hashes(hashes)
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:

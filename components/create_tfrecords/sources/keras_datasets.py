@@ -9,10 +9,11 @@ import numpy as np
 from components.artifacts import TEST, TRAIN
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.arrays import Arrays, list_arrays
+from components.create_tfrecords.sources.columns import Names
 from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.targets import index_labels
 from components.errors import InputError
-from components.identities import identify
+from components.identities import identify_each
 from components.interface import TEXT
 
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -67,7 +68,7 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
     ratings = [names[i] for _, stars in arrays.values() for i in stars.tolist()]
     indices, classes = index_labels(ratings, params.class_names, keys)
     splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
-    hashes = tuple(map(identify, texts))
+    hashes = identify_each(texts)
     return Listing(
         source=params.source,
         keys=tuple(keys),
@@ -77,7 +78,7 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
         texts=tuple(texts),
         kind=TEXT,
         version=digest.hexdigest(),
-        identities=tuple(map(bytes.hex, hashes)),
+        identities=Names.of_hashes(hashes),
         hashes=hashes,
     )
 

@@ -11,7 +11,7 @@ from components import storage
 from components.artifacts import TEST, TRAIN, VALIDATION
 from components.create_tfrecords.corpus import Corpus
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.columns import Files, Names
+from components.create_tfrecords.sources.columns import Files, Names, Pieces
 from components.create_tfrecords.sources.spans import Contents
 from components.errors import InputError
 from components.interface import IMAGE
@@ -44,7 +44,8 @@ class Listing:
         notes: Sentences for people on what was left out.
         identities: Names by which examples are known wherever they stand: an id, or a hash of the content, equal for
             copies; None where these are the keys.
-        hashes: Results of `identify` for the images or texts that the listing holds; None where it holds none.
+        hashes: uint64[num_examples], what `identify` makes of the images or texts that the listing holds; None where it
+            holds none.
     """
 
     source: str
@@ -58,19 +59,21 @@ class Listing:
     files: Files | None = None
     spans: Contents | None = None
     images: np.ndarray | None = None
-    texts: tuple[bytes, ...] | None = None
+    texts: Sequence[bytes] | None = None
     kind: str = IMAGE
     corpus: Corpus | None = None
     version: str = ""
     notes: tuple[str, ...] = ()
     identities: Sequence[str] | None = None
-    hashes: tuple[bytes, ...] | None = None
+    hashes: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("keys", "groups", "identities"):
             column = getattr(self, name)
             if column is not None and not isinstance(column, Names):
                 object.__setattr__(self, name, Names.collect(column))
+        if self.texts is not None and not isinstance(self.texts, Pieces):
+            object.__setattr__(self, "texts", Pieces.collect(self.texts))
 
     @property
     def num_bytes(self) -> int:

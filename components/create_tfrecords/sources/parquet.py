@@ -13,6 +13,7 @@ import numpy as np
 
 from components import storage
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.columns import Names
 from components.create_tfrecords.sources.containers import (
     Container,
     list_containers,
@@ -25,7 +26,7 @@ from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.sources.spans import Span, Spans
 from components.create_tfrecords.targets import shown
 from components.errors import InputError
-from components.identities import identify
+from components.identities import identify_each
 from components.interface import IMAGE, TEXT
 
 _ROWS_AT_ONCE = 256
@@ -130,7 +131,7 @@ def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> L
         splits = np.repeat(of_files, counts)
     ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
     texts = tuple(text for file in files for text in _texts_of(file, column)) if is_text else None
-    hashes = tuple(map(identify, texts)) if texts else None
+    hashes = identify_each(texts) if texts else None
     return Listing(
         source=params.source,
         keys=keys,
@@ -142,7 +143,7 @@ def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> L
         kind=TEXT if is_text else IMAGE,
         version=version_of(files),
         notes=chosen.notes,
-        identities=ids or (tuple(map(bytes.hex, hashes)) if hashes else None),
+        identities=ids or (None if hashes is None else Names.of_hashes(hashes)),
         hashes=hashes,
     )
 

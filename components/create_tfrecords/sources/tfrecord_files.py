@@ -8,6 +8,7 @@ import numpy as np
 
 from components import storage
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.columns import Names
 from components.create_tfrecords.sources.containers import (
     Container,
     list_containers,
@@ -19,7 +20,7 @@ from components.create_tfrecords.sources.fields import Chosen, choose_fields, re
 from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.sources.spans import Span, Spans
 from components.errors import InputError
-from components.identities import identify
+from components.identities import IDENTITY_TYPE, identify
 from components.interface import IMAGE, TEXT
 from components.records import DamagedRecordError, find_records, read_fields
 
@@ -48,7 +49,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool = True) ->
         splits = read_splits(values[chosen.names["split"]], location)
     elif of_files is not None:
         splits = np.repeat(of_files, list(map(len, by_file)))
-    hashes = tuple(row.identity for row in rows)
+    hashes = np.frombuffer(b"".join(row.identity for row in rows), IDENTITY_TYPE)
     ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
     return Listing(
         source=params.source,
@@ -60,7 +61,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool = True) ->
         kind=TEXT if chosen.content == "text" else IMAGE,
         version=version_of(files),
         notes=chosen.notes,
-        identities=ids or tuple(map(bytes.hex, hashes)),
+        identities=ids or Names.of_hashes(hashes),
         hashes=hashes if chosen.content == "text" else None,
     )
 

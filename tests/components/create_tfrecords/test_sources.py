@@ -3,6 +3,7 @@
 import gzip
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -390,6 +391,19 @@ def test_a_folder_around_the_classes_is_recognised(image_folder, tmp_path):
 def test_csv_refuses_repeated_columns(tmp_path):
     with pytest.raises(InputError, match=r"Repeated columns in .*\['path', 'label', 'label'\]. Expected every column"):
         _plan(_csv(tmp_path, f"path,label,label\n{_rows(extra=',x')}"))
+
+
+def test_a_long_table_is_listed_in_columns(tmp_path):
+    rows = 5000
+    (tmp_path / "table.csv").write_text("text,label\n" + "".join(f"good {i:08d},c{i % 10}\n" for i in range(rows)))
+    tracemalloc.start()
+    try:
+        listing = list_examples(WriteParams(f"csv:{tmp_path}/table.csv"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert listing.texts[-1] == b"good 00004999"
+    assert peak < 250 * rows  # Rows as dictionaries took 800 bytes each.
 
 
 @pytest.mark.parametrize("path", ["../x.png", "img/../../x.png", "/etc/passwd", ".."])
