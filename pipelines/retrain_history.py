@@ -67,9 +67,8 @@ class Entry:
     def with_run(self, run: Submission, usd_per_hour: float | None) -> Self:
         """Return what is known by now of a run on a platform."""
         hours = run.training_seconds / 3600 if self.needed else 0.0
-        outcome = str(run.state)
-        if run.state is State.SUCCEEDED:
-            outcome = "promoted" if run.promoted else "not promoted"
+        is_judged = run.state is State.SUCCEEDED
+        outcome = ("promoted" if run.promoted else "not promoted") if is_judged else str(run.state)
         return dataclasses.replace(
             self,
             run=run.job_id,

@@ -5,7 +5,8 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pipelines.cli.options import (
@@ -49,6 +50,10 @@ def _add_retrain(commands: Any) -> None:
     add_no_doctor(retrain)
     retrain.add_argument("--force", action="store_true", help="run every step, though nothing has changed")
     retrain.add_argument("--output", type=user_path, metavar="FILE", help="page that --history writes, as retrain.html")
+    retrain.add_argument(
+        "--markdown", type=user_path, metavar="FILE", help="add what CI shows to a file, as $GITHUB_STEP_SUMMARY"
+    )
+    retrain.add_argument("--junit", type=user_path, metavar="FILE", help="write the gate's rules as JUnit XML")
     retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     retrain.set_defaults(command=_retrain)
 
@@ -69,6 +74,7 @@ def _retrain(arguments: argparse.Namespace) -> int:
 def _retrain_here(arguments: argparse.Namespace, occasion: Any) -> int:
     from pipelines import retrain_history as history
     from pipelines.config import load_config
+    from pipelines.job_summary import outcome_of
     from pipelines.retrain import decide_here, last_summary
     from pipelines.run_local import RunOutcome, run_local
 
@@ -79,10 +85,9 @@ def _retrain_here(arguments: argparse.Namespace, occasion: Any) -> int:
     entry = history.Entry.make(decision)
     last = None if decision.needed else last_summary(config, arguments.workspace)
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
-    status = outcome.summary.status
-    words = {"succeeded": "promoted", "rejected": "not promoted"}.get(status, status)
-    run = str(arguments.workspace / config.name)
-    _record(arguments, dataclasses.replace(entry, run=run, outcome=words))
+    run_dir, words = arguments.workspace / config.name, outcome_of(outcome.summary)
+    _record(arguments, dataclasses.replace(entry, run=str(run_dir), outcome=words))
+    _write_for_ci(arguments, decision, words, {}, run_dir, outcome.summary.gate.reasons)
     return tell_outcome(outcome, arguments.json, facts)
 
 
@@ -108,7 +113,31 @@ def _retrain_there(arguments: argparse.Namespace, occasion: Any) -> int:
     if arguments.wait and plan.has(submission.job_id):
         submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
         _record(arguments, entry.with_run(submission, _price(plan, submission.machine)))
+    links = {submission.job_id: submission.url, "logs": submission.logs_url}
+    _write_for_ci(arguments, decision, entry.with_run(submission, None).outcome, links)
     return tell_submission(submission, arguments.json, facts)
+
+
+def _write_for_ci(
+    arguments: argparse.Namespace,
+    decision: Any,
+    outcome: str,
+    links: Mapping[str, str],
+    run_dir: Path | None = None,
+    reasons: Sequence[str] = (),
+) -> None:
+    """Write what CI shows, where that is asked for."""
+    from components import storage
+    from pipelines.config import load_config
+    from pipelines.job_summary import render_junit, render_markdown
+
+    name = load_config(arguments.config, arguments.overrides).name
+    if arguments.markdown:
+        # Added to what earlier steps of a job have written there, and never a new file in its place: it may be mounted.
+        with open(arguments.markdown, "a", encoding="utf-8") as file:
+            file.write(render_markdown(name, decision, outcome, links, run_dir))
+    if arguments.junit:
+        storage.write_bytes(arguments.junit, render_junit(name, outcome, reasons).encode())
 
 
 def _record(arguments: argparse.Namespace, entry: Any) -> None:

@@ -321,10 +321,15 @@ def test_a_local_run_is_made_once(finished_run, tmp_path):
     workspace = shutil.copytree(finished_run[0], tmp_path / "workspace", symlinks=True)
     command = ("retrain", "digits", "--target", "local", "--workspace", str(workspace), "--json", *QUICK)
     command += ("--set", "preflight=false", "--set", "deploy=false", "--set", "gate.minimum.accuracy=0.9999")
+    command += ("--markdown", str(tmp_path / "summary.md"), "--junit", str(tmp_path / "gate.xml"))
     with steps_here():
         first, second = (tpu_pipelines_here(*command) for _ in range(2))
     assert first.returncode == second.returncode == 3, first.stderr
     ran, told = json.loads(first.stdout), json.loads(second.stdout)
     assert (ran["status"], ran.pop("retrain")["needed"], told.pop("retrain")["needed"]) == ("rejected", True, False)
     assert told == ran
+    shown = (tmp_path / "summary.md").read_text()
+    assert shown.count("### ❌ digits: not") == 2, "what other steps of a job have written stays"
+    assert "❌ accuracy 0." in shown
+    assert 'failures="1"' in (tmp_path / "gate.xml").read_text()
     assert "[" not in second.stderr, "no step ran, nor was looked for in the cache"

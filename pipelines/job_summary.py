@@ -1,0 +1,137 @@
+"""What CI shows of `retrain`: Markdown for a job's summary or a pull request, and the gate's rules as JUnit XML.
+
+JUnit has no standard of its own; these are the elements of the XSD that Jenkins publishes with its xUnit plugin.
+"""
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from components.errors import InputError
+from components.evaluation_info import Difference, Evaluation, Slice
+from components.metric_table import BY_NAME, show
+from pipelines.retrain import Decision
+from pipelines.summary import FAILED, SUCCEEDED, Summary
+
+_SIGNS = {"promoted": "✅", "not promoted": "❌", FAILED: "❌"}
+_LISTED_SLICES = 10
+_RULE = re.compile(r"(passed|failed): (.+)", re.DOTALL)
+
+
+def outcome_of(summary: Summary) -> str:
+    """Return what became of a run on this machine, in words."""
+    return {SUCCEEDED: "promoted", "rejected": "not promoted"}.get(summary.status, summary.status)
+
+
+def render_markdown(name: str, decision: Decision, outcome: str, links: Mapping[str, str], run_dir: Path | None) -> str:
+    """Return what was decided and what became of it, as GitHub's Markdown.
+
+    Args:
+        name: Name of the configuration.
+        decision: The decision.
+        outcome: Result of the run, or its state.
+        links: Addresses to show, by their texts.
+        run_dir: Folder of the run, if it was here: the gate's reasons and figures come from it.
+    """
+    told = outcome if decision.needed else f"not needed ({outcome})"
+    lines = [f"### {_SIGNS.get(outcome, '▶️')} {_plain(name)}: {_plain(told)}", "", _plain(decision.reason), ""]
+    if run_dir is not None:
+        lines += _of_run(run_dir)
+    lines += [f"[{_plain(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
+    """Return the rules of the gate as test cases; where none is known, the run itself is one.
+
+    Args:
+        name: Name of the configuration.
+        outcome: Result of the run, or its state.
+        reasons: Reasons of the gate, each with `passed` or `failed` before it.
+    """
+    rules = [match.groups() for reason in reasons if (match := _RULE.fullmatch(reason))]
+    if not rules:
+        rules = [("failed" if outcome in (FAILED, "cancelled", "not promoted") else "passed", f"run: {outcome}")]
+    failures = sum(verdict == "failed" for verdict, _ in rules)
+    suite = ET.Element("testsuite", name=f"gate of {_legal(name)}", tests=str(len(rules)), failures=str(failures))
+    for verdict, text in rules:
+        case = ET.SubElement(suite, "testcase", classname=_legal(name), name=_legal(text))
+        if verdict == "failed":
+            ET.SubElement(case, "failure", message=_legal(text))
+    ET.indent(suite)
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _of_run(run_dir: Path) -> Iterator[str]:
+    try:
+        summary = Summary.load(run_dir)
+    except InputError:
+        return
+    if summary.error:
+        yield from ("```", summary.error.replace("```", "'''"), "```", "")
+    yield from (f"- {_verdict(reason)}" for reason in summary.gate.reasons)
+    yield ""
+    try:
+        evaluation = Evaluation.load(run_dir / "evaluation")
+    except InputError:
+        return
+    yield from _figures(evaluation)
+    yield from _slices(evaluation.slices)
+    if summary.preflight:
+        yield from (f"Preflight: {_plain(summary.preflight.summary)}", "")
+
+
+def _figures(evaluation: Evaluation) -> Iterator[str]:
+    figures = {name: value for name, value in evaluation.metrics.items() if name in BY_NAME}
+    yield from ("| | model | with 95 % confidence | champion | better by |", "|---|--:|--:|--:|--:|")
+    for name, value in figures.items():
+        low, high = evaluation.intervals.get(name, (None, None))
+        interval = f"{show(low)} to {show(high)}" if low is not None and high is not None else ""
+        champion = (evaluation.champion or {}).get(name)
+        beside = show(champion, value) if champion is not None else ""
+        difference = _difference(evaluation.differences.get(name))
+        yield f"| {name} | {show(value)} | {interval} | {beside} | {difference} |"
+    yield ""
+
+
+def _slices(slices: Sequence[Slice]) -> Iterator[str]:
+    """Yield the slices that surely became better or worse, the worst first."""
+    compared = [(part.difference, i) for i, part in enumerate(slices) if part.difference]
+    changed = [(difference.advantage, i) for difference, i in compared if _is_clear(difference)]
+    if not changed:
+        return
+    yield from ("| slice | examples | model | champion | better by |", "|---|--:|--:|--:|--:|")
+    for _, i in sorted(changed)[:_LISTED_SLICES]:
+        part = slices[i]
+        figures = f"{show(part.value)} | {show(part.champion or 0.0)} | {_difference(part.difference)}"
+        yield f"| {_plain(part.by)} {_plain(part.name)} | {part.num_examples:,} | {figures} |"
+    yield ""
+
+
+def _is_clear(difference: Difference) -> bool:
+    return difference.least is not None and difference.most is not None and not difference.least <= 0 <= difference.most
+
+
+def _difference(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
+    text = f"{difference.advantage:+.4f}"
+    if difference.least is not None and difference.most is not None:
+        text += f" ({difference.least:+.4f} to {difference.most:+.4f})"
+    return f"**{text}**" if _is_clear(difference) else text
+
+
+def _verdict(reason: str) -> str:
+    match = _RULE.fullmatch(reason)
+    return f"{'✅' if match[1] == 'passed' else '❌'} {_plain(match[2])}" if match else _plain(reason)
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is, on one line: classes and files have any names."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", " ".join(text.split()))
+
+
+def _legal(text: str) -> str:
+    """Return a text without the characters that XML 1.0 forbids."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
