@@ -15,6 +15,7 @@ from components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
 from components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
 from components.create_tfrecords.sharding import plan_shards
+from components.create_tfrecords.sources.columns import pick
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.sources.spans import Span, read_content
 from components.errors import InputError
@@ -64,11 +65,11 @@ Written = Generator[tuple[Part, bytes], None, None]  # Of tasks, in order: their
 
 def content_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
     """Return the keys of examples, and their content where the listing has it; see `read_content`."""
-    keys = [listing.keys[i] for i in indices]
+    keys = pick(listing.keys, indices)
     if listing.spans is not None:
         return keys, [listing.spans[i] for i in indices.tolist()]
     if listing.texts is not None:
-        return keys, [listing.texts[i] for i in indices]
+        return keys, pick(listing.texts, indices)
     return keys, None if listing.images is None else listing.images[indices]
 
 

@@ -53,7 +53,7 @@ def peak():
 
 before = peak()
 params = WriteParams(sys.argv[1], num_workers=int(sys.argv[3]))
-begun = time.perf_counter()
+begun, begun_cpu = time.perf_counter(), seconds(resource.RUSAGE_SELF)
 plan = plan_dataset(params)
 planned, planned_bytes, planned_cpu = time.perf_counter(), peak() - before, seconds(resource.RUSAGE_SELF)
 result = write_records(params, Path(sys.argv[2]), plan)
@@ -63,6 +63,7 @@ get_reusable_executor().shutdown(wait=True)
 print(json.dumps({
     "examples": result.num_examples,
     "plan_seconds": planned - begun,
+    "plan_cpu_seconds": planned_cpu - begun_cpu,
     "plan_bytes": planned_bytes,
     "write_seconds": written - planned,
     "own_cpu_seconds": seconds(resource.RUSAGE_SELF) - planned_cpu,
@@ -90,6 +91,7 @@ class Grown:
 
     examples: int
     plan_seconds: float
+    plan_cpu_seconds: float
     plan_bytes: int
     write_seconds: float
     own_cpu_seconds: float
@@ -150,13 +152,13 @@ def _row(done: Grown) -> Iterator[str]:
 def extrapolate(kind: str, before: Grown, last: Grown, slower: float) -> Sequence[str]:
     """Return in words what the next examples took, and what 100 million take on Dataflow."""
     plan, own, workers = (
-        1e6 * last.slope(before, name) for name in ("plan_seconds", "own_cpu_seconds", "worker_cpu_seconds")
+        1e6 * last.slope(before, name) for name in ("plan_cpu_seconds", "own_cpu_seconds", "worker_cpu_seconds")
     )
     own_hours, worker_hours = (us * slower * _AIM / 1e6 / 3600 for us in (plan + own, workers))
     record_gb = last.slope(before, "record_bytes") * _AIM / 1e9
     lines = [
-        f"{kind}, each of the last {last.examples - before.examples:,} examples: planning {plan:.1f} µs and "
-        f"{last.slope(before, 'plan_bytes'):.0f} bytes, writing {own:.1f} µs of CPU time in the first process and "
+        f"{kind}, each of the last {last.examples - before.examples:,} examples: planning {plan:.1f} µs of CPU time "
+        f"and {last.slope(before, 'plan_bytes'):.0f} bytes, writing {own:.1f} µs of CPU time in the first process and "
         f"{workers:.1f} in the workers, {last.slope(before, 'bytes'):.0f} bytes in all",
         f"{_AIM:,} of them on n1-standard-1 workers, a vCPU taking {slower:g} times as long: {worker_hours:,.1f} hours "
         f"of a worker, and {own_hours:,.1f} hours and {last.slope(before, 'bytes') * _AIM / 2**30:,.1f} GiB of the "
@@ -171,7 +173,8 @@ def extrapolate(kind: str, before: Grown, last: Grown, slower: float) -> Sequenc
         )
     lines.append(
         f"  Assumed: {_START_MINUTES} minutes to start; files as near as on this disk, and no request paid; "
-        "a first process as large as this; parts that go to the bucket and not through the shuffle, which would take "
+        "a first process as large as this, which gets the parts as it does here; parts that go to the bucket and not "
+        "through the shuffle, which would take "
         f"${_SHUFFLED_GB * record_gb:,.2f} more."
     )
     return lines
