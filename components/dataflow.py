@@ -147,7 +147,12 @@ class Dataflow:
         seen = [""]
 
         def has_ended() -> bool:
-            job = self.get(job_id)
+            try:
+                job = self.get(job_id)
+            except MissingError as error:
+                # The service says so of jobs that are there, as new ones: https://github.com/apache/beam/issues/19350,
+                # for which Beam's own client tries again (apiclient.py: get_job).
+                raise OutageError(str(error)) from error
             if job.state != seen[-1]:
                 seen.append(job.state)
                 progress.say(step, f"the job is {job.state.removeprefix('JOB_STATE_').lower().replace('_', ' ')}")

@@ -164,6 +164,19 @@ def test_a_job_that_is_being_cancelled_is_waited_for_and_made_again(fake, servic
     assert [job.state for job in fake.jobs] == ["JOB_STATE_CANCELLED", "JOB_STATE_DONE"]
 
 
+def test_a_job_that_the_service_does_not_know_yet_is_asked_for_again(fake, service):
+    done_after(fake, 2)
+    made = []
+
+    def submit():
+        fake.faults = [404, 404]
+        made.append(make(fake))
+        return made[-1]
+
+    service.run(NAME, submit, "create_tfrecords")
+    assert (fake.made, fake.faults) == (1, [])
+
+
 def test_an_outage_is_waited_out(fake, service):
     fake.faults = [503, 429, 500]
     done_after(fake, 2)
