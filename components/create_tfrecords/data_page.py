@@ -6,7 +6,6 @@ import dataclasses
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from components.create_tfrecords.sources.listing import Listing
 from components.errors import InputError
 from components.images import ImageRule, UnreadableImageError, decode_pixels, encode_jpeg
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from components.workers import in_threads
 
 _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
 _THUMBNAIL_PIXELS, _JPEG_QUALITY = 72, 80
 _TEXT_CHARACTERS = 240
 _BALANCE_ROWS, _ASIDE_ROWS, _COPY_SETS, _COPY_MEMBERS = 60, 100, 30, 6
-_READING_THREADS = 16
 _CHART_WIDTH, _CHART_HEIGHT, _LEAST_BINS = 320, 120, 8
 _COLOURS = dict(zip(SPLITS, ("blue", "orange", "green"), strict=True))
 
@@ -66,11 +65,10 @@ def choose_samples(
         name: examples[np.flatnonzero(are_members)[: min(per_class, _PER_CLASS)]]
         for name, are_members in itertools.islice(members, _SHOWN_CLASSES)
     }
-    with ThreadPoolExecutor(_READING_THREADS) as pool:  # Which hide the latency of a bucket.
-        shown = {
-            name: list(pool.map(lambda example: _show(listing, example, params), some.tolist()))
-            for name, some in chosen.items()
-        }
+    shown = {
+        name: in_threads(lambda example: _show(listing, example, params), listing.place, some.tolist())
+        for name, some in chosen.items()
+    }
     return {name: tuple(sample for sample in samples if sample) for name, samples in shown.items()}
 
 

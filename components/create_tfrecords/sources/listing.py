@@ -82,6 +82,11 @@ class Listing:
             return self.spans.num_bytes
         return int(self.files.sizes.sum()) if self.files else 0
 
+    @property
+    def place(self) -> str:
+        """Place that its content is read from: a folder, or of parts of larger files the first of these."""
+        return self.spans.paths[0] if self.spans else self.root
+
     def read(self, example: int) -> bytes:
         """Return the content of an image file or a text.
 
