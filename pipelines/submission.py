@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from components import storage
-from components.container import other_steps_image
+from components.container import BEAM_IMAGE, other_steps_image
+from components.create_tfrecords.params import BEAM
 from components.outages import PlatformError
 from pipelines.config import Config, on_machine
 from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, slug
@@ -97,7 +98,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
             packages.append(path.read_text())
             timeouts.append(compiled.timeout.reason)
     name = slug(config.name)
-    images = f"{compiled.image} {other_steps_image()}".rstrip()
+    images = f"{compiled.image} {other_steps_image()}".rstrip() + f" {BEAM_IMAGE}" * (config.data.engine == BEAM)
     made_of = fingerprints(config, source_version(config.data, data.listing if data else None), images)
     digest = _digest(packages[0], made_of)
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}

@@ -219,6 +219,14 @@ def test_records_that_are_fanned_out_are_the_same_bytes_and_are_found_again(work
     assert not summary["steps"]["train_model"]["cached"]
 
 
+@pytest.mark.slow  # 5 s: a step in a process of its own.
+def test_records_that_beam_is_to_write_where_it_is_not_installed_are_a_mistake(tmp_path):
+    done, summary = run_in_processes(tmp_path / "runs", "--set", "data.engine=beam")
+    assert done.returncode == 2
+    assert "Cannot write records with Apache Beam: it is not installed here." in done.stderr
+    assert summary["steps"]["create_tfrecords"]["state"] == "failed"
+
+
 @pytest.mark.slow  # 15 s: steps in processes of their own.
 def test_a_task_that_fails_is_the_runs_failure(tmp_path, image_folder, encode):
     folder = image_folder()

@@ -58,6 +58,24 @@ def test_a_runner_in_this_process_writes_the_same_bytes(tmp_path, make):
     assert not list(tmp_path.glob(".*")), "its parts are gone"
 
 
+@pytest.mark.slow  # 10 s, with Apache Beam.
+def test_the_wrapper_writes_what_the_step_alone_writes(tmp_path):
+    beam.require_beam()
+    params = images(tmp_path / "data")
+    script = (
+        "import json, sys, types\n"
+        "from components.create_tfrecords.component import write_with_beam\n"
+        "records = types.SimpleNamespace(path=sys.argv[1], metadata={})\n"
+        "data = {'engine': 'beam', 'engine_tasks': 2.0, 'max_bad_fraction': 0.1, 'num_workers': 1.0}\n"
+        "print(json.dumps([write_with_beam.python_func(records, sys.argv[2], data), records.metadata]))\n"
+    )
+    done = beam.run([beam.PYTHON, "-c", script, str(tmp_path / "records"), params.source])
+    assert done.returncode == 0, done.stderr
+    alone = write_records(params, tmp_path / "alone")
+    assert json.loads(done.stdout) == [alone.num_examples, dataclasses.asdict(alone)]
+    assert same_files(tmp_path / "records", tmp_path / "alone")
+
+
 @pytest.mark.slow  # 20 s, with Apache Beam.
 def test_workers_in_processes_of_their_own_write_the_same_bytes(tmp_path):
     params = images(tmp_path / "data")
