@@ -55,9 +55,7 @@ class Prepared:
         Raises:
             InputError: If it did.
         """
-        if part.odd is not None:
-            assert isinstance(self.encoder.input, ImageInput)
-            raise _odd_shape_error(self.encoder.input.fed_shape, *part.odd)
+        require_even(self.encoder, part)
 
 
 def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None) -> Prepared:
@@ -78,6 +76,13 @@ def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None
     else:
         plan = divide_by_words(params, plan, survey.words)
     return Prepared(params, plan, *choose_text_encoder(params, plan.listing, survey.counts), survey)
+
+
+def require_even(encoder: Encoder, part: Part) -> None:
+    """Check that a part that an encoder has written met no image of another shape, as `Prepared.require_even` does."""
+    if part.odd is not None:
+        assert isinstance(encoder.input, ImageInput)
+        raise _odd_shape_error(encoder.input.fed_shape, *part.odd)
 
 
 def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:

@@ -1,23 +1,21 @@
 """Ranges of parts as a pipeline of Apache Beam, on any of its runners: the functions are those of `fan_out`.
 
-TEMP/JOB/plan          what `fan_out` plans
-TEMP/JOB/parts/00007   the parts of a range; those that are whole stay when a worker or this step is started again
+TEMP/JOB/tasks/00007.npz   the tasks of a range: this process lists the source, and no worker does
+TEMP/JOB/parts/00007       its parts; those that are whole stay when a worker or this step is started again
 """
 
 import contextlib
-import dataclasses
 import functools
 import io
-import json
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from components import dataflow, storage
+from components.create_tfrecords.encoders import Encoder
 from components.create_tfrecords.engines import fan_out
 from components.create_tfrecords.params import DATAFLOW, WriteParams, WriteResult
 from components.create_tfrecords.preparing import Prepared
@@ -25,11 +23,9 @@ from components.create_tfrecords.sources.kinds import find_location
 from components.create_tfrecords.telling import STEP
 from components.errors import InputError, did_you_mean
 from components.outages import PlatformError
-from components.step_inputs import params_from
 
 _IN_THIS_PROCESS = "FnApiRunner"  # DirectRunner may fetch the binary of another one from the net.
 _NEEDED_BY_DATAFLOW = ("project", "region", "temp_location", "sdk_container_image")
-_PREPARING = threading.Lock()
 
 
 def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
@@ -47,56 +43,52 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     storage.require_writable(directory)
     own = directory.parent / f".{directory.name}.parts"
     with tempfile.TemporaryDirectory() as folder:
-        planned, prepared = fan_out.plan_and_prepare(params, f"{folder}/plan")
+        planned, prepared = fan_out.plan_and_prepare(params, f"{folder}/plan")  # Of which no worker reads anything.
         job = f"tpu-pipelines-records-{planned.key[:16]}"
         place = storage.join(options.get("temp_location", "") or str(own), job)
         folders = [f"{place}/parts/{number:05d}" for number in range(planned.num_ranges)]
         if ranges := fan_out.unwritten_ranges(planned, folders):
-            _keep_plan(Path(folder) / "plan", f"{place}/plan")
-            _write_ranges(params, {**options, "job_name": job}, ranges, place)
+            assert prepared is not None
+            _hand_over(planned, prepared, ranges, place)
+            _write_ranges(prepared.encoder, planned.key, {**options, "job_name": job}, ranges, place)
     result = fan_out.merge(params, planned, prepared, folders, directory)
     shutil.rmtree(own, ignore_errors=True)
     return result
 
 
-def write_range(number: int, asked: str, place: str) -> int:
+def write_range(number: int, encoder: Any, key: str, place: str) -> int:
     """Write a range of parts, on a worker; returns their number.
 
     Args:
         number: Number of the range.
-        asked: The parameters, as JSON.
+        encoder: Encoder of the examples; Beam checks what functions are given, and cannot check a Protocol.
+        key: Digest of the facts that the parts follow from.
         place: Folder of the job.
     """
-    with _PREPARING:  # A worker has several threads; one of them lists the source for all.
-        planned, prepared = _prepare_once(asked, f"{place}/plan")
-    return fan_out.write_range(planned, prepared, f"{place}/parts/{number:05d}", number).num_parts
+    return fan_out.write_handed(encoder, _tasks(place, number), key, f"{place}/parts/{number:05d}")
 
 
-@functools.lru_cache(maxsize=1)
-def _prepare_once(asked: str, plan_dir: str) -> tuple[fan_out.PartsPlan, Prepared | None]:
-    return fan_out.prepare_again(params_from(json.loads(asked), WriteParams), plan_dir)
+def _tasks(place: str, number: int) -> str:
+    return f"{place}/tasks/{number:05d}.npz"
 
 
-def _keep_plan(plan: Path, place: str) -> None:
-    """Copy a plan to where the workers read it, if it is not there: what it follows from is in the job's name."""
-    if not storage.names_in(place):
-        with storage.staged_folder(place) as staged:
-            shutil.copytree(plan, staged, dirs_exist_ok=True)
+def _hand_over(planned: fan_out.PartsPlan, prepared: Prepared, ranges: Sequence[int], place: str) -> None:
+    """Write the tasks of ranges that are not there: what they follow from is in the name of the job's folder."""
+    there = storage.names_in(f"{place}/tasks")
+    missing = {number: _tasks(place, number) for number in ranges if f"{number:05d}.npz" not in there}
+    fan_out.write_tasks(planned, prepared, missing)
 
 
-def _write_ranges(params: WriteParams, options: Mapping[str, str], ranges: Sequence[int], place: str) -> None:
+def _write_ranges(encoder: Encoder, key: str, options: Mapping[str, str], ranges: Sequence[int], place: str) -> None:
     """Have ranges written by the runner that the options name."""
     import apache_beam
 
-    # A worker elsewhere has a process for each of its processors already.
-    alone = params if options["runner"] == _IN_THIS_PROCESS else dataclasses.replace(params, num_workers=1)
-    asked = json.dumps(dataclasses.asdict(alone))
     try:
         pipeline = apache_beam.Pipeline(options=_pipeline_options(options))
     except ValueError as error:  # A runner that it does not know, or an option that this one refuses.
         raise InputError(f"Beam refuses data.beam_options: {error}") from error
     numbers = pipeline | "Ranges" >> apache_beam.Create(ranges, reshuffle=True)
-    numbers | "Write" >> apache_beam.Map(write_range, asked=asked, place=place)  # `|` adds it to the pipeline.
+    numbers | "Write" >> apache_beam.Map(write_range, encoder=encoder, key=key, place=place)  # Adds it to the pipeline.
     if options["runner"] == DATAFLOW:
         service = _service(options)
         service.run(options["job_name"], functools.partial(_submit, pipeline, options), STEP)

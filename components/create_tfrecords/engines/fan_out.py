@@ -13,18 +13,20 @@ import io
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from components import fingerprint, progress, storage
+from components.create_tfrecords.encoders import Encoder
 from components.create_tfrecords.engines.files import is_saved, load_part, save_part
 from components.create_tfrecords.engines.local import LocalEngine
+from components.create_tfrecords.engines.tasks import load_tasks, save_tasks
 from components.create_tfrecords.params import WriteParams, WriteResult
-from components.create_tfrecords.parts import Task, Written
+from components.create_tfrecords.parts import Task, Written, write_part
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
-from components.create_tfrecords.preparing import Prepared, prepare
+from components.create_tfrecords.preparing import Prepared, prepare, require_even
 from components.create_tfrecords.telling import STEP
 from components.create_tfrecords.words import Survey
 from components.create_tfrecords.writer import write_records
@@ -110,14 +112,10 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
     Raises:
         InputError: If the data, the parameters or the code have changed since, or there is no such range.
     """
-    return write_range(*prepare_again(params, plan_dir), directory, number)
-
-
-def write_range(planned: PartsPlan, prepared: Prepared | None, directory: str, number: int) -> RangeResult:
-    """Write one range of the parts of a data set that is prepared, as `write_parts` does."""
+    planned, prepared = _prepare_again(params, plan_dir)
     if not 0 <= number < planned.num_ranges:
         raise InputError(
-            f"There is no range {number}: expected one from 0 to {planned.num_ranges - 1}, as its plan says."
+            f"There is no range {number}: expected one from 0 to {planned.num_ranges - 1}, as {plan_dir} says."
         )
     numbers = _range(planned, number)
     if not storage.is_remote(directory):
@@ -127,7 +125,7 @@ def write_range(planned: PartsPlan, prepared: Prepared | None, directory: str, n
     missing = [i for i in numbers if not (_name(i) in there and is_saved(_place(directory, i), planned.key))]
     if missing and prepared is not None:
         tasks = prepared.cut(planned.num_ranges)
-        engine, some = LocalEngine(prepared.params.num_workers), [tasks[i] for i in missing]
+        engine, some = LocalEngine(params.num_workers), [tasks[i] for i in missing]
         with (
             tempfile.TemporaryDirectory() as folder,
             progress.track(STEP, sum(len(indices) for *_, indices in some), "examples") as bar,
@@ -150,7 +148,7 @@ def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], dire
     Raises:
         InputError: If a part is missing, or follows from something else; and as `write_records` says.
     """
-    return merge(params, *prepare_again(params, plan_dir), folders, directory)
+    return merge(params, *_prepare_again(params, plan_dir), folders, directory)
 
 
 def merge(
@@ -160,6 +158,39 @@ def merge(
     if prepared is None:
         return write_records(params, directory)
     return write_records(params, directory, prepared=prepared, engine=FanOutEngine(planned, folders))
+
+
+def write_tasks(planned: PartsPlan, prepared: Prepared, places: Mapping[int, str]) -> None:
+    """Write the tasks of ranges to files, for workers that do not list the source; see `write_handed`.
+
+    Args:
+        planned: Plan of the parts.
+        prepared: The data set.
+        places: Number of each range, and its file.
+    """
+    tasks = prepared.cut(planned.num_ranges)
+    for number, uri in places.items():
+        save_tasks(uri, planned.key, prepared.plan.listing, {i: tasks[i][2] for i in _range(planned, number)})
+
+
+def write_handed(encoder: Encoder, uri: str, key: str, directory: str) -> int:
+    """Write the parts of tasks that a file holds, those that are there already kept; returns the number of all.
+
+    Raises:
+        InputError: If an image is of another shape than the others.
+    """
+    there, num_parts = storage.names_in(directory), 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, arguments in load_tasks(uri, key):
+            num_parts += 1
+            place = _place(directory, number)
+            if _name(number) in there and is_saved(place, key):
+                continue
+            part = write_part(encoder, str(Path(folder) / "part"), *arguments)
+            require_even(encoder, part)
+            with open(part.path, "rb") as file:
+                save_part(place, key, part, file.read(sum(part.sizes)))
+    return num_parts
 
 
 def unwritten_ranges(planned: PartsPlan, folders: Sequence[str]) -> list[int]:
@@ -228,12 +259,8 @@ def _key(params: WriteParams, plan: DatasetPlan) -> str:
     return digest.hexdigest()
 
 
-def prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepared | None]:
-    """Return a plan of parts, and the data set that it is of; None for a corpus.
-
-    Raises:
-        InputError: If the data, the parameters or the code have changed since it was planned.
-    """
+def _prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepared | None]:
+    """Return a plan of parts, and the data set that it is of; None for a corpus."""
     with tempfile.TemporaryDirectory() as folder:
         here = storage.localize(plan_dir, Path(folder))
         planned, plan = PartsPlan.load(here), plan_dataset(params)

@@ -5,7 +5,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.create_tfrecords.parts import Task, Written, content_of, write_part
+from components.create_tfrecords.engines.tasks import arguments_of
+from components.create_tfrecords.parts import Task, Written, write_part
 from components.create_tfrecords.preparing import Prepared
 from components.workers import in_processes
 
@@ -34,9 +35,7 @@ class LocalEngine:
                 (
                     encoder,
                     free.pop() if free else os.path.join(parts, f"{number:06d}"),
-                    listing.labels[indices].tolist(),
-                    *content_of(listing, indices),
-                    None if listing.hashes is None else listing.hashes[indices],
+                    *arguments_of(listing, indices),
                 )
                 for number, (_, _, indices) in enumerate(tasks)
             )

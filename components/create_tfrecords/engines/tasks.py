@@ -1,0 +1,106 @@
+"""The tasks of a range as one file: all that a worker has to know which does not list the source itself."""
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from components import storage
+from components.create_tfrecords.parts import content_of
+from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.sources.spans import Span, Spans
+from components.errors import InputError
+
+# Labels, keys, contents and hashes of a task's examples, as `write_part` takes them.
+Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
+
+
+def arguments_of(listing: Listing, indices: np.ndarray) -> Arguments:
+    """Return what a worker is told of some examples, int[…]."""
+    hashes = None if listing.hashes is None else listing.hashes[indices]
+    return listing.labels[indices].tolist(), *content_of(listing, indices), hashes
+
+
+def save_tasks(uri: str, key: str, listing: Listing, tasks: Mapping[int, np.ndarray]) -> None:
+    """Write tasks to a file, here or in a bucket, whole or not at all.
+
+    Files and parts of files are named in it; what the listing holds itself, or has unpacked on this machine, is in it.
+
+    Args:
+        uri: The file.
+        key: Digest of the facts that the parts follow from.
+        listing: The examples.
+        tasks: Number of each part, and its examples, int[…].
+    """
+    labels, keys, contents, hashes = arguments_of(listing, np.concatenate(list(tasks.values())))
+    arrays: dict[str, Any] = {
+        "numbers": np.array(list(tasks)),
+        "counts": np.array([len(indices) for indices in tasks.values()]),
+        "told": _as_bytes(json.dumps({"key": key, "labels": labels, "keys": keys}).encode()),
+    }
+    if hashes is not None:
+        arrays["hashes"] = hashes
+    if isinstance(contents, np.ndarray):
+        arrays["images"] = contents
+    elif contents is not None and isinstance(listing.spans, Spans):
+        spans = Spans.collect(contents)
+        arrays |= {"paths": np.array(spans.paths), "spans": np.stack([spans.files, spans.offsets, spans.sizes], 1)}
+    elif contents is not None:
+        held = [content.read() if isinstance(content, Span) else content for content in contents]
+        arrays |= {"held": _as_bytes(b"".join(held)), "sizes": np.array([len(content) for content in held])}
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    storage.write_file(uri, file.getvalue())
+
+
+def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
+    """Yield the number of each part of a file, and what there is to know of its examples.
+
+    Raises:
+        InputError: If the file is missing or damaged, or does not follow from `key`.
+    """
+    try:
+        with np.load(io.BytesIO(storage.read_bytes(uri)), allow_pickle=False) as stored:
+            arrays = dict(stored)
+        told = json.loads(arrays["told"].tobytes())
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"Cannot read the tasks {uri}: expected a file that the step has written whole, received {error!r}. Remove "
+            "it, and run the step again."
+        ) from error
+    if told["key"] != key:
+        raise InputError(
+            f"The tasks {uri} are of other data, parameters or code: expected {key[:12]}, received {told['key'][:12]}. "
+            "Remove them, and run the step again."
+        )
+    contents, hashes = _contents(arrays), arrays.get("hashes")
+    ends = np.cumsum(arrays["counts"]).tolist()
+    for number, start, end in zip(arrays["numbers"].tolist(), [0, *ends], ends, strict=False):
+        yield (
+            number,
+            (
+                told["labels"][start:end],
+                told["keys"][start:end],
+                None if contents is None else contents[start:end],
+                None if hashes is None else hashes[start:end],
+            ),
+        )
+
+
+def _contents(arrays: Mapping[str, np.ndarray]) -> Any:
+    if "images" in arrays:
+        return arrays["images"]
+    if "spans" in arrays:
+        paths = arrays["paths"].tolist()
+        return [Span(paths[file], offset, size) for file, offset, size in arrays["spans"].tolist()]
+    if "held" in arrays:
+        held, ends = arrays["held"].tobytes(), np.cumsum(arrays["sizes"]).tolist()
+        return [held[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return None
+
+
+def _as_bytes(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint8)

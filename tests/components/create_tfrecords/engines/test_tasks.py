@@ -1,0 +1,73 @@
+"""Claims about tasks that one process hands to another one, which has not listed the source."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.create_tfrecords import WriteParams, plan_dataset
+from components.create_tfrecords.engines.tasks import arguments_of, load_tasks, save_tasks
+from components.create_tfrecords.sources.spans import Span
+from components.errors import InputError
+from tests.components.create_tfrecords.engines.cases import groups, images, numbers, texts
+
+
+def packed(folder: Path) -> WriteParams:
+    """The pictures in an archive, with their classes beside them."""
+    images(folder)
+    with tarfile.open(folder.parent / "pictures.tar", "w") as archive:
+        for number, path in enumerate(sorted(folder.glob("*/[0-9]*.png"))):
+            for suffix, content in ((".png", path.read_bytes()), (".cls", path.parent.name.encode())):
+                member = tarfile.TarInfo(f"{number}{suffix}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    return WriteParams(f"webdataset:{folder.parent}/pictures.tar")
+
+
+def column(folder: Path) -> WriteParams:
+    """The pictures as a column of a table."""
+    images(folder)
+    paths = sorted(folder.glob("*/[0-9]*.png"))
+    table = {"image": [path.read_bytes() for path in paths], "label": [path.parent.name for path in paths]}
+    pq.write_table(pa.table(table), folder.parent / "pictures.parquet")
+    return WriteParams(f"parquet:{folder.parent}/pictures.parquet")
+
+
+def read(contents):
+    """Contents as they are once they are read."""
+    if contents is None or isinstance(contents, np.ndarray):
+        return contents
+    return [content.read() if isinstance(content, Span) else content for content in contents]
+
+
+@pytest.mark.parametrize("make", [images, groups, texts, numbers, packed, column])
+def test_a_worker_gets_what_the_listing_says(tmp_path, make):
+    listing = plan_dataset(make(tmp_path / "data")).listing
+    uri, tasks = str(tmp_path / "00002.npz"), {7: np.array([3, 1, 8]), 8: np.array([30]), 9: np.arange(10, 20)}
+    save_tasks(uri, "key", listing, tasks)
+    handed = dict(load_tasks(uri, "key"))
+    assert list(handed) == [7, 8, 9]
+    for number, indices in tasks.items():
+        labels, keys, contents, hashes = arguments_of(listing, indices)
+        assert handed[number][:2] == (labels, keys)
+        assert np.array_equal(handed[number][3], hashes)
+        assert np.array_equal(read(handed[number][2]), read(contents))
+    if make is packed:
+        assert isinstance(handed[8][2][0], Span), "named, and not copied"
+
+
+def test_tasks_of_something_else_or_in_pieces_are_refused(tmp_path):
+    listing = plan_dataset(images(tmp_path / "data")).listing
+    path = tmp_path / "00000.npz"
+    with pytest.raises(InputError, match=r"Cannot read the tasks .*00000.npz: .*there is no such file.*run the step"):
+        list(load_tasks(str(path), "key"))
+    save_tasks(str(path), "key", listing, {0: np.arange(5)})
+    with pytest.raises(InputError, match=r"of other data, parameters or code: expected another, received key"):
+        list(load_tasks(str(path), "another"))
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(InputError, match=r"Cannot read the tasks .*Remove it, and run the step again"):
+        list(load_tasks(str(path), "key"))
