@@ -148,8 +148,13 @@ def _masked_crc(data: bytes) -> bytes:
 
 def frame_record(payload: bytes) -> bytes:
     """Frame a payload as one TFRecord: its length, the length's checksum, the payload, the payload's checksum."""
-    length = struct.pack("<Q", len(payload))
-    return b"".join((length, _masked_crc(length), payload, _masked_crc(payload)))
+    return b"".join((_frame_header(len(payload)), payload, _masked_crc(payload)))
+
+
+@functools.lru_cache(1 << 12)
+def _frame_header(num_bytes: int) -> bytes:
+    length = struct.pack("<Q", num_bytes)
+    return length + _masked_crc(length)
 
 
 def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:

@@ -74,12 +74,14 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
     for band in range(4):
         part = (bits >> np.uint64(16 * band)).astype(np.uint16)
         order = np.lexsort((bits, part))
+        part, sorted_bits = part[order], bits[order]
         for distance in range(1, min(_NEIGHBOURS, len(order) - 1) + 1):
             for at in range(0, len(order) - distance, _COMPARED_AT_ONCE):
-                other = order[at + distance : at + distance + _COMPARED_AT_ONCE]
-                earlier = order[at : at + len(other)]
-                near = (part[earlier] == part[other]) & (np.bitwise_count(bits[earlier] ^ bits[other]) <= _MAX_BITS)
-                both = shown[np.stack([earlier[near], other[near]], axis=1)]
+                end = min(at + _COMPARED_AT_ONCE, len(order) - distance)
+                here, there = slice(at, end), slice(at + distance, end + distance)
+                are_near = np.bitwise_count(sorted_bits[here] ^ sorted_bits[there]) <= _MAX_BITS
+                near = at + np.flatnonzero((part[here] == part[there]) & are_near)
+                both = shown[np.stack([order[near], order[near + distance]], axis=1)]
                 values, others = (centred / length[:, None] for centred, length in map(_centred, looks[both.T]))
                 pairs.append(both[np.einsum("ij,ij->i", values, others) >= _LEAST_CORRELATION])
     return np.concatenate(pairs)
