@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from components import storage
-from components.container import other_steps_image
+from components.container import BEAM_IMAGE, other_steps_image
+from components.create_tfrecords.params import BEAM
 from components.errors import InputError
 from components.machine_spec import MachineSpec
 from components.object_stores import split
@@ -42,6 +43,7 @@ class KubeflowChecks:
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
         self._settings, self._apis, self._context, self._image = settings, apis, context, image
+        self._uses_beam = config.data.engine == BEAM
         self._machines = require_machine(config, "kubeflow").candidates
         self._on_s3 = steps_on_s3(config, settings.bucket)
         self._server = Kubeflow(settings)
@@ -53,10 +55,12 @@ class KubeflowChecks:
             Check("object store", self._store, is_cheap=True, is_apart=True),
             Check("image", self._step_image, is_cheap=True, is_apart=True),
         ]
-        if steps := other_steps_image():
-            variable = "TPU_PIPELINES_STEPS_IMAGE"
-            ask = functools.partial(image_findings, "steps' image", steps, self._apis, variable, is_clusters_own=True)
-            checks.append(Check("steps' image", ask, is_cheap=True, is_apart=True))
+        beam = BEAM_IMAGE if self._uses_beam else ""
+        for what, image, name in (("steps' image", other_steps_image(), "STEPS"), ("Beam image", beam, "BEAM")):
+            if image:
+                variable = f"TPU_PIPELINES_{name}_IMAGE"
+                ask = functools.partial(image_findings, what, image, self._apis, variable, is_clusters_own=True)
+                checks.append(Check(what, ask, is_cheap=True, is_apart=True))
         if self._on_s3:
             checks.append(Check("S3", self._s3, is_apart=True))
         if not self._context:

@@ -23,8 +23,10 @@ from components.create_tfrecords.sources.kinds import find_location
 from components.create_tfrecords.telling import STEP
 from components.errors import InputError, did_you_mean
 from components.outages import PlatformError
+from components.termination import Terminated
 
 _IN_THIS_PROCESS = "FnApiRunner"  # DirectRunner may fetch the binary of another one from the net.
+_TERMINATED = f"{Terminated.__module__}.{Terminated.__name__}"
 _NEEDED_BY_DATAFLOW = ("project", "region", "temp_location", "sdk_container_image")
 
 
@@ -96,8 +98,11 @@ def _write_ranges(encoder: Encoder, key: str, options: Mapping[str, str], ranges
     try:
         state = pipeline.run().wait_until_finish()
     except Exception as error:  # Of a kind that each runner has for itself; a worker's own error is words in it.
-        if mistake := dataflow.mistake_in(f"{type(error).__module__}.{type(error).__name__}: {error}"):
+        words = f"{type(error).__module__}.{type(error).__name__}: {error}"
+        if mistake := dataflow.mistake_in(words):
             raise mistake from error
+        if _TERMINATED in words:  # SIGTERM while this process was the worker.
+            raise Terminated from error
         raise
     if state != "DONE":
         raise PlatformError(f"The Beam job {options['job_name']} has ended as {state}. Its runner says why.")

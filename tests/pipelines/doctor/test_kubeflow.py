@@ -174,6 +174,15 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
     assert all("does not say: 403 Forbidden" in one[1] for one in told(findings, Verdict.UNKNOWN))
 
 
+def test_records_that_beam_writes_need_its_image(world):
+    apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, engine="beam"))
+    checks = KubeflowChecks(config, world.settings, apis, world.context, world.image).checks()
+    ((what, said, remedy),) = told(ask_all(*checks), Verdict.MISSING)
+    assert (what, said) == ("Beam image", "no platform can fetch tpu-pipelines/beam:latest")
+    assert remedy.endswith("set TPU_PIPELINES_BEAM_IMAGE=…@sha256:…")
+
+
 def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
     config = load_config("digits", ["machine=v5e-16", "training.backend=jax"])
     apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())

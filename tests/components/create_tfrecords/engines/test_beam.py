@@ -3,7 +3,10 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from components.create_tfrecords.engines import fan_out
 from components.create_tfrecords.engines.beam import write_with_beam
 from components.errors import InputError
 from tests import beam
+from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import (
     CIFAR,
     IMDB,
@@ -99,6 +103,26 @@ def test_a_job_that_is_started_again_writes_what_is_missing(tmp_path):
     assert done.returncode == 0, done.stderr
     assert {path for path, time in before.items() if path.stat().st_mtime_ns != time} == {lost}
     write_records(params, tmp_path / "alone")
+    assert same_files(tmp_path / "records", tmp_path / "alone")
+
+
+@pytest.mark.slow  # 10 s, with Apache Beam.
+def test_a_step_that_is_ended_while_it_writes_says_so_and_keeps_its_parts(tmp_path):
+    beam.require_beam()
+    words = ["--source", "sklearn:digits", "--output", tmp_path / "records", "--engine-tasks", 20]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(beam.command(*words), stderr=subprocess.PIPE, text=True, env=environment) as step:
+        while not list(tmp_path.glob(".records.parts/*/parts/*/*.npz")):
+            assert step.poll() is None
+            time.sleep(0.01)
+        step.terminate()
+        _, told = step.communicate(timeout=60)
+    assert step.returncode == 143, told
+    assert told.strip().endswith("error: ended by SIGTERM; run the same step again to continue")
+    assert not (tmp_path / "records").exists()
+    done = beam.run(beam.command(*words))
+    assert done.returncode == 0, done.stderr
+    write_records(WriteParams("sklearn:digits"), tmp_path / "alone")
     assert same_files(tmp_path / "records", tmp_path / "alone")
 
 
