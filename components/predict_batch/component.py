@@ -1,6 +1,6 @@
-"""KFP wrapper of predict_batch."""
+"""KFP wrappers of predict_batch: as one step, or fanned out over several."""
 
-from typing import Dict
+from typing import Any, Dict, List
 
 from kfp import dsl
 
@@ -33,5 +33,57 @@ def predict_batch(
     with step_record("predict_batch", predictions.path):
         params = params_from(inputs, PredictParams)
         result = predict_batch(params, pathlib.Path(exported.path), pathlib.Path(predictions.path))
+        predictions.metadata.update(dataclasses.asdict(result))
+        return result.num_predicted
+
+
+@in_place_of_shell
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+def answer_range(
+    exported: dsl.Input[dsl.Model],
+    answers: dsl.Output[dsl.Artifact],
+    number: int,
+    num_ranges: int,
+    source: str,
+    asked: Dict[str, Any] = {},
+    data_version: str = "",
+    fingerprint: Dict[str, str] = {},
+) -> int:
+    """Answer one range of the files, by predict_batch's parameters in `asked`; returns the number of these files."""
+    import pathlib
+
+    from components.predict_batch import PredictParams, fan_out
+    from components.step_inputs import params_from
+    from components.step_record import step_record
+
+    with step_record("predict_batch", answers.path):
+        params = params_from({**asked, "source": source}, PredictParams)
+        folders = pathlib.Path(exported.path), pathlib.Path(answers.path)
+        return fan_out.answer_range(params, *folders, int(number), int(num_ranges)).num_files
+
+
+@in_place_of_shell
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+def merge_answers(
+    exported: dsl.Input[dsl.Model],
+    answers: dsl.Input[List[dsl.Artifact]],
+    predictions: dsl.Output[dsl.Dataset],
+    source: str,
+    asked: Dict[str, Any] = {},
+    data_version: str = "",
+    fingerprint: Dict[str, str] = {},
+) -> int:
+    """Put the files of all ranges together; returns the number of predictions."""
+    import dataclasses
+    import pathlib
+
+    from components.predict_batch import PredictParams, fan_out
+    from components.step_inputs import params_from
+    from components.step_record import step_record
+
+    with step_record("predict_batch", predictions.path):
+        params = params_from({**asked, "source": source}, PredictParams)
+        folders = [pathlib.Path(each.path) for each in answers]
+        result = fan_out.merge_ranges(params, pathlib.Path(exported.path), folders, pathlib.Path(predictions.path))
         predictions.metadata.update(dataclasses.asdict(result))
         return result.num_predicted
