@@ -17,11 +17,12 @@ from typing import Any
 
 from tests.kills.__main__ import Kill, Undisturbed, differing, run_undisturbed, try_kill
 from tests.kills.outcome import differences
-from tests.kills.steps import Step, write_inputs
+from tests.kills.steps import WAIT_SECONDS, Step, write_inputs
 
 NUM_RANGES = 4
 _GOLDEN = (5**0.5 - 1) / 2
 _WORKERS = {"direct_num_workers": "2", "direct_running_mode": "multi_processing"}
+_WORKING_SECONDS = 4.0  # Of which a worker needs the most to start.
 _LOST_SECONDS = 10.0  # Runners on this machine do not all notice that a worker is gone.
 
 
@@ -52,18 +53,19 @@ def kill_a_worker(expected: Undisturbed, kill: Kill, work: Path) -> list[str]:
     folder, step = work / str(kill.number), expected.step
     step.prepare(folder)
     process = step.start(folder)
-    time.sleep(kill.share * expected.seconds)
-    workers = workers_of(process.pid)
-    if workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(workers[kill.number % len(workers)], signal.SIGKILL)
+    end = time.monotonic() + WAIT_SECONDS
+    while not (workers := workers_of(process.pid)) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(kill.share * _WORKING_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(workers[kill.number % len(workers)], signal.SIGKILL)
     code = process.wait(_LOST_SECONDS)
     if code is None:
         process.kill()
     faults = [] if code == 0 or not step.left_in(folder) else ["records are there, and the command had not ended"]
     step.finish(folder)
     faults += differing(step.left_in(folder), expected.left)
-    print(f"     killed {len(workers[:1])} of {len(workers)} workers; the command ended with {code}", flush=True)
+    print(f"     killed one of {len(workers)} workers; the command ended with {code}", flush=True)
     if not faults:
         shutil.rmtree(folder)
     return faults
