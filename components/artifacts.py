@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 import google_crc32c
 
-from components import schema
+from components import schema, storage
 from components.errors import InputError
 from components.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
 from components.schema import JsonFile
@@ -99,8 +99,8 @@ class Split:
             `num_unknown` of these.
         targets: Statistics of each target of a regression; otherwise empty.
         distributions: Distributions of figures by name: of images `brightness`, `contrast` and `sharpness` (in grey
-            levels, of the pictures as they are stored, thinned out to 127 on a side), `height` and `width` (of the
-            files); of texts `words` and `unknown_share`. Empty in older files.
+            levels, of the pictures as they are stored, thinned out to 127 on a side), `red` and `blue` (shares of the
+            light), `height` and `width` (of the files); of texts `words` and `unknown_share`. Empty in older files.
     """
 
     num_examples: int
@@ -184,6 +184,23 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         manifest = super().load(directory)
         manifest.check_shards(directory, verify)
         return manifest
+
+    @classmethod
+    def read_from(cls, place: str) -> Self:
+        """Read `dataset.json` from a folder, here or in a bucket, and look at no shard.
+
+        Raises:
+            InputError: If it is missing or malformed.
+        """
+        if not storage.is_remote(place):
+            return super().load(Path(place))
+        uri = f"{place.rstrip('/')}/{MANIFEST_FILE}"
+        try:
+            return cls.parse(json.loads(storage.read_bytes(uri)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"Cannot use {uri}: it is no manifest of records ({error!r}). Write the records again."
+            ) from error
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
         """Check that every shard is there and whole, and with `verify` those of a share of the examples unchanged.

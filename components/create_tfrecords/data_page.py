@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import markupsafe
 import numpy as np
 from PIL import Image
 
-from components.artifacts import SPLITS, TRAIN, Distribution, Manifest
+from components.artifacts import SPLITS, TRAIN, Manifest
 from components.create_tfrecords.measuring import FIGURES
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.listing import Listing
 from components.errors import InputError
+from components.histograms import draw_histograms
 from components.images import ImageRule, UnreadableImageError, decode_pixels, encode_jpeg
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
 from components.workers import in_threads
@@ -26,7 +26,6 @@ _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
 _THUMBNAIL_PIXELS, _JPEG_QUALITY = 72, 80
 _TEXT_CHARACTERS = 240
 _BALANCE_ROWS, _ASIDE_ROWS, _COPY_SETS, _COPY_MEMBERS = 60, 100, 30, 6
-_CHART_WIDTH, _CHART_HEIGHT, _LEAST_BINS = 320, 120, 8
 _COLOURS = dict(zip(SPLITS, ("blue", "orange", "green"), strict=True))
 
 
@@ -166,38 +165,12 @@ def _charts(manifest: Manifest) -> list[dict[str, Any]]:
         }
         if by_split:
             name = figure.name.replace("_", " ")
-            charts.append({"name": name, "unit": figure.unit, "by_split": by_split, "svg": _draw(name, by_split)})
+            charts.append(
+                {
+                    "name": name,
+                    "unit": figure.unit,
+                    "by_split": by_split,
+                    "svg": draw_histograms(name, by_split, _COLOURS),
+                }
+            )
     return charts
-
-
-def _draw(name: str, by_split: Mapping[str, Distribution]) -> markupsafe.Markup:
-    """Return the histograms of splits beside each other, each bar a share of its split, without the empty ends."""
-    first, *_ = by_split.values()
-    counts = np.array([distribution.counts for distribution in by_split.values()])
-    filled = np.flatnonzero(counts.sum(0))
-    start = max(0, min(int(filled[0]), counts.shape[1] - _LEAST_BINS))
-    bins = range(start, min(max(int(filled[-1]) + 1, start + _LEAST_BINS), counts.shape[1]))
-    shares = counts / counts.sum(1, keepdims=True)
-    width, bar = _CHART_WIDTH / len(bins), 0.86 * _CHART_WIDTH / len(bins) / len(by_split)
-    parts = []
-    for row, (split, distribution) in enumerate(by_split.items()):
-        for place, number in enumerate(bins):
-            height = shares[row, number] / shares.max() * _CHART_HEIGHT
-            low, high = first.edges[number], first.edges[number + 1]
-            said = f"{split}: {distribution.counts[number]:,} from {low:g} to {high:g}"
-            x, y = place * width + row * bar, _CHART_HEIGHT - height
-            parts.append(
-                f'<g><title>{said}</title><rect x="{x:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{height:.1f}" '
-                f'fill="var(--{_COLOURS[split]})"/></g>'
-            )
-    every = max(1, -(-len(bins) // 6))
-    for place, number in enumerate([*bins, bins[-1] + 1]):
-        if place % every == 0:
-            x, anchor = place * width, "start" if not place else "end" if place == len(bins) else "middle"
-            parts.append(
-                f'<text x="{x:.1f}" y="{_CHART_HEIGHT + 14}" text-anchor="{anchor}">{first.edges[number]:g}</text>'
-            )
-    return markupsafe.Markup(
-        f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT + 18}" role="img" aria-label="Histogram of {name}">'
-        f"{''.join(parts)}</svg>"
-    )

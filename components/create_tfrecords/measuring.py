@@ -18,6 +18,8 @@ NOT_MEASURED = -1
 MOST_COUNTED = 2**15 - 1
 _SAMPLED_BITS = 16
 _GREY = np.array([1, 2, 1], np.uint16)  # A fourth of their sum is the grey level: near JPEG's weights, and exact.
+_SHARES = tuple(i / 40 for i in range(41))
+_GREY_SHARE = 333  # Thousandths.
 _HALF_OCTAVES = tuple(round(2 ** (i / 2)) for i in range(2, 31))
 
 
@@ -44,6 +46,8 @@ FIGURES: Mapping[str, tuple[Figure, ...]] = {
         Figure("brightness", "mean grey level of a picture", tuple(range(0, 257, 8)), 0.1),
         Figure("contrast", "standard deviation of its grey levels", tuple(range(0, 129, 4)), 0.1),
         Figure("sharpness", "mean difference of neighbouring grey levels", tuple(range(0, 65, 2)), 0.1),
+        Figure("red", "share of red in the picture's light, a third where it is grey", _SHARES, 0.001),
+        Figure("blue", "share of blue in it", _SHARES, 0.001),
         Figure("height", "pixels of the file", _HALF_OCTAVES),
         Figure("width", "pixels of the file", _HALF_OCTAVES),
     ),
@@ -66,8 +70,11 @@ def is_measured(identity: bytes, share: float) -> bool:
 
 
 def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Return int16[num_pictures, 3]: tenths of the brightness, contrast and sharpness of pictures of any sizes."""
-    measured = np.empty((len(pictures), 3), np.int16)
+    """Return int16[num_pictures, 5] of pictures of any sizes.
+
+    These are tenths of brightness, contrast and sharpness, and thousandths of the shares of red and blue.
+    """
+    measured = np.empty((len(pictures), 5), np.int16)
     shapes = [picture.shape for picture in pictures]
     for shape in set(shapes):
         places = [i for i, own in enumerate(shapes) if own == shape]
@@ -75,7 +82,8 @@ def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
         grey = values[..., 0].astype(np.uint16) * 4
         if shape[2] == 3:
             grey = values[..., 0] * _GREY[0] + values[..., 1] * _GREY[1] + values[..., 2] * _GREY[2]
-        measured[places] = _measure(grey)
+        measured[places, :3] = _measure(grey)
+        measured[places, 3:] = _measure_colours(values) if shape[2] == 3 else _GREY_SHARE
     return measured
 
 
@@ -90,6 +98,14 @@ def _measure(grey: np.ndarray) -> np.ndarray:
     steps = sum(np.abs(np.diff(signed, axis=axis)).sum((1, 2), dtype=np.int64) for axis in (1, 2))
     num_steps = max((height - 1) * width + height * (width - 1), 1)
     return np.rint(np.stack([total / count, deviation, steps / num_steps], axis=1) * 2.5).astype(np.int16)
+
+
+def _measure_colours(values: np.ndarray) -> np.ndarray:
+    """Return int16[N, 2] of uint8[N, height, width, 3]: thousandths of the shares of red and blue."""
+    light = values.reshape(len(values), -1, 3).sum(1, dtype=np.int64)
+    whole = light.sum(1)
+    shares = 1000 * light[:, ::2] // np.maximum(whole, 1)[:, None]
+    return np.where(whole[:, None] > 0, shares, _GREY_SHARE).astype(np.int16)
 
 
 def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:

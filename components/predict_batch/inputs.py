@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from components import storage
-from components.artifacts import KEY_FEATURE, MANIFEST_FILE, TEXT_FEATURE, Manifest
+from components.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
 from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.parts import content_of
 from components.create_tfrecords.sources.kinds import find_source, list_unlabelled
@@ -85,7 +84,7 @@ def _contents_of(listing: Listing) -> Callable[[np.ndarray], list[Any] | None]:
 
 def _list_records(place: str, model: ExportedModel) -> Inputs:
     place = place.rstrip("/") or "/"
-    manifest = _load_manifest(place)
+    manifest = Manifest.read_from(place) if storage.is_remote(place) else Manifest.load(Path(place), verify=False)
     if manifest.input.kind != model.input.kind:
         raise InputError(
             f"Cannot answer {place}: expected {model.input.plural}, which {model.name!r} takes, received "
@@ -104,23 +103,6 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
             spans += records
     parts = Spans.collect(spans)
     return Inputs(keys, manifest.fingerprint, lambda some: [parts[i] for i in some.tolist()], stored=manifest.input)
-
-
-def _load_manifest(place: str) -> Manifest:
-    """Load the manifest of records, here or in a bucket.
-
-    Raises:
-        InputError: If there is none, or it is malformed.
-    """
-    if not storage.is_remote(place):
-        return Manifest.load(Path(place), verify=False)
-    content = storage.read_bytes(f"{place}/{MANIFEST_FILE}")
-    try:
-        return Manifest.parse(json.loads(content))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"Cannot use {place}/{MANIFEST_FILE}: it is no manifest of records ({error!r}). Write the records again."
-        ) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from components.safe_path import leave_current_folder
-from pipelines.cli import completion, doctor, exports, platforms, registry, retraining, runs, start, tpus
+from pipelines.cli import completion, data, doctor, exports, platforms, registry, retraining, runs, start, tpus
 from pipelines.cli.options import BAD_INPUT, DONE, FAILED, add_loudness, tell_error
 
-_GROUPS = (start, runs, exports, registry, tpus, platforms, retraining, doctor, completion)
+_GROUPS = (start, data, runs, exports, registry, tpus, platforms, retraining, doctor, completion)
 _COMMANDS = tuple(add for group in _GROUPS for add in group.COMMANDS)
 
 # Imports and long lists make no garbage: looking for it as often as Python does takes a tenth of a short command.

@@ -24,17 +24,21 @@ def noise(*shape):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pictures_are_measured_as_their_definitions_say(channels):
     pictures = [noise(12, 9, channels), noise(7, 20, channels), noise(12, 9, channels) // 2]
-    for picture, (brightness, contrast, sharpness) in zip(pictures, measure_pictures(pictures) / 10, strict=True):
+    measured = measure_pictures(pictures)
+    for picture, (brightness, contrast, sharpness) in zip(pictures, measured[:, :3] / 10, strict=True):
         weights = [0.25, 0.5, 0.25] if channels == 3 else [1]
         grey = picture @ np.array(weights)
         steps = np.concatenate([np.abs(np.diff(grey, axis=axis)).ravel() for axis in (0, 1)])
         assert brightness == pytest.approx(grey.mean(), abs=0.06)
         assert contrast == pytest.approx(grey.std(), abs=0.06)
         assert sharpness == pytest.approx(steps.mean(), abs=0.06)
+    for picture, shares in zip(pictures, measured[:, 3:] / 1000, strict=True):
+        light = picture.sum((0, 1)) / picture.sum() if channels == 3 else np.full(3, 1 / 3)
+        assert shares == pytest.approx(light[[0, 2]], abs=0.001)
 
 
 def test_a_picture_of_one_point_has_no_contrast():
-    assert measure_pictures([np.full((1, 1, 1), 200, np.uint8)]).tolist() == [[2000, 0, 0]]
+    assert measure_pictures([np.full((1, 1, 1), 200, np.uint8)]).tolist() == [[2000, 0, 0, 333, 333]]
 
 
 def test_a_distribution_has_fixed_bins_and_exact_figures():
@@ -48,11 +52,11 @@ def test_a_distribution_has_fixed_bins_and_exact_figures():
     assert (unknown.mean, unknown.maximum) == (0.5, 1.0)
     assert [place for place, count in enumerate(unknown.counts) if count] == [0, 10, 19]
     assert unknown.std == pytest.approx(np.std([0, 0.5, 1]), abs=1e-6)
-    assert distributions(IMAGE, np.full((4, 5), NOT_MEASURED)) == {}
+    assert distributions(IMAGE, np.full((4, 7), NOT_MEASURED)) == {}
 
 
 def test_a_value_at_an_edge_counts_above_it():
-    rows = np.array([[80, 40, 20, 8, 16], [79, 39, 19, 7, 15]], np.int16)
+    rows = np.array([[80, 40, 20, 25, 50, 8, 16], [79, 39, 19, 24, 49, 7, 15]], np.int16)
     for figure, distribution in zip(FIGURES[IMAGE], distributions(IMAGE, rows).values(), strict=True):
         low, high = (place for place, count in enumerate(distribution.counts) if count)
         assert high == low + 1, figure.name

@@ -1,0 +1,204 @@
+"""Whether a data set looks like another one: by the figures that create_tfrecords has counted of both.
+
+Every figure is tested by itself. A difference counts that chance explains in fewer cases than are allowed, divided
+among all tests (Bonferroni), and that is large enough to matter: of very many examples the slightest one is sure.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from components.artifacts import Distribution, Manifest
+from components.errors import InputError
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+
+CLASSES, SET_ASIDE = "classes", "set aside"
+# What is the least that counts, by the measure of a difference.
+EFFECTS = {
+    "largest distance of the shares up to a value": 0.1,
+    "share of the examples that would have to be of another class": 0.1,
+    "difference of the means in standard deviations": 0.2,
+    "difference of the shares": 0.05,
+}
+_DISTANCE, _MOVED, _SHIFT, _SHARE = EFFECTS
+_LEAST_EXPECTED = 5  # Examples of a class, for the chi-squared distribution to hold.
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """The difference of one figure between two data sets.
+
+    Attributes:
+        figure: Name of the figure: one of `Split.distributions`, `classes`, a target, or `set aside`.
+        effect: Size of the difference.
+        measure: Measure of that size, in words.
+        luck: Probability of one as large where both were drawn from the same.
+        drifted: Whether it counts.
+        now: The figure of the new data, in words.
+        before: The figure of those that they are held against.
+    """
+
+    figure: str
+    effect: float
+    measure: str
+    luck: float
+    drifted: bool
+    now: str
+    before: str
+
+
+def find_shifts(new: Manifest, old: Manifest, confidence: float = 0.99) -> tuple[Shift, ...]:
+    """Compare data with others, all splits together; returns every figure, the largest difference first.
+
+    Args:
+        new: The data.
+        old: Those that they are held against.
+        confidence: Share of the pairs of data alike of which nothing is said to have drifted.
+
+    Raises:
+        InputError: If they are of another kind or task, or neither of them has a figure that the other one has.
+    """
+    for what in ("kind", "task"):
+        ours, theirs = (data.task if what == "task" else data.input.kind for data in (new, old))
+        if ours != theirs:
+            raise InputError(
+                f"Cannot compare {new.source!r} with {old.source!r}: expected the same {what}, received {ours} and "
+                f"{theirs}. Name records of the same kind."
+            )
+    compared = [*_figures(new, old), *_labels(new, old), *_set_aside(new, old)]
+    if not compared:
+        raise InputError(
+            f"Cannot compare {new.source!r} with {old.source!r}: no figure was counted of both. Write the records "
+            "again: those of older versions have none."
+        )
+    allowed = (1 - confidence) / len(compared)
+    judged = [
+        dataclasses.replace(shift, drifted=shift.luck < allowed and shift.effect >= EFFECTS[shift.measure])
+        for shift in compared
+    ]
+    return tuple(sorted(judged, key=lambda shift: -shift.effect / EFFECTS[shift.measure]))
+
+
+def pool(manifest: Manifest, figure: str) -> Distribution | None:
+    """Return the distribution of a figure over all splits; None where none was counted."""
+    parts = [split.distributions[figure] for split in manifest.splits.values() if figure in split.distributions]
+    if not parts:
+        return None
+    sizes = np.array([part.num_examples for part in parts], float)
+    means = np.array([part.mean for part in parts])
+    mean = float((sizes * means).sum() / sizes.sum())
+    squares = sizes * (np.array([part.std for part in parts]) ** 2 + (means - mean) ** 2)
+    return Distribution(
+        num_examples=int(sizes.sum()),
+        mean=mean,
+        std=math.sqrt(float(squares.sum() / sizes.sum())),
+        minimum=min(part.minimum for part in parts),
+        maximum=max(part.maximum for part in parts),
+        edges=parts[0].edges,
+        counts=tuple(np.sum([part.counts for part in parts], axis=0).tolist()),
+    )
+
+
+def figures_of(new: Manifest, old: Manifest) -> dict[str, tuple[Distribution, Distribution]]:
+    """Return the distributions that both have in the same bins, by the name of the figure."""
+    names = dict.fromkeys(name for split in new.splits.values() for name in split.distributions)
+    pairs = {name: (pool(new, name), pool(old, name)) for name in names}
+    return {
+        name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours and theirs and ours.edges == theirs.edges
+    }
+
+
+def _figures(new: Manifest, old: Manifest) -> Iterator[Shift]:
+    """Test distributions by Kolmogorov and Smirnov; in bins the test finds rather less than it says."""
+    from scipy import stats
+
+    for name, (ours, theirs) in figures_of(new, old).items():
+        shares = [np.cumsum(each.counts) / each.num_examples for each in (ours, theirs)]
+        distance = float(np.abs(shares[0] - shares[1]).max())
+        size = ours.num_examples * theirs.num_examples / (ours.num_examples + theirs.num_examples)
+        luck = float(stats.kstwobign.sf(distance * math.sqrt(size)))
+        yield Shift(
+            name, distance, _DISTANCE, luck, False, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs))
+        )
+
+
+def _labels(new: Manifest, old: Manifest) -> Iterator[Shift]:
+    if new.task == REGRESSION:
+        yield from _targets(new, old)
+    elif new.task in (CLASSIFICATION, MULTI_LABEL):
+        yield from _classes(new, old)
+
+
+def _classes(new: Manifest, old: Manifest) -> Iterator[Shift]:
+    """Test the mix of classes by the chi-squared test; rare ones are one class."""
+    from scipy import stats
+
+    counts = [_class_counts(data) for data in (new, old)]
+    names = sorted({*counts[0], *counts[1]})
+    table = np.array([[each.get(name, 0) for name in names] for each in counts], float)
+    totals = table.sum(axis=1)
+    if not totals.all():
+        return
+    expected = np.outer(totals, table.sum(axis=0)) / totals.sum()
+    is_rare = (expected < _LEAST_EXPECTED).any(axis=0)
+    joined = np.concatenate([table[:, ~is_rare], table[:, is_rare].sum(axis=1, keepdims=True)], axis=1)
+    joined = joined[:, joined.sum(axis=0) > 0]
+    luck = float(stats.chi2_contingency(joined, correction=False).pvalue) if joined.shape[1] > 1 else 1.0
+    shares = table / totals[:, None]
+    moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
+    most = int(np.abs(shares[0] - shares[1]).argmax())
+    yield Shift(CLASSES, moved, _MOVED, luck, False, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
+
+
+def _class_counts(data: Manifest) -> dict[str, int]:
+    counts = np.sum([split.class_counts for split in data.splits.values()], axis=0)
+    return dict(zip(data.class_names, counts.tolist(), strict=True))
+
+
+def _targets(new: Manifest, old: Manifest) -> Iterator[Shift]:
+    """Test the means of targets that both have, by Welch's test."""
+    from scipy import stats
+
+    known = [dict(zip(data.class_names, _target_moments(data), strict=True)) for data in (new, old)]
+    for name in known[0].keys() & known[1].keys():
+        (count, mean, std), (other_count, other_mean, other_std) = (each[name] for each in known)
+        if min(count, other_count) < 2 or not std + other_std > 0:
+            continue
+        luck = stats.ttest_ind_from_stats(mean, std, count, other_mean, other_std, other_count, equal_var=False).pvalue
+        effect = abs(mean - other_mean) / max(other_std, 1e-12 + std * (other_std == 0))
+        words = (f"{m:.4g} ± {s:.3g}" for m, s in ((mean, std), (other_mean, other_std)))
+        yield Shift(f"target {name}", float(effect), _SHIFT, float(luck), False, *words)
+
+
+def _target_moments(data: Manifest) -> Sequence[tuple[int, float, float]]:
+    """Return the number, mean and standard deviation of every target, all splits together."""
+    splits = [split for split in data.splits.values() if split.targets]
+    sizes = np.array([split.num_examples for split in splits], float)
+    moments = []
+    for i in range(len(data.class_names)):
+        means = np.array([split.targets[i].mean for split in splits])
+        stds = np.array([split.targets[i].std for split in splits])
+        mean = float((sizes * means).sum() / sizes.sum())
+        variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
+        moments.append((int(sizes.sum()), mean, math.sqrt(variance)))
+    return moments
+
+
+def _set_aside(new: Manifest, old: Manifest) -> Iterator[Shift]:
+    """Test the share of unreadable inputs by Fisher's exact test."""
+    from scipy import stats
+
+    tables = [(len(data.quarantined), sum(split.num_examples for split in data.splits.values())) for data in (new, old)]
+    shares = [bad / (bad + good) for bad, good in tables]
+    luck = float(stats.fisher_exact(np.array(tables)).pvalue)
+    yield Shift(SET_ASIDE, abs(shares[0] - shares[1]), _SHARE, luck, False, *(f"{share:.2%}" for share in shares))
+
+
+def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:
+    """Return plain values: whether anything has drifted, and every figure."""
+    return {
+        "drifted": any(shift.drifted for shift in shifts),
+        "figures": [dataclasses.asdict(shift) for shift in shifts],
+    }

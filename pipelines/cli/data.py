@@ -1,0 +1,74 @@
+"""Commands about data: drift."""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pipelines.cli.options import DONE, REJECTED, show_text, user_path
+
+_COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "by luck": ">", "": "<"}
+
+
+def _add_drift(commands: Any) -> None:
+    drift = commands.add_parser(
+        "drift",
+        epilog="Example: tpu-pipelines drift runs/flowers/records --against gs://bucket/records",
+        help="whether data look like others: 0 no drift, 3 drifted",
+        description="Compare the figures that records have of their examples (brightness, contrast, sharpness, "
+        "colours, sizes; words and unknown ones; classes or targets; what was set aside) with those of other records. "
+        "A figure has drifted where chance explains the difference in fewer cases than the confidence leaves, all "
+        "figures together, and where it is large enough to matter.",
+    )
+    drift.add_argument("records", metavar="RECORDS", help="folder that create_tfrecords wrote, here or in a bucket")
+    drift.add_argument("--against", required=True, metavar="RECORDS", help="the records to compare them with")
+    drift.add_argument(
+        "--confidence",
+        type=_confidence,
+        default=0.99,
+        metavar="SHARE",
+        help="of data that are alike, so many drift in no figure (default: 0.99)",
+    )
+    drift.add_argument("--output", type=user_path, metavar="FILE", help="page to write, as drift.html")
+    drift.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    drift.set_defaults(command=_drift)
+
+
+def _confidence(text: str) -> float:
+    value = float(text)
+    if not 0.5 <= value < 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0.5 to below 1, received {text}")
+    return value
+
+
+def _drift(arguments: argparse.Namespace) -> int:
+    from components.artifacts import Manifest
+    from components.drift import as_dict, find_shifts
+
+    new, old = (Manifest.read_from(place) for place in (arguments.records, arguments.against))
+    shifts = find_shifts(new, old, arguments.confidence)
+    if arguments.output:
+        from pipelines.drift_page import write_page
+
+        write_page(new, old, shifts, arguments.output)
+    if arguments.json:
+        print(json.dumps(as_dict(shifts)))
+    else:
+        from components.table import lay_out
+
+        rows = [
+            (
+                shift.figure,
+                shift.now,
+                shift.before,
+                f"{shift.effect:.3f}",
+                f"{shift.luck:.2g}",
+                "drifted" if shift.drifted else "",
+            )
+            for shift in shifts
+        ]
+        show_text("\n".join(lay_out(_COLUMNS, rows)))
+    return REJECTED if any(shift.drifted for shift in shifts) else DONE
+
+
+COMMANDS: tuple[Callable[[Any], None], ...] = (_add_drift,)

@@ -1,0 +1,172 @@
+"""Drift is looked for where it is known to be, or not to be: in data drawn from one source, and in changed ones."""
+
+import dataclasses
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageFilter
+
+from components.artifacts import Manifest, Quarantined, Split, TargetStatistics
+from components.create_tfrecords import WriteParams, write_records
+from components.create_tfrecords.measuring import distributions, measure_pictures
+from components.drift import EFFECTS, find_shifts, pool
+from components.errors import InputError
+from components.interface import IMAGE, ImageInput
+from pipelines.cli.main import main
+from tests.html_page import Page
+
+_CIFAR = Path(__file__).parents[3] / "shared" / "data" / "cifar10.tar.xz"
+_NUM_EXAMPLES, _NUM_RESAMPLES = 500, 500
+
+
+def measured(pictures):
+    """Figures of pictures, as records have them."""
+    sizes = np.array([picture.shape[:2] for picture in pictures], np.int16)
+    return np.hstack([measure_pictures(pictures), sizes])
+
+
+def data(rows, labels=(), quarantined=0, num_classes=10, **changes):
+    """A data set of one split that has these figures."""
+    counts = tuple(np.bincount(np.array(labels, int), minlength=num_classes).tolist())
+    split = Split(len(rows), counts, (), distributions=distributions(IMAGE, rows))
+    made = Manifest(
+        fingerprint="",
+        source="images:made",
+        split_rule="",
+        input=ImageInput((8, 8, 3), "raw"),
+        task="classification",
+        features={},
+        class_names=tuple(f"class {i}" for i in range(num_classes)),
+        splits={"train": split},
+        quarantined=tuple(Quarantined(f"{i}", "damaged") for i in range(quarantined)),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def drifted(new, old):
+    return {shift.figure for shift in find_shifts(new, old) if shift.drifted}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    generator = np.random.default_rng(0)
+    light = generator.uniform(60, 190, (3000, 1, 1, 1)) + generator.normal(0, 40, (3000, 8, 8, 3))
+    return measured(list(light.clip(0, 255).astype(np.uint8)))
+
+
+def test_of_data_drawn_from_one_source_at_most_one_pair_in_a_hundred_drifts(rows):
+    generator, alarms = np.random.default_rng(1), 0
+    labels = generator.integers(0, 10, len(rows))
+    for _ in range(_NUM_RESAMPLES):
+        order = generator.permutation(len(rows))
+        new, old = order[:_NUM_EXAMPLES], order[_NUM_EXAMPLES:]
+        alarms += bool(drifted(data(rows[new], labels[new]), data(rows[old], labels[old])))
+    assert alarms <= _NUM_RESAMPLES * 0.01
+
+
+def test_a_difference_that_is_sure_and_too_small_to_matter_is_no_drift(rows):
+    many = np.repeat(rows, 30, axis=0)
+    shifted = many.copy()
+    shifted[:, 0] += 20  # Two grey levels.
+    (brightness,) = (shift for shift in find_shifts(data(shifted), data(many)) if shift.figure == "brightness")
+    assert brightness.luck < 1e-6
+    assert brightness.effect < EFFECTS[brightness.measure]
+    assert not brightness.drifted
+
+
+def test_classes_that_become_more_or_new_drift(rows):
+    old = data(rows, np.arange(len(rows)) % 10)
+    some = rows[:_NUM_EXAMPLES]
+    more = data(some, np.where(np.arange(500) % 5 == 0, 3, np.arange(500) % 10))
+    assert drifted(more, old) == {"classes"}
+    (shift,) = (shift for shift in find_shifts(more, old) if shift.drifted)
+    assert shift.before == "'class 3' 10.0%"
+    renamed = data(some, np.arange(500) % 2, num_classes=2, class_names=("class 0", "bird"))
+    assert "classes" in drifted(renamed, old)
+
+
+def test_targets_and_inputs_that_were_set_aside_drift(rows):
+    def numbers(mean, std, count):
+        target = TargetStatistics(mean, std, mean - 3 * std, mean + 3 * std)
+        split = Split(count, (), (), targets=(target,), distributions=distributions(IMAGE, rows))
+        return data(rows, splits={"train": split}, task="regression", class_names=("price",))
+
+    assert drifted(numbers(105.0, 20.0, 500), numbers(100.0, 20.0, 3000)) == {"target price"}
+    assert drifted(numbers(100.5, 20.0, 500), numbers(100.0, 20.0, 3000)) == set()
+    assert drifted(data(rows[:500], [0] * 500, quarantined=60), data(rows, [0] * 3000)) == {"set aside"}
+
+
+def test_splits_are_pooled(rows):
+    halves = {"train": rows[:2000], "test": rows[2000:]}
+    parts = {name: Split(len(some), (), (), distributions=distributions(IMAGE, some)) for name, some in halves.items()}
+    whole, pooled = pool(data(rows), "brightness"), pool(data(rows, splits=parts), "brightness")
+    assert pooled.counts == whole.counts
+    assert (pooled.mean, pooled.std) == pytest.approx((whole.mean, whole.std), rel=1e-5)
+    assert pool(data(rows), "words") is None
+
+
+def test_data_that_do_not_compare_are_refused(rows):
+    with pytest.raises(InputError, match="expected the same task, received classification and regression"):
+        find_shifts(data(rows), data(rows, task="regression"))
+
+
+def test_the_command_says_what_has_drifted(tmp_path, capsys):
+    generator = np.random.default_rng(2)
+    for name, most in (("before", 200), ("alike", 200), ("dark", 110)):
+        pictures = generator.integers(20, most, (400, 6, 6, 3)).astype(np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=pictures, y=np.arange(400) % 2)
+        write_records(WriteParams(f"npz:{tmp_path}/{name}.npz", num_workers=1), tmp_path / name)
+    capsys.readouterr()
+    against = ["--against", str(tmp_path / "before")]
+    assert main(["drift", str(tmp_path / "alike"), *against]) == 0
+    assert "drifted" not in capsys.readouterr().out
+    page = tmp_path / "drift.html"
+    assert main(["drift", str(tmp_path / "dark"), *against, "--json", "--output", str(page)]) == 3
+    said = json.loads(capsys.readouterr().out)
+    assert said["drifted"]
+    assert {"brightness", "contrast"} <= {figure["figure"] for figure in said["figures"] if figure["drifted"]}
+    assert "figures have drifted" in " ".join(Page(page.read_text()).words)
+    assert main(["drift", str(tmp_path / "nowhere"), *against]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def warmer(image):
+    scaled = [band.point(lambda value, k=k: value * k) for band, k in zip(image.split(), (1.1, 1, 0.9), strict=True)]
+    return Image.merge("RGB", scaled)
+
+
+SHIFTS = {
+    "darker by a fifth": lambda image: ImageEnhance.Brightness(image).enhance(0.8),
+    "brighter by a fifth": lambda image: ImageEnhance.Brightness(image).enhance(1.2),
+    "less contrast": lambda image: ImageEnhance.Contrast(image).enhance(0.7),
+    "blurred": lambda image: image.filter(ImageFilter.GaussianBlur(1)),
+    "warmer light": warmer,
+    "grey": lambda image: image.convert("L").convert("RGB"),
+    "cropped to the middle": lambda image: image.crop((6, 6, 26, 26)).resize((32, 32), Image.Resampling.BILINEAR),
+    "larger files": lambda image: image.resize((48, 48)),
+    "upside down": lambda image: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+}
+NOT_FOUND = {"upside down"}  # No figure looks at where things are.
+
+
+@pytest.mark.slow  # Unpacks CIFAR-10 from ../shared/data: 20 s.
+@pytest.mark.skipif(not _CIFAR.exists(), reason=f"there is no {_CIFAR}")
+def test_made_shifts_of_photos_are_found_in_500_of_them(capsys):
+    with tarfile.open(_CIFAR) as archive:
+        files = [member for member in archive if member.isfile() and "/test/" in member.name]
+        images = [Image.open(archive.extractfile(member)).convert("RGB") for member in files[::3]]
+    order = np.random.default_rng(3).permutation(len(images))
+    new, rest = [images[i] for i in order[:_NUM_EXAMPLES]], [images[i] for i in order[_NUM_EXAMPLES:]]
+    old = data(measured([np.asarray(image) for image in rest]))
+    known = {
+        name: drifted(data(measured([np.asarray(change(image)) for image in new])), old)
+        for name, change in SHIFTS.items()
+    }
+    with capsys.disabled():
+        for name, figures in known.items():
+            print(f"{name}: {', '.join(sorted(figures)) or 'not found'}")
+    assert {name for name, figures in known.items() if not figures} == NOT_FOUND
+    assert drifted(data(measured([np.asarray(image) for image in new])), old) == set()
