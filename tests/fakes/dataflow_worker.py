@@ -5,15 +5,17 @@ Nothing of this project is imported but what the pipeline names, as in the image
 
 import sys
 
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.portability import python_urns
-from apache_beam.portability.api import beam_runner_api_pb2
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from google.cloud import storage
 
 
 def main(uri: str) -> None:
     """Run it to its end; raises what its workers do."""
+    # Imported here, since pytest imports every module to look for examples, also where there is no Beam.
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.portability import python_urns
+    from apache_beam.portability.api import beam_runner_api_pb2
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
     bucket, _, name = uri.removeprefix("gs://").partition("/")
     content = storage.Client.create_anonymous_client().bucket(bucket).blob(name).download_as_bytes()
     pipeline = beam_runner_api_pb2.Pipeline.FromString(content)
