@@ -1,5 +1,6 @@
 """The whole pipeline on this machine, through kfp.local: the same object that is compiled for the cloud."""
 
+import builtins
 import contextlib
 import dataclasses
 import datetime
@@ -128,6 +129,20 @@ def _without_missing_compiler(config: Config) -> Config:
             say("preflight_training", f"left out. {error}")
             return dataclasses.replace(config, preflight=None)
     return config
+
+
+@contextlib.contextmanager
+def print_as_before() -> Iterator[None]:
+    """Give `print` back as it was.
+
+    kfp.local has it indent while a step runs (kfp/local/logging_utils.py: indented_print); of steps that run at the
+    same time, as in a loop, the last one to end leaves another one's in its place.
+    """
+    before = builtins.print
+    try:
+        yield
+    finally:
+        builtins.print = before
 
 
 @contextlib.contextmanager
@@ -273,6 +288,7 @@ class _LocalRun:
             self._environment(),
             self._cache.for_kfp() as entries_dir,
             warnings.catch_warnings(),
+            print_as_before(),
         ):
             warnings.simplefilter("ignore")
             local.init(

@@ -1,5 +1,6 @@
 """The whole pipeline through kfp.local: few runs, each asked much, and of those few in processes of their own."""
 
+import builtins
 import fcntl
 import json
 import os
@@ -27,6 +28,18 @@ def run_in_processes(workspace, *arguments):
 def run(workspace, *arguments):
     with steps_here():
         return run_in_processes(workspace, *arguments)
+
+
+def test_print_is_as_before_though_steps_at_the_same_time_took_turns_with_it():
+    from kfp.local.logging_utils import indented_print
+
+    before = builtins.print
+    with run_local.print_as_before():
+        first, second = indented_print(), indented_print()
+        first.__enter__(), second.__enter__()
+        first.__exit__(None, None, None), second.__exit__(None, None, None)
+        assert builtins.print is not before, "kfp.local no longer leaves it so"
+    assert builtins.print is before
 
 
 @pytest.fixture

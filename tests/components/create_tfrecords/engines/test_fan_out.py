@@ -12,6 +12,7 @@ from components.create_tfrecords.component import create_tfrecords, merge_parts,
 from components.create_tfrecords.engines import fan_out, local
 from components.errors import InputError
 from pipelines.config import without_tuples
+from pipelines.run_local import print_as_before
 from tests.components.create_tfrecords.engines.cases import (
     CIFAR,
     IMDB,
@@ -138,7 +139,7 @@ def _run_here(params: WriteParams, folder: Path) -> Path:
             written = write_parts(planned=planned, number=number, **asked).outputs["parts"]
         merge_parts(planned=planned, parts=dsl.Collected(written), **asked)
 
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"), print_as_before():
         local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(folder), raise_on_error=True)
         pipeline()
     (records,) = folder.glob("fan-out-*/create-tfrecords/records")
