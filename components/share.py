@@ -1,11 +1,11 @@
-"""The share that a host has of examples, when several train together."""
+"""The share that one of several has: a host of examples to train on, a command of files to write."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A host's share of a split: one of as many ranges, equal but for one example, as there are hosts.
+    """One of as many ranges, equal but for one item, as there are hosts, or commands.
 
     Attributes:
         index: Number of this one, from 0.
@@ -19,9 +19,9 @@ class Share:
     index: int = 0
     count: int = 1
 
-    def within(self, num_examples: int) -> range:
-        """Return the places of its examples among so many."""
-        return range(num_examples * self.index // self.count, num_examples * (self.index + 1) // self.count)
+    def within(self, num_items: int) -> range:
+        """Return the places of its items, as examples or files, among so many."""
+        return range(num_items * self.index // self.count, num_items * (self.index + 1) // self.count)
 
 
 WHOLE = Share()

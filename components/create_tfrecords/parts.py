@@ -17,7 +17,7 @@ from components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED,
 from components.create_tfrecords.sharding import plan_shards
 from components.create_tfrecords.sources.columns import pick
 from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.sources.spans import Span, read_content
+from components.create_tfrecords.sources.spans import place_of, read_content
 from components.errors import InputError
 from components.identities import IDENTITY_TYPE
 from components.records import encode_example, frame_record
@@ -116,7 +116,7 @@ def write_part(
     kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
     bad, odd, seen = [], None, _Seen(kind)
     held = [None] * len(keys) if contents is None else contents
-    read = ahead(functools.partial(_try_to_read, encoder.root), _place_of(encoder.root, held), keys, held)
+    read = ahead(functools.partial(_try_to_read, encoder.root), place_of(encoder.root, held), keys, held)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT), "wb", _WRITTEN_AT_ONCE) as file:
         for position, (key, label, content) in enumerate(zip(keys, labels, read, strict=True)):
             try:
@@ -157,11 +157,6 @@ def _try_to_read(root: str, key: str, held: Any) -> Any:
         return read_content(root, key, held)
     except InputError as error:
         return error
-
-
-def _place_of(root: str, held: Sequence[Any]) -> str:
-    """Return where examples are read from: of parts of larger files, where these lie."""
-    return held[0].path if len(held) and isinstance(held[0], Span) else root
 
 
 class _Seen:

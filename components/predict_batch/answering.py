@@ -13,6 +13,7 @@ import numpy as np
 
 from components import storage
 from components.artifacts import file_crc32c
+from components.create_tfrecords.sources.spans import place_of
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
 from components.predict_batch.inputs import Reader, UnusableError
 from components.predict_batch.params import PARQUET
@@ -76,16 +77,12 @@ def _read_all(
         except UnusableError as error:
             return str(error)
 
-    results = in_threads(read, _first_place(reader, contents), keys, contents or itertools.repeat(None))
+    results = in_threads(read, place_of(reader.root, contents), keys, contents or itertools.repeat(None))
     for key, result in zip(keys, results, strict=True):
         if isinstance(result, str):
             aside.append({"key": key, "reason": result})
         else:
             yield result
-
-
-def _first_place(reader: Reader, contents: Sequence[Any] | None) -> str:
-    return str(getattr(contents[0], "path", "")) if contents else reader.root
 
 
 def _named(model: ExportedModel, answers: np.ndarray) -> Iterator[list[str]]:

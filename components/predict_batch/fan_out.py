@@ -24,6 +24,7 @@ from components.predict_batch.predicting import (
     plan_answers,
     publish,
 )
+from components.share import Share
 
 _PROGRAM = "python -m components.predict_batch.fan_out"
 
@@ -56,7 +57,7 @@ def answer_range(
     storage.require_writable(directory)
     plan = plan_answers(params, export_dir)
     begin(directory, plan.digest)
-    wanted = _range(len(plan.names), number, num_ranges)
+    wanted = Share(number, num_ranges).within(len(plan.names))
     return AnsweredRange(len(wanted), answer_files(plan, directory, wanted))
 
 
@@ -95,12 +96,6 @@ def merge_ranges(params: PredictParams, export_dir: Path, folders: Sequence[Path
             f"the folders of all ranges, received {len(folders)}. Answer the others, and name all folders."
         )
     return publish(plan, begun, directory)
-
-
-def _range(num_files: int, number: int, num_ranges: int) -> range:
-    """Return the places of a range's files; ranges differ in size by at most one."""
-    first, end = (num_files * i // num_ranges for i in (number, number + 1))
-    return range(first, end)
 
 
 def _parser() -> argparse.ArgumentParser:

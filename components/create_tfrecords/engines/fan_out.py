@@ -32,6 +32,7 @@ from components.create_tfrecords.words import Survey
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
 from components.schema import JsonFile
+from components.share import Share
 from components.workers import ahead, in_threads
 
 _PLAN_FILE = "plan.json"
@@ -235,9 +236,8 @@ class FanOutEngine:
 
 
 def _range(planned: PartsPlan, number: int) -> range:
-    """Return the numbers of a range's parts; ranges differ in size by at most one."""
-    first, end = (planned.num_parts * i // planned.num_ranges for i in (number, number + 1))
-    return range(first, end)
+    """Return the numbers of a range's parts."""
+    return Share(number, planned.num_ranges).within(planned.num_parts)
 
 
 def _name(number: int) -> str:

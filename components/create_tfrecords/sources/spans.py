@@ -86,3 +86,8 @@ def read_content(root: str, key: str, content: Any) -> Any:
     if content is None:
         return storage.read_bytes(f"{root}/{key}")
     return content.read() if isinstance(content, Span) else content
+
+
+def place_of(root: str, contents: Sequence[Any] | None) -> str:
+    """Return where contents are read from: of parts of larger files the first one's file, else the root."""
+    return contents[0].path if contents is not None and len(contents) and isinstance(contents[0], Span) else root
