@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from components.registry.versions import Version
@@ -161,6 +161,25 @@ def report(done: Iterable[tuple[Kill, list[str]]]) -> str:
     return "\n".join(lines)
 
 
+def try_each(kills: Iterable[Kill], attempt: Callable[[Kill], list[str]]) -> list[tuple[Kill, list[str]]]:
+    """Kill one after the other, and print what became of it; returns what was not as it should be of each."""
+    done = []
+    for kill in kills:
+        start = time.monotonic()
+        done.append((kill, faults := attempt(kill)))
+        print(f"{kill}  {'; '.join(faults) or 'the same again'} ({time.monotonic() - start:.1f} s)", flush=True)
+    return done
+
+
+def conclude(work: Path, is_wrong: bool) -> int:
+    """Delete the folder of all kills, or keep it if something was not as it should be; returns the exit code."""
+    if is_wrong:
+        print(f"What is not the same is kept in {work}.")
+        return 1
+    shutil.rmtree(work)
+    return 0
+
+
 def main() -> int:
     """Run a slice of the kills; returns 1 if one left something else."""
     parser = argparse.ArgumentParser(prog="python -m tests.kills", description=__doc__)
@@ -184,18 +203,9 @@ def main() -> int:
             expected[step.name] = run_undisturbed(step, shared / step.name)
             seconds, changes = expected[step.name].seconds, expected[step.name].num_changes
             print(f"{step.name}: {seconds:.1f} s, {changes} changes of the disk", flush=True)
-    done = []
-    for number in numbers:
-        kill, start = kill_of(number), time.monotonic()
-        faults = try_kill(expected[kill.step], kill, work)
-        done.append((kill, faults))
-        print(f"{kill}  {'; '.join(faults) or 'the same again'} ({time.monotonic() - start:.1f} s)", flush=True)
+    done = try_each(map(kill_of, numbers), lambda kill: try_kill(expected[kill.step], kill, work))
     print(report(done))
-    if any(faults for _, faults in done):
-        print(f"What is not the same is kept in {work}.")
-        return 1
-    shutil.rmtree(work)
-    return 0
+    return conclude(work, any(faults for _, faults in done))
 
 
 if __name__ == "__main__":

@@ -7,17 +7,15 @@ undisturbed run leaves, byte for byte, and that is read line by line.
 import argparse
 import dataclasses
 import json
-import shutil
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
-from tests.kills.__main__ import Kill, Undisturbed, differing, run_undisturbed, try_kill
+from tests.kills.__main__ import Kill, Undisturbed, conclude, differing, run_undisturbed, try_each, try_kill
 from tests.kills.process import warm_up
 from tests.kills.steps import Step, make_steps, write_inputs
 
@@ -96,20 +94,10 @@ def main() -> int:
         f"{'; '.join(faults) or 'every picture answered once'}",
         flush=True,
     )
-    are_wrong = bool(faults)
-    for number in range(arguments.kills):
-        kill, start = kill_number(number), time.monotonic()
-        faults = try_kill(expected, kill, work)
-        are_wrong |= bool(faults)
-        print(f"{kill}  {'; '.join(faults) or 'the same again'} ({time.monotonic() - start:.1f} s)", flush=True)
-    faults = kill_in_a_row(expected, arguments.kills, work / "in-a-row")
-    are_wrong |= bool(faults)
-    print(f"killed {arguments.kills} times in a row: {'; '.join(faults) or 'the same again'}", flush=True)
-    if are_wrong:
-        print(f"What is not the same is kept in {work}.")
-        return 1
-    shutil.rmtree(work)
-    return 0
+    done = try_each(map(kill_number, range(arguments.kills)), lambda kill: try_kill(expected, kill, work))
+    in_a_row = kill_in_a_row(expected, arguments.kills, work / "in-a-row")
+    print(f"killed {arguments.kills} times in a row: {'; '.join(in_a_row) or 'the same again'}", flush=True)
+    return conclude(work, bool(faults or in_a_row) or any(faulty for _, faulty in done))
 
 
 def _over(step: Step, pictures: Path) -> Step:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.kills.__main__ import Kill, Undisturbed, differing, run_undisturbed, try_kill
+from tests.kills.__main__ import Kill, Undisturbed, conclude, differing, run_undisturbed, try_each, try_kill
 from tests.kills.outcome import differences
 from tests.kills.steps import WAIT_SECONDS, Step, write_inputs
 
@@ -99,16 +99,9 @@ def main() -> int:
     left = {name: each.left["records"] for name, each in expected.items()}
     num_wrong = len([*differences(left["beam"], left["alone"]), *differences(left["workers"], left["alone"])])
     print(f"by Beam and alone: {num_wrong} files differ")
-    for number in range(arguments.kills):
-        kill, start = kill_number(number), time.monotonic()
-        faults = (kill_a_worker if kill.is_alone else try_kill)(expected[kill.step], kill, work)
-        num_wrong += bool(faults)
-        print(f"{kill}  {'; '.join(faults) or 'the same again'} ({time.monotonic() - start:.1f} s)", flush=True)
-    if num_wrong:
-        print(f"What is not the same is kept in {work}.")
-        return 1
-    shutil.rmtree(work)
-    return 0
+    kills = map(kill_number, range(arguments.kills))
+    done = try_each(kills, lambda kill: (kill_a_worker if kill.is_alone else try_kill)(expected[kill.step], kill, work))
+    return conclude(work, num_wrong > 0 or any(faults for _, faults in done))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,12 @@ What one machine alone writes is compared too. A range that is killed keeps its 
 """
 
 import argparse
-import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from tests.kills.__main__ import Kill, run_undisturbed, try_kill
+from tests.kills.__main__ import Kill, conclude, run_undisturbed, try_each, try_kill
 from tests.kills.outcome import differences
 from tests.kills.process import warm_up
 from tests.kills.steps import Step, write_inputs
@@ -69,16 +67,9 @@ def main() -> int:
         )
     num_wrong = len(list(differences(expected["merge"].left["records"], expected["alone"].left["records"])))
     print(f"merged and alone: {num_wrong} files differ")
-    for number in range(arguments.kills):
-        kill, start = kill_number(number), time.monotonic()
-        faults = try_kill(expected[kill.step], kill, work)
-        num_wrong += bool(faults)
-        print(f"{kill}  {'; '.join(faults) or 'the same again'} ({time.monotonic() - start:.1f} s)", flush=True)
-    if num_wrong:
-        print(f"What is not the same is kept in {work}.")
-        return 1
-    shutil.rmtree(work)
-    return 0
+    kills = map(kill_number, range(arguments.kills))
+    done = try_each(kills, lambda kill: try_kill(expected[kill.step], kill, work))
+    return conclude(work, num_wrong > 0 or any(faults for _, faults in done))
 
 
 if __name__ == "__main__":
