@@ -35,18 +35,18 @@ class Shift:
         effect: Size of the difference.
         measure: Measure of that size, in words.
         luck: Probability of one as large where both were drawn from the same.
-        drifted: Whether it counts.
         now: The figure of the new data, in words.
         before: The figure of those that they are held against.
+        drifted: Whether it counts among all that are tested.
     """
 
     figure: str
     effect: float
     measure: str
     luck: float
-    drifted: bool
     now: str
     before: str
+    drifted: bool = dataclasses.field(default=False, kw_only=True)
 
 
 def find_shifts(new: Manifest, old: Manifest, confidence: float = 0.99) -> tuple[Shift, ...]:
@@ -58,7 +58,7 @@ def find_shifts(new: Manifest, old: Manifest, confidence: float = 0.99) -> tuple
         confidence: Share of the pairs of data alike of which nothing is said to have drifted.
 
     Raises:
-        InputError: If they are of another kind or task, or neither of them has a figure that the other one has.
+        InputError: If they are of another kind or task.
     """
     for what in ("kind", "task"):
         ours, theirs = (data.task if what == "task" else data.input.kind for data in (new, old))
@@ -68,11 +68,6 @@ def find_shifts(new: Manifest, old: Manifest, confidence: float = 0.99) -> tuple
                 f"{theirs}. Name records of the same kind."
             )
     compared = [*_figures(new, old), *_labels(new, old), *_set_aside(new, old)]
-    if not compared:
-        raise InputError(
-            f"Cannot compare {new.source!r} with {old.source!r}: no figure was counted of both. Write the records "
-            "again: those of older versions have none."
-        )
     allowed = (1 - confidence) / len(compared)
     judged = [
         dataclasses.replace(shift, drifted=shift.luck < allowed and shift.effect >= EFFECTS[shift.measure])
@@ -86,14 +81,11 @@ def pool(manifest: Manifest, figure: str) -> Distribution | None:
     parts = [split.distributions[figure] for split in manifest.splits.values() if figure in split.distributions]
     if not parts:
         return None
-    sizes = np.array([part.num_examples for part in parts], float)
-    means = np.array([part.mean for part in parts])
-    mean = float((sizes * means).sum() / sizes.sum())
-    squares = sizes * (np.array([part.std for part in parts]) ** 2 + (means - mean) ** 2)
+    count, mean, std = _pool_moments([(part.num_examples, part.mean, part.std) for part in parts])
     return Distribution(
-        num_examples=int(sizes.sum()),
+        num_examples=count,
         mean=mean,
-        std=math.sqrt(float(squares.sum() / sizes.sum())),
+        std=std,
         minimum=min(part.minimum for part in parts),
         maximum=max(part.maximum for part in parts),
         edges=parts[0].edges,
@@ -119,9 +111,7 @@ def _figures(new: Manifest, old: Manifest) -> Iterator[Shift]:
         distance = float(np.abs(shares[0] - shares[1]).max())
         size = ours.num_examples * theirs.num_examples / (ours.num_examples + theirs.num_examples)
         luck = float(stats.kstwobign.sf(distance * math.sqrt(size)))
-        yield Shift(
-            name, distance, _DISTANCE, luck, False, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs))
-        )
+        yield Shift(name, distance, _DISTANCE, luck, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs)))
 
 
 def _labels(new: Manifest, old: Manifest) -> Iterator[Shift]:
@@ -149,7 +139,7 @@ def _classes(new: Manifest, old: Manifest) -> Iterator[Shift]:
     shares = table / totals[:, None]
     moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
     most = int(np.abs(shares[0] - shares[1]).argmax())
-    yield Shift(CLASSES, moved, _MOVED, luck, False, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
+    yield Shift(CLASSES, moved, _MOVED, luck, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
 
 
 def _class_counts(data: Manifest) -> dict[str, int]:
@@ -169,21 +159,24 @@ def _targets(new: Manifest, old: Manifest) -> Iterator[Shift]:
         luck = stats.ttest_ind_from_stats(mean, std, count, other_mean, other_std, other_count, equal_var=False).pvalue
         effect = abs(mean - other_mean) / max(other_std, 1e-12 + std * (other_std == 0))
         words = (f"{m:.4g} ± {s:.3g}" for m, s in ((mean, std), (other_mean, other_std)))
-        yield Shift(f"target {name}", float(effect), _SHIFT, float(luck), False, *words)
+        yield Shift(f"target {name}", float(effect), _SHIFT, float(luck), *words)
 
 
 def _target_moments(data: Manifest) -> Sequence[tuple[int, float, float]]:
     """Return the number, mean and standard deviation of every target, all splits together."""
     splits = [split for split in data.splits.values() if split.targets]
-    sizes = np.array([split.num_examples for split in splits], float)
-    moments = []
-    for i in range(len(data.class_names)):
-        means = np.array([split.targets[i].mean for split in splits])
-        stds = np.array([split.targets[i].std for split in splits])
-        mean = float((sizes * means).sum() / sizes.sum())
-        variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
-        moments.append((int(sizes.sum()), mean, math.sqrt(variance)))
-    return moments
+    return [
+        _pool_moments([(split.num_examples, split.targets[i].mean, split.targets[i].std) for split in splits])
+        for i in range(len(data.class_names))
+    ]
+
+
+def _pool_moments(parts: Sequence[tuple[int, float, float]]) -> tuple[int, float, float]:
+    """Return the number, mean and standard deviation of all examples, by those of every part of them."""
+    sizes, means, stds = np.array(parts, float).T
+    mean = float((sizes * means).sum() / sizes.sum())
+    variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
+    return int(sizes.sum()), mean, math.sqrt(variance)
 
 
 def _set_aside(new: Manifest, old: Manifest) -> Iterator[Shift]:
@@ -193,7 +186,7 @@ def _set_aside(new: Manifest, old: Manifest) -> Iterator[Shift]:
     tables = [(len(data.quarantined), sum(split.num_examples for split in data.splits.values())) for data in (new, old)]
     shares = [bad / (bad + good) for bad, good in tables]
     luck = float(stats.fisher_exact(np.array(tables)).pvalue)
-    yield Shift(SET_ASIDE, abs(shares[0] - shares[1]), _SHARE, luck, False, *(f"{share:.2%}" for share in shares))
+    yield Shift(SET_ASIDE, abs(shares[0] - shares[1]), _SHARE, luck, *(f"{share:.2%}" for share in shares))
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:

@@ -40,7 +40,7 @@ def slice_names(records_dir: Path) -> list[str]:
     Raises:
         InputError: If their file is damaged.
     """
-    return _load(records_dir)[_NAMES].tolist() if (records_dir / SLICES_FILE).is_file() else []
+    return _load(records_dir, _NAMES).get(_NAMES, np.empty(0)).tolist()
 
 
 def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
@@ -49,16 +49,19 @@ def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     Raises:
         InputError: If their file is damaged.
     """
-    names = slice_names(records_dir)
-    arrays = _load(records_dir) if names else {}
+    arrays = _load(records_dir)
+    names = arrays.get(_NAMES, np.empty(0)).tolist()
     return {name: arrays[f"{number}"][arrays[f"{number}.{split}"]] for number, name in enumerate(names)}
 
 
-def _load(records_dir: Path) -> dict[str, np.ndarray]:
+def _load(records_dir: Path, *wanted: str) -> dict[str, np.ndarray]:
+    """Load the arrays of some names, or all; none where records keep no column."""
     path = records_dir / SLICES_FILE
+    if not path.is_file():
+        return {}
     try:
         with np.load(path) as file:
-            return dict(file)
+            return {name: file[name] for name in wanted or file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"Cannot read {path}: expected what create_tfrecords wrote, received {error}. Run it again."
