@@ -113,6 +113,16 @@ class Difference:
     num_better: int | None = None
     num_worse: int | None = None
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """`least` and `most`; None where so few examples cannot say."""
+        return None if self.least is None or self.most is None else (self.least, self.most)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether chance does not explain it."""
+        return self.bounds is not None and not self.bounds[0] <= 0 <= self.bounds[1]
+
 
 @dataclasses.dataclass(frozen=True)
 class Slice:

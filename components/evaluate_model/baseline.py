@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from components.evaluate_model.influence import explained, mean, ratio, standard_error
 from components.evaluation_info import Baseline
 from components.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD
 
@@ -44,22 +45,23 @@ def find_language_baseline(targets: np.ndarray, nats: np.ndarray) -> Baseline:
     unigram = np.zeros(targets.shape)
     unigram[counts] = -np.log2(frequency / counts.sum())[place]
     weights = counts.sum(axis=1)
-    value, error = _ratio(unigram.sum(axis=1) - nats.sum(axis=1) / math.log(2), weights)
+    saved = ratio(unigram.sum(axis=1) - nats.sum(axis=1) / math.log(2), weights)
     answer = "foretelling every character by its frequency alone"
-    return Baseline("bits_per_character", answer, float(unigram.sum() / weights.sum()), value, _QUANTILE * error)
+    margin = _QUANTILE * standard_error(saved.influence)
+    return Baseline("bits_per_character", answer, float(unigram.sum() / weights.sum()), saved.value, margin)
 
 
 def _find_majority(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> Baseline:
     predicted = probabilities.argmax(axis=1)
     majority = int(np.bincount(labels, minlength=len(names)).argmax())
     always = labels == majority
-    advantage, error = _ratio((predicted == labels).astype(float) - always, np.ones(len(labels)))
+    advantage = mean((predicted == labels).astype(float) - always)
     return Baseline(
         metric="accuracy",
         answer=f"always answering {names[majority]!r}",
         value=float(always.mean()),
-        advantage=advantage,
-        margin=_QUANTILE * error,
+        advantage=advantage.value,
+        margin=_QUANTILE * standard_error(advantage.influence),
         collapsed_to=repr(names[predicted[0]]) if _all_alike(predicted) else "",
     )
 
@@ -83,7 +85,7 @@ def _find_best_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequ
         answer=f"always answering {_list_labels(chosen, names)}",
         value=float(value_always),
         advantage=float(value - value_always),
-        margin=_QUANTILE * _standard_error(shifts),
+        margin=_QUANTILE * standard_error(shifts),
         collapsed_to=_list_labels(predicted[0], names) if _all_alike(predicted) else "",
     )
 
@@ -102,24 +104,11 @@ def _find_mean(targets: np.ndarray, values: np.ndarray, names: Sequence[str]) ->
     collapsed_to = ", ".join(f"{value:.4g}" for value in values[0]) if len(values) > 1 and collapsed.all() else ""
     if not variance.all():
         return Baseline("r2", answer, None, 0.0, 0.0, collapsed_to)
-    errors, whole = np.square(targets - values), np.square(targets - targets.mean(axis=0))
-    explained = 1 - errors.sum(axis=0) / whole.sum(axis=0)
-    shifts = ((whole - errors - explained * whole) / variance).mean(axis=1)
-    return Baseline("r2", answer, 0.0, float(explained.mean()), _QUANTILE * _standard_error(shifts), collapsed_to)
+    r2 = explained(targets, values)
+    return Baseline("r2", answer, 0.0, r2.value, _QUANTILE * standard_error(r2.influence), collapsed_to)
 
 
 _FINDERS = {CLASSIFICATION: _find_majority, MULTI_LABEL: _find_best_labels, REGRESSION: _find_mean}
-
-
-def _ratio(parts: np.ndarray, wholes: np.ndarray) -> tuple[float, float]:
-    """Return the sum of parts by that of wholes, and its standard error over examples."""
-    ratio = parts.sum() / wholes.sum()
-    return float(ratio), _standard_error((parts - ratio * wholes) / wholes.mean())
-
-
-def _standard_error(shifts: np.ndarray) -> float:
-    """Return the standard error of a mean of one value per example; 0 for a single one."""
-    return float(shifts.std(ddof=1) / math.sqrt(len(shifts))) if len(shifts) > 1 else 0.0
 
 
 def _all_alike(predicted: np.ndarray) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from components.evaluate_model.influence import Estimate, Formulas, jackknife
+from components.evaluate_model.influence import Estimate, Formulas, jackknife, standard_error
 from components.evaluation_info import Difference
 from components.metric_table import direction
 
@@ -37,11 +37,30 @@ class ModelFigures:
     measure: Callable[[str, np.ndarray], float | None] = lambda metric, kept: None
 
 
-def find_intervals(model: ModelFigures) -> dict[str, tuple[float, float]]:
-    """Return what every figure that has a formula lies in, with 95 % confidence on either side."""
-    known = {metric: formula() for metric, formula in model.formulas.items() if metric in model.figures}
-    intervals = {metric: find_interval(estimate, _TWO_SIDED) for metric, estimate in known.items()}
-    return {metric: interval for metric, interval in intervals.items() if interval is not None}
+def find_chance(
+    models: Sequence[ModelFigures], confidence: float, asked: Collection[str]
+) -> tuple[dict[str, tuple[float, float]], dict[str, Difference]]:
+    """Return the intervals of a model's figures, and its differences from the champion's, by the figures' names.
+
+    Args:
+        models: The model and, if there is one, the champion.
+        confidence: See `EvaluateParams`; intervals have 95 % on either side.
+        asked: Figures whose differences are wanted even if they have no formula.
+    """
+    intervals, differences = {}, {}
+    for metric, value in models[0].figures.items():
+        estimates = [model.formulas[metric]() for model in models if metric in model.formulas]
+        if estimates and (interval := find_interval(estimates[0], _TWO_SIDED)):
+            intervals[metric] = interval
+        values = [value, *(model.figures.get(metric, math.nan) for model in models[1:])]
+        if len(values) < 2 or not all(map(math.isfinite, values)):
+            continue
+        if estimates:
+            differences[metric] = compare(estimates[0], estimates[1], direction(metric), confidence)
+        elif metric in asked and (influence := _jackknife(models, metric)) is not None:
+            sign = direction(metric)
+            differences[metric] = compare_means(sign * (values[0] - values[1]), sign * influence, confidence)
+    return intervals, differences
 
 
 def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
@@ -58,40 +77,8 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
     influence = estimate.influence
     if len(influence) < 2:
         return None
-    half = float(stats.t.ppf((1 + confidence) / 2, len(influence) - 1)) * _standard_error(influence)
+    half = float(stats.t.ppf((1 + confidence) / 2, len(influence) - 1)) * standard_error(influence)
     return estimate.value - half, estimate.value + half
-
-
-def find_differences(
-    models: Sequence[ModelFigures], confidence: float, asked: Collection[str]
-) -> dict[str, Difference]:
-    """Return how a model stands to the champion on the same examples, by the name of the figure.
-
-    Args:
-        models: The model and, if there is one, the champion.
-        confidence: See `EvaluateParams`.
-        asked: Figures that are wanted even if they have no formula.
-    """
-    if len(models) < 2:
-        return {}
-    differences = {
-        metric: _find_difference(metric, models[0], models[1], confidence)
-        for metric, value in models[0].figures.items()
-        if math.isfinite(value)
-        and math.isfinite(models[1].figures.get(metric, math.nan))
-        and (metric in models[0].formulas or metric in asked)
-    }
-    return {metric: difference for metric, difference in differences.items() if difference is not None}
-
-
-def _find_difference(
-    metric: str, challenger: ModelFigures, champion: ModelFigures, confidence: float
-) -> Difference | None:
-    if metric in challenger.formulas:
-        return compare(challenger.formulas[metric](), champion.formulas[metric](), direction(metric), confidence)
-    sign, influence = direction(metric), _jackknife(challenger, champion, metric)
-    advantage = sign * (challenger.figures[metric] - champion.figures[metric])
-    return None if influence is None else compare_means(advantage, sign * influence, confidence)
 
 
 def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference:
@@ -112,12 +99,12 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
     return compare_shares(int((ours & ~theirs).sum()), int((theirs & ~ours).sum()), len(ours), confidence)
 
 
-def _jackknife(challenger: ModelFigures, champion: ModelFigures, metric: str) -> np.ndarray | None:
+def _jackknife(models: Sequence[ModelFigures], metric: str) -> np.ndarray | None:
     def measure(kept: np.ndarray) -> float | None:
-        ours, theirs = challenger.measure(metric, kept), champion.measure(metric, kept)
+        ours, theirs = (model.measure(metric, kept) for model in models)
         return None if ours is None or theirs is None else ours - theirs
 
-    return jackknife(measure, challenger.num_examples)
+    return jackknife(measure, models[0].num_examples)
 
 
 def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
@@ -159,7 +146,7 @@ def compare_means(advantage: float, influences: np.ndarray, confidence: float) -
     """
     from scipy import stats
 
-    error = _standard_error(influences)
+    error = standard_error(influences)
     if not error > 0:
         known = 0.0 if advantage == 0 else None
         return Difference(advantage, known, known, luck=1.0)
@@ -223,8 +210,3 @@ def _as_hits(estimate: Estimate) -> np.ndarray | None:
     values = estimate.influence + estimate.value
     hits: np.ndarray = values > 0.5
     return hits if np.abs(values - hits).max(initial=0) < _WHOLE else None
-
-
-def _standard_error(influences: np.ndarray) -> float:
-    """Return the standard error of a mean of one value per example."""
-    return float(influences.std(ddof=1) / math.sqrt(len(influences))) if len(influences) > 1 else 0.0

@@ -25,7 +25,7 @@ from components.errors import InputError
 from components.evaluate_model import language_model
 from components.evaluate_model.baseline import find_baseline, find_language_baseline
 from components.evaluate_model.champion import find_champion
-from components.evaluate_model.chance import ModelFigures, find_differences, find_intervals
+from components.evaluate_model.chance import ModelFigures, find_chance
 from components.evaluate_model.gate import decide
 from components.evaluate_model.influence import influences, language_influences
 from components.evaluate_model.language_report import LanguageReportContent, render_language_report
@@ -219,8 +219,7 @@ def _judge_examples(
         )
 
     judged = [measured(*pair) for pair in zip(fair, figures, strict=True)]
-    intervals = find_intervals(judged[0])
-    differences = find_differences(judged, params.confidence, params.max_regression)
+    intervals, differences = find_chance(judged, params.confidence, params.max_regression)
     slices = find_slices(params, manifest, labels, fair, properties)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
@@ -256,8 +255,7 @@ def _judge_passages(
         )
         for of_one, figures in zip(scored.models, metrics, strict=True)
     ]
-    intervals = find_intervals(judged[0])
-    differences = find_differences(judged, params.confidence, params.max_regression)
+    intervals, differences = find_chance(judged, params.confidence, params.max_regression)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
         return render_language_report(

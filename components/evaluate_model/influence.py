@@ -6,16 +6,16 @@ the difference of their influences is the influence on the difference. A figure 
 without every twentieth of the examples in turn instead (the delete-d jackknife: Shao and Wu, 1989).
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from components.evaluate_model.metrics import ranks
+from components.evaluate_model.metrics import calibration_bins, ranks
 from components.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD, Task
 
 _NUM_GROUPS = 20
-_CALIBRATION_BINS = 15
 
 
 class Estimate(NamedTuple):
@@ -51,9 +51,9 @@ def language_influences(targets: np.ndarray, nats: np.ndarray, hits: np.ndarray)
     weights = (targets != PADDING).sum(axis=1)
     sums = nats.sum(axis=1)
     return {
-        "bits_per_character": lambda: _ratio(sums / np.log(2), weights),
-        "loss": lambda: _ratio(sums, weights),
-        "accuracy": lambda: _ratio(hits.sum(axis=1), weights),
+        "bits_per_character": lambda: ratio(sums / np.log(2), weights),
+        "loss": lambda: ratio(sums, weights),
+        "accuracy": lambda: ratio(hits.sum(axis=1), weights),
     }
 
 
@@ -89,16 +89,14 @@ def _classification(task: Task, labels: np.ndarray, probabilities: np.ndarray, t
         return Estimate(float(share.mean()), shifts * len(hit) / num_classes)
 
     def calibration() -> Estimate:
-        confidence = probabilities.max(axis=1).astype(np.float64).clip(0, 1)
-        edges = np.linspace(0, 1, _CALIBRATION_BINS + 1)
-        bins = np.digitize(confidence, edges[1:-1], right=True)
+        confidence, bins = calibration_bins(probabilities)
         gap = hit - confidence
-        return _mean(gap * np.sign(np.bincount(bins, gap, _CALIBRATION_BINS))[bins])
+        return mean(gap * np.sign(np.bincount(bins, gap))[bins])
 
     formulas: dict[str, Callable[[], Estimate]] = {
-        "accuracy": lambda: _mean(hit),
-        "top_k_accuracy": lambda: _mean(ranks(labels, probabilities) < max(1, min(top_k, num_classes - 1))),
-        "loss": lambda: _mean(task.losses(labels, probabilities)),
+        "accuracy": lambda: mean(hit),
+        "top_k_accuracy": lambda: mean(ranks(labels, probabilities) < max(1, min(top_k, num_classes - 1))),
+        "loss": lambda: mean(task.losses(labels, probabilities)),
         "macro_precision": lambda: over_classes(predicted),
         "macro_recall": lambda: over_classes(labels),
         "macro_f1": lambda: over_classes(labels, predicted),
@@ -114,7 +112,7 @@ def _multi_label(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_
     hits, wholes = 2.0 * (true & predicted), 1.0 * true + predicted
 
     def over_labels(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
-        columns = [_ratio(*pair) for pair in zip(parts.T, wholes.T, strict=True)]
+        columns = [ratio(*pair) for pair in zip(parts.T, wholes.T, strict=True)]
         return Estimate(*(np.mean(values, axis=0) for values in zip(*columns, strict=True)))
 
     def areas() -> Estimate:
@@ -123,14 +121,14 @@ def _multi_label(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_
         return Estimate(*(np.mean(values, axis=0) for values in zip(*columns, strict=True)))
 
     return {
-        "micro_f1": lambda: _ratio(hits.sum(axis=1), wholes.sum(axis=1)),
+        "micro_f1": lambda: ratio(hits.sum(axis=1), wholes.sum(axis=1)),
         "macro_f1": lambda: over_labels(hits, wholes),
         "macro_precision": lambda: over_labels(hits / 2, predicted),
         "macro_recall": lambda: over_labels(hits / 2, true),
-        "subset_accuracy": lambda: _mean((true == predicted).all(axis=1)),
-        "hamming_loss": lambda: _mean((true != predicted).mean(axis=1)),
+        "subset_accuracy": lambda: mean((true == predicted).all(axis=1)),
+        "hamming_loss": lambda: mean((true != predicted).mean(axis=1)),
         "macro_roc_auc": areas,
-        "loss": lambda: _mean(task.losses(labels, probabilities)),
+        "loss": lambda: mean(task.losses(labels, probabilities)),
     }
 
 
@@ -143,16 +141,11 @@ def _regression(task: Task, targets: np.ndarray, values: np.ndarray, top_k: int)
         shifts = (errors - errors.mean(axis=0)) / np.where(roots > 0, 2 * roots, 1)
         return Estimate(float(roots.mean()), shifts.mean(axis=1))
 
-    def explained() -> Estimate:
-        whole, variance = np.square(targets - targets.mean(axis=0)), targets.var(axis=0)
-        shares = 1 - errors.mean(axis=0) / variance
-        return Estimate(float(shares.mean()), ((whole - errors - shares * whole) / variance).mean(axis=1))
-
     return {
-        "r2": explained,
-        "mean_absolute_error": lambda: _mean(np.abs(targets - values).mean(axis=1)),
+        "r2": lambda: explained(targets, values),
+        "mean_absolute_error": lambda: mean(np.abs(targets - values).mean(axis=1)),
         "root_mean_squared_error": root,
-        "loss": lambda: _mean(task.losses(targets, values)),
+        "loss": lambda: mean(task.losses(targets, values)),
     }
 
 
@@ -163,15 +156,29 @@ _FORMULAS: Mapping[str, Callable[[Task, np.ndarray, np.ndarray, int], Formulas]]
 }
 
 
-def _mean(values: np.ndarray) -> Estimate:
-    mean = float(values.mean(dtype=np.float64))
-    return Estimate(mean, values - mean)
+def mean(values: np.ndarray) -> Estimate:
+    """Estimate the mean of a value for each example."""
+    value = float(values.mean(dtype=np.float64))
+    return Estimate(value, values - value)
 
 
-def _ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
+def ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
     """Estimate the sum of parts by that of wholes; 0 where there are none."""
-    ratio = float(parts.sum() / (wholes.sum() or 1))
-    return Estimate(ratio, (parts - ratio * wholes) / (wholes.mean() or 1))
+    value = float(parts.sum() / (wholes.sum() or 1))
+    return Estimate(value, (parts - value * wholes) / (wholes.mean() or 1))
+
+
+def explained(targets: np.ndarray, values: np.ndarray) -> Estimate:
+    """Estimate R², the mean over targets, none of which may be the same for all examples."""
+    errors, whole = np.square(targets - values), np.square(targets - targets.mean(axis=0))
+    variance = targets.var(axis=0)
+    shares = 1 - errors.mean(axis=0) / variance
+    return Estimate(float(shares.mean()), ((whole - errors - shares * whole) / variance).mean(axis=1))
+
+
+def standard_error(influence: np.ndarray) -> float:
+    """Return the standard error of a figure by the influence of every example; 0 for a single one."""
+    return float(influence.std(ddof=1) / math.sqrt(len(influence))) if len(influence) > 1 else 0.0
 
 
 def _area(positive: np.ndarray, score: np.ndarray) -> Estimate:

@@ -13,7 +13,7 @@ from components.errors import InputError
 from components.interface import CLASSIFICATION
 from components.metric_table import show
 
-_CALIBRATION_BINS = 15
+_CALIBRATION_EDGES = np.linspace(0, 1, 16)
 _MAX_ROC_POINTS = 200
 _SMALLEST_PROBABILITY = 1e-7
 # Probabilities of a bfloat16 softmax may leave [0, 1] by a rounding step; logits leave it by far more.
@@ -128,7 +128,7 @@ def compute_metrics(
         labels, predicted, labels=classes, zero_division=0.0
     )
 
-    bins = _calibration(probabilities.max(axis=1), predicted == labels)
+    bins = _calibration(probabilities, predicted == labels)
     roc_auc, roc = roc_curve(labels == 1, probabilities[:, 1]) if num_classes == 2 else (None, ())
     return Metrics(
         num_examples=num_examples,
@@ -233,14 +233,18 @@ def check_probabilities(probabilities: np.ndarray, ending: str) -> None:
         )
 
 
-def _calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[CalibrationBin, ...]:
-    confidence = confidence.astype(np.float64).clip(0, 1)
-    edges = np.linspace(0, 1, _CALIBRATION_BINS + 1)
-    index = np.digitize(confidence, edges[1:-1], right=True)
+def calibration_bins(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return float64[num_examples], the confidence in every answer, and int[num_examples], the bin that it is in."""
+    confidence = probabilities.max(axis=1).astype(np.float64).clip(0, 1)
+    return confidence, np.digitize(confidence, _CALIBRATION_EDGES[1:-1], right=True)
+
+
+def _calibration(probabilities: np.ndarray, correct: np.ndarray) -> tuple[CalibrationBin, ...]:
+    confidence, index = calibration_bins(probabilities)
     return tuple(
         CalibrationBin(
-            lower=float(edges[i]),
-            upper=float(edges[i + 1]),
+            lower=float(_CALIBRATION_EDGES[i]),
+            upper=float(_CALIBRATION_EDGES[i + 1]),
             count=int(np.sum(index == i)),
             confidence=float(confidence[index == i].mean()),
             accuracy=float(correct[index == i].mean()),

@@ -304,19 +304,17 @@ def _figure(
     figure = HeadlineFigure(label, shown(value), interval=f"{shown(low)} to {shown(high)}" if low < high else "")
     if before is None:
         return figure
-    scale = 100 if metric.is_share else 1
+    scale, is_luck = 100 if metric.is_share else 1, known is not None and not known.is_clear
     change = round((value - before) * scale, digits)
-    ends = None if known is None or known.least is None or known.most is None else (known.least, known.most)
-    clear = ends is not None and not ends[0] <= 0 <= ends[1] if known else True
     difference = _signed(change, digits, "+") + (" points" if metric.is_share else "") if change else "no difference"
-    if change and ends:
-        shifts = sorted(round(end * metric.direction * scale, digits) for end in ends)
+    if change and known and known.bounds:
+        shifts = sorted(round(bound * metric.direction * scale, digits) for bound in known.bounds)
         difference += f" ({' to '.join(_signed(shift, digits, '+') for shift in shifts)})"
     return dataclasses.replace(
         figure,
         champion=shown(before),
         difference=difference,
-        verdict="same" if not change or not clear else "better" if change * metric.direction > 0 else "worse",
+        verdict="same" if not change or is_luck else "better" if change * metric.direction > 0 else "worse",
     )
 
 

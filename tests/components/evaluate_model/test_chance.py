@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.evaluate_model.chance import ModelFigures, compare_shares, find_differences, find_intervals
+from components.evaluate_model.chance import ModelFigures, compare_shares, find_chance
 from components.evaluate_model.influence import influences, jackknife
 from components.evaluate_model.metrics import compute_metrics
 from components.evaluate_model.multi_label import compute_multi_label_metrics
@@ -97,7 +97,7 @@ def test_the_formulas_agree_with_the_figures_with_and_without_an_example(case):
 def test_every_metric_of_every_task_can_be_compared():
     for case in _CASES:
         models = _models(case, np.random.default_rng(1), 400, [1.6, 1.5])
-        differences = find_differences(models, 0.95, set(models[0].figures))
+        differences = find_chance(models, 0.95, set(models[0].figures))[1]
         assert set(differences) == set(models[0].figures)
         for difference in differences.values():
             assert difference.least < difference.advantage < difference.most
@@ -154,7 +154,7 @@ def test_the_score_interval_of_answers_that_do_not_differ_has_a_closed_form():
 def test_answers_that_are_all_right_still_have_an_interval():
     labels, outputs = np.zeros(50, int), np.tile([0.9, 0.1], (50, 1))
     formulas = influences(Classification(), labels, outputs, 1)
-    low, high = find_intervals(ModelFigures({"accuracy": 1.0}, formulas, 50))["accuracy"]
+    low, high = find_chance([ModelFigures({"accuracy": 1.0}, formulas, 50)], 0.95, ())[0]["accuracy"]
     expected = stats.binomtest(50, 50).proportion_ci(method="wilson")
     assert (low, high) == pytest.approx((expected.low, 1.0))
 
@@ -166,7 +166,7 @@ def test_of_equal_models_one_in_twenty_is_promoted_by_any_figure(case, capsys):
     promoted, advantages, detectable = Counter(), {}, {}
     for _ in range(_NUM_COMPARISONS):
         models = _models(case, generator, 500, [1.5, 1.5])
-        for metric, difference in find_differences(models, 0.95, ()).items():
+        for metric, difference in find_chance(models, 0.95, ())[1].items():
             promoted[metric] += difference.luck <= 0.05
             advantages.setdefault(metric, []).append(difference.advantage)
             detectable.setdefault(metric, []).append(difference.detectable)
@@ -189,16 +189,15 @@ def test_a_detectably_better_model_is_seen_four_times_in_five_by_any_figure(case
     """The judged figure of models whose true difference, measured on very many examples, is what is detectable."""
     generator = np.random.default_rng(5)
     metric = _CASES[case][0].judged
-    equals = [find_differences(_models(case, generator, 500, [1.5, 1.5]), 0.95, ())[metric] for _ in range(50)]
+    equals = [find_chance(_models(case, generator, 500, [1.5, 1.5]), 0.95, ())[1][metric] for _ in range(50)]
     found = float(np.median([difference.detectable for difference in equals]))
     skills = np.linspace(1.5, 1.9, 9)
     truth = [
-        find_differences(_models(case, generator, 200_000, [skill, 1.5]), 0.95, ())[metric].advantage
-        for skill in skills
+        find_chance(_models(case, generator, 200_000, [skill, 1.5]), 0.95, ())[1][metric].advantage for skill in skills
     ]
     skill = float(np.interp(found, truth, skills))
     lucks = [
-        find_differences(_models(case, generator, 500, [skill, 1.5]), 0.95, ())[metric].luck
+        find_chance(_models(case, generator, 500, [skill, 1.5]), 0.95, ())[1][metric].luck
         for _ in range(_NUM_COMPARISONS)
     ]
     share = float(np.mean(np.array(lucks) <= 0.05))
