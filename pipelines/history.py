@@ -22,7 +22,7 @@ from components import storage
 from components.errors import InputError
 from components.interface import judged_figure
 from components.table import lay_out
-from pipelines.summary import FAILED, SUMMARY_FILE, Summary
+from pipelines.summary import FAILED, SUMMARY_FILE, Summary, result_of
 
 KEPT = 10  # Earlier runs of a name.
 LATEST = "latest"
@@ -176,13 +176,12 @@ def _training(summary: Summary) -> str:
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows, to be read by people."""
-    results = {"succeeded": "promoted", "rejected": "not promoted"}
     lines = []
     for row in rows:
         metrics = row["metrics"]
         judged = judged_figure(metrics)
         score = f"{judged} {metrics[judged]:.4f}" if judged else "-"
         loss = f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-"
-        result, size = results.get(row["status"], row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
+        result, size = result_of(row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["name"], row["number"], row["ended"], result, score, loss, size))
     return "\n".join(lay_out(_COLUMNS, lines))

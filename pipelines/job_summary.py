@@ -11,17 +11,13 @@ from pathlib import Path
 from components.errors import InputError
 from components.evaluation_info import Difference, Evaluation, Slice
 from components.metric_table import BY_NAME, show
+from pipelines.platforms.jobs import State
 from pipelines.retrain import Decision
-from pipelines.summary import FAILED, SUCCEEDED, Summary
+from pipelines.summary import FAILED, NOT_PROMOTED, PROMOTED, Summary
 
-_SIGNS = {"promoted": "✅", "not promoted": "❌", FAILED: "❌"}
+_SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", FAILED: "❌"}
 _LISTED_SLICES = 10
 _RULE = re.compile(r"(passed|failed): (.+)", re.DOTALL)
-
-
-def outcome_of(summary: Summary) -> str:
-    """Return what became of a run on this machine, in words."""
-    return {SUCCEEDED: "promoted", "rejected": "not promoted"}.get(summary.status, summary.status)
 
 
 def render_markdown(name: str, decision: Decision, outcome: str, links: Mapping[str, str], run_dir: Path | None) -> str:
@@ -52,7 +48,7 @@ def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
     """
     rules = [match.groups() for reason in reasons if (match := _RULE.fullmatch(reason))]
     if not rules:
-        rules = [("failed" if outcome in (FAILED, "cancelled", "not promoted") else "passed", f"run: {outcome}")]
+        rules = [("failed" if outcome in (FAILED, State.CANCELLED, NOT_PROMOTED) else "passed", f"run: {outcome}")]
     failures = sum(verdict == "failed" for verdict, _ in rules)
     suite = ET.Element("testsuite", name=f"gate of {_legal(name)}", tests=str(len(rules)), failures=str(failures))
     for verdict, text in rules:
@@ -98,7 +94,7 @@ def _figures(evaluation: Evaluation) -> Iterator[str]:
 def _slices(slices: Sequence[Slice]) -> Iterator[str]:
     """Yield the slices that surely became better or worse, the worst first."""
     compared = [(part.difference, i) for i, part in enumerate(slices) if part.difference]
-    changed = [(difference.advantage, i) for difference, i in compared if _is_clear(difference)]
+    changed = [(difference.advantage, i) for difference, i in compared if difference.is_clear]
     if not changed:
         return
     yield from ("| slice | examples | model | champion | better by |", "|---|--:|--:|--:|--:|")
@@ -109,17 +105,13 @@ def _slices(slices: Sequence[Slice]) -> Iterator[str]:
     yield ""
 
 
-def _is_clear(difference: Difference) -> bool:
-    return difference.least is not None and difference.most is not None and not difference.least <= 0 <= difference.most
-
-
 def _difference(difference: Difference | None) -> str:
     if difference is None:
         return ""
     text = f"{difference.advantage:+.4f}"
-    if difference.least is not None and difference.most is not None:
-        text += f" ({difference.least:+.4f} to {difference.most:+.4f})"
-    return f"**{text}**" if _is_clear(difference) else text
+    if difference.bounds:
+        text += f" ({' to '.join(f'{bound:+.4f}' for bound in difference.bounds)})"
+    return f"**{text}**" if difference.is_clear else text
 
 
 def _verdict(reason: str) -> str:

@@ -8,9 +8,9 @@ from components import storage
 from components.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
 from components.interface import judged_figure
 from pipelines import history
+from pipelines.summary import result_of
 
 INDEX_FILE = "index.html"
-_RESULTS = {"succeeded": "promoted", "rejected": "not promoted"}
 _PAGES = {"report": f"evaluation/{REPORT_FILE}", "preflight": f"preflight/{PREFLIGHT_REPORT_FILE}"}
 
 
@@ -40,7 +40,7 @@ def _shown(workspace: Path, row: Mapping[str, Any]) -> dict[str, Any]:
         "name": row["name"],
         "number": "" if row["number"] == history.LATEST else row["number"],
         "ended": row["ended"][:16].replace("T", " "),
-        "result": _RESULTS.get(row["status"], row["status"]),
+        "result": result_of(row["status"]),
         "score": f"{judged.replace('_', ' ')} {metrics[judged]:.4f}" if judged else "–",
         "loss": f"{metrics['loss']:.4f}" if "loss" in metrics else "–",
         "training": row["training"],

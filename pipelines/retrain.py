@@ -89,11 +89,13 @@ def decide(plan: Plan, submitter: Submitter, occasion: Occasion = Occasion()) ->
     last = look_up(plan, submitter) or submitter.latest(job.name)
     if last is None:
         return _first(job.name)
-    if last.digest == job.labels[DIGEST]:
-        decision = _unchanged(last.job_id, last.state, has_failed=last.state in (State.FAILED, State.CANCELLED))
-    else:
+    if is_change := last.digest != job.labels[DIGEST]:
         decision = _changed(last.job_id, last.fingerprints, job.fingerprints)
-    return _apply(occasion, decision, last.created, is_over=last.state.is_final)
+    else:
+        decision = _unchanged(last.job_id, last.state, has_failed=last.state in (State.FAILED, State.CANCELLED))
+        if not last.state.is_final:  # A run that goes on is not started twice.
+            return decision
+    return _apply(occasion, decision, last.created, is_change)
 
 
 def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> Decision:
@@ -111,11 +113,11 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
     if summary is None:
         return _first(config.name)
     since = str(workspace / config.name)
-    if summary.fingerprints == after:
-        decision = _unchanged(since, summary.status, has_failed=summary.status == FAILED)
-    else:
+    if is_change := summary.fingerprints != after:
         decision = _changed(since, summary.fingerprints, after)
-    return _apply(occasion, decision, summary.ended, is_over=True)
+    else:
+        decision = _unchanged(since, summary.status, has_failed=summary.status == FAILED)
+    return _apply(occasion, decision, summary.ended, is_change)
 
 
 def last_summary(config: Config, workspace: Path) -> Summary | None:
@@ -141,15 +143,9 @@ def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) ->
     return Decision(True, since, changed, f"changed since {since}: {' and '.join(changed) or unknown}")
 
 
-def _apply(occasion: Occasion, decision: Decision, created: str, is_over: bool) -> Decision:
-    """Return the decision that the occasions ask for; a run that goes on is not started twice.
-
-    A run that gave no result is none to rest on, whatever is asked for.
-    """
-    is_change = not decision.reason.startswith("nothing")
+def _apply(occasion: Occasion, decision: Decision, created: str, is_change: bool) -> Decision:
+    """Return the decision that the occasions ask for; a run that gave no result is none to rest on at any."""
     age = now() - datetime.datetime.fromisoformat(created) if created else None
-    if not is_over and not is_change:
-        return decision
     if occasion.always and not decision.needed:
         return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
     if occasion.older_than and age is not None and age > occasion.older_than:

@@ -19,6 +19,7 @@ from components.table import lay_out
 from pipelines.config import Config
 from pipelines.platforms.jobs import State, Submission, now
 from pipelines.retrain import Decision
+from pipelines.summary import NOT_PROMOTED, PROMOTED
 
 FOLDER = "decisions"
 _COLUMNS = {"when, UTC": "<", "run": "<", "outcome": "<", "hours": ">", "price": ">", "why": "<"}
@@ -68,7 +69,7 @@ class Entry:
         """Return what is known by now of a run on a platform."""
         hours = run.training_seconds / 3600 if self.needed else 0.0
         is_judged = run.state is State.SUCCEEDED
-        outcome = ("promoted" if run.promoted else "not promoted") if is_judged else str(run.state)
+        outcome = (PROMOTED if run.promoted else NOT_PROMOTED) if is_judged else str(run.state)
         return dataclasses.replace(
             self,
             run=run.job_id,

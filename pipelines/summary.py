@@ -13,8 +13,14 @@ from components.schema import Amount, JsonFile, read
 
 SUMMARY_FILE = "summary.json"
 SUCCEEDED, REJECTED, FAILED = "succeeded", "rejected", "failed"
+PROMOTED, NOT_PROMOTED = "promoted", "not promoted"
 # What a run has only of steps that it has, and an empty mapping stands for in the file.
 _OF_STEPS = ("preflight", "export", "deployment")
+
+
+def result_of(status: str) -> str:
+    """Return what became of a run's model, as people are told; of a run that has none, its status."""
+    return {SUCCEEDED: PROMOTED, REJECTED: NOT_PROMOTED}.get(status, status)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,6 +59,7 @@ def _add_retrain(commands: Any) -> None:
 
 
 def _retrain(arguments: argparse.Namespace) -> int:
+    from pipelines.config import load_config
     from pipelines.retrain import Occasion
 
     occasion = Occasion.parse(arguments.when)
@@ -66,32 +67,31 @@ def _retrain(arguments: argparse.Namespace) -> int:
         from components.errors import InputError
 
         raise InputError("--output FILE is the page of --history. Received: no --history. Add it, or leave both out.")
+    config = load_config(arguments.config, arguments.overrides)
     if arguments.history:
-        return _tell_history(arguments)
-    return (_retrain_here if arguments.target == HERE else _retrain_there)(arguments, occasion)
+        return _tell_history(arguments, config)
+    return (_retrain_here if arguments.target == HERE else _retrain_there)(arguments, config, occasion)
 
 
-def _retrain_here(arguments: argparse.Namespace, occasion: Any) -> int:
+def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any) -> int:
     from pipelines import retrain_history as history
-    from pipelines.config import load_config
-    from pipelines.job_summary import outcome_of
     from pipelines.retrain import decide_here, last_summary
     from pipelines.run_local import RunOutcome, run_local
+    from pipelines.summary import result_of
 
-    config = load_config(arguments.config, arguments.overrides)
     decision = _forced(decide_here(config, arguments.workspace, occasion), arguments.force)
     if not (facts := _announce(decision, arguments)):
         return DONE
     entry = history.Entry.make(decision)
     last = None if decision.needed else last_summary(config, arguments.workspace)
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
-    run_dir, words = arguments.workspace / config.name, outcome_of(outcome.summary)
-    _record(arguments, dataclasses.replace(entry, run=str(run_dir), outcome=words))
-    _write_for_ci(arguments, decision, words, {}, run_dir, outcome.summary.gate.reasons)
+    run_dir, words = arguments.workspace / config.name, result_of(outcome.summary.status)
+    _record(_place(arguments, config), dataclasses.replace(entry, run=str(run_dir), outcome=words))
+    _write_for_ci(arguments, config.name, decision, words, {}, run_dir, outcome.summary.gate.reasons)
     return tell_outcome(outcome, arguments.json, facts)
 
 
-def _retrain_there(arguments: argparse.Namespace, occasion: Any) -> int:
+def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any) -> int:
     from pipelines import retrain_history as history
     from pipelines.retrain import decide
     from pipelines.submission import submit, wait, without_cache
@@ -101,25 +101,27 @@ def _retrain_there(arguments: argparse.Namespace, occasion: Any) -> int:
     plan = without_cache(plan) if arguments.force else plan
     if not (facts := _announce(decision, arguments)):
         return DONE
-    entry = history.Entry.make(decision)
+    place, entry = _place(arguments, config), history.Entry.make(decision)
     if not decision.needed and not plan.has(decision.since):  # Another has started it, as a schedule.
         submission = submitter.get(decision.since)
     else:
         if decision.needed:
             ask_first(arguments, plan.image)
         submission = submit(plan, submitter, again=decision.needed)
-    # First what is begun, since whoever waits may be killed.
-    _record(arguments, entry.with_run(submission, _price(plan, submission.machine)))
+    entry = entry.with_run(submission, _price(plan, submission.machine))
+    _record(place, entry)  # First what is begun, since whoever waits may be killed.
     if arguments.wait and plan.has(submission.job_id):
         submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
-        _record(arguments, entry.with_run(submission, _price(plan, submission.machine)))
+        entry = entry.with_run(submission, _price(plan, submission.machine))
+        _record(place, entry)
     links = {submission.job_id: submission.url, "logs": submission.logs_url}
-    _write_for_ci(arguments, decision, entry.with_run(submission, None).outcome, links)
+    _write_for_ci(arguments, config.name, decision, entry.outcome, links)
     return tell_submission(submission, arguments.json, facts)
 
 
 def _write_for_ci(
     arguments: argparse.Namespace,
+    name: str,
     decision: Any,
     outcome: str,
     links: Mapping[str, str],
@@ -128,10 +130,8 @@ def _write_for_ci(
 ) -> None:
     """Write what CI shows, where that is asked for."""
     from components import storage
-    from pipelines.config import load_config
     from pipelines.job_summary import render_junit, render_markdown
 
-    name = load_config(arguments.config, arguments.overrides).name
     if arguments.markdown:
         # Added to what earlier steps of a job have written there, and never a new file in its place: it may be mounted.
         with open(arguments.markdown, "a", encoding="utf-8") as file:
@@ -140,12 +140,11 @@ def _write_for_ci(
         storage.write_bytes(arguments.junit, render_junit(name, outcome, reasons).encode())
 
 
-def _record(arguments: argparse.Namespace, entry: Any) -> None:
+def _record(place: str, entry: Any) -> None:
     """Keep a decision; what keeps it from being kept is no reason against the run."""
     from components.errors import InputError
     from pipelines import retrain_history as history
 
-    place = _place(arguments)
     try:
         history.record(place, entry)
     except (InputError, OSError) as error:
@@ -158,25 +157,23 @@ def _price(plan: Any, machine: str) -> float | None:
     return paid[0].usd_per_hour if paid and paid[0] else None
 
 
-def _place(arguments: argparse.Namespace) -> str:
+def _place(arguments: argparse.Namespace, config: Any) -> str:
     """Return the folder of the decisions: beside the registry, else in the bucket or the workspace."""
     from pipelines import retrain_history as history
-    from pipelines.config import load_config
     from pipelines.run_local import with_registry
     from pipelines.settings import load_settings
 
-    config = load_config(arguments.config, arguments.overrides)
+    workspace = str(arguments.workspace)
     if arguments.target == HERE:
-        return history.place_of(with_registry(config, arguments.workspace), str(arguments.workspace))
-    return history.place_of(config, load_settings(os.environ, arguments.settings).bucket or str(arguments.workspace))
+        return history.place_of(with_registry(config, arguments.workspace), workspace)
+    return history.place_of(config, load_settings(os.environ, arguments.settings).bucket or workspace)
 
 
-def _tell_history(arguments: argparse.Namespace) -> int:
+def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
     from components.errors import InputError
     from pipelines import retrain_history as history
-    from pipelines.config import load_config
 
-    config, place = load_config(arguments.config, arguments.overrides), _place(arguments)
+    place = _place(arguments, config)
     paid = config.machine.paid.price if config.machine else None
     known = history.entries(place, _asker(arguments), lambda machine: paid.usd_per_hour if paid else None)
     if not known:

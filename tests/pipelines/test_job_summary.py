@@ -5,9 +5,9 @@ import pytest
 
 from components.evaluation_info import Decision as GateDecision
 from components.evaluation_info import Difference, EvaluatedModel, Evaluation, Slice
-from pipelines.job_summary import outcome_of, render_junit, render_markdown
+from pipelines.job_summary import render_junit, render_markdown
 from pipelines.retrain import Decision
-from pipelines.summary import Summary
+from pipelines.summary import Summary, result_of
 
 _CHANGED = Decision(True, "runs/digits", ("data",), "changed since runs/digits: data")
 _REASONS = (
@@ -43,7 +43,7 @@ def run_dir(tmp_path):
 
 
 def test_markdown_shows_decision_reasons_figures_beside_the_champions_and_slices_that_changed(run_dir):
-    text = render_markdown("digits", _CHANGED, outcome_of(Summary.load(run_dir)), {}, run_dir)
+    text = render_markdown("digits", _CHANGED, result_of(Summary.load(run_dir).status), {}, run_dir)
     assert (
         text
         == """\
