@@ -16,7 +16,7 @@ from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.sources.kinds import find_location
 from components.deploy_model.params import DeployParams
 from components.errors import InputError, did_you_mean
-from components.evaluate_model.params import EvaluateParams
+from components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 from components.export_model.params import ExportParams
 from components.interface import TASKS
 from components.machine_spec import MachineSpec, PaidMachine, parse_machine
@@ -271,6 +271,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
         sections[section] = _build(params, values, fixed, section)
     try:
         sections["gate"].check_task(sections["data"].asked)
+        sections["gate"].check_slices([CLASS, LENGTH, *sections["data"].slice_columns])
     except InputError as error:
         raise InputError(f"Section gate: {error}") from error
     machine = raw.get("machine")

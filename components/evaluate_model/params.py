@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from components.artifacts import SPLITS, TEST
 from components.device import ACCELERATORS, BACKENDS
 from components.errors import InputError, did_you_mean
+from components.interface import LANGUAGE_MODEL, REGRESSION
 from components.metric_table import BY_NAME, HIGHER, LOWER, task_metrics
 
 # Where a threshold belongs, by the direction of its metric.
@@ -111,7 +112,7 @@ class EvaluateParams:
                 raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
 
     def check_task(self, task: str) -> None:
-        """Check that every metric that is asked for is one of the task.
+        """Check that every metric that is asked for is one of the task, and slices have the figure that is bounded.
 
         Raises:
             InputError: If one is another task's.
@@ -123,6 +124,24 @@ class EvaluateParams:
                         f"{metric!r} in {name} is no metric of the task {task}: expected one of "
                         f"{', '.join(task_metrics(task))}. Change {name}, or data.task."
                     )
+        if self.slice_minimum and task in (REGRESSION, LANGUAGE_MODEL):
+            raise InputError(
+                f"slice_minimum={self.slice_minimum:g} bounds accuracy or F1, which a {task} has not. Leave it out, "
+                "and bound slices by max_slice_regression."
+            )
+
+    def check_slices(self, kept: Sequence[str]) -> None:
+        """Check that examples have every property by which they are to be divided.
+
+        Raises:
+            InputError: If `kept`, the properties that they have, lacks one.
+        """
+        for name in self.slices:
+            if name not in kept:
+                raise InputError(
+                    f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}. A "
+                    f"column of a CSV file is kept beside the records by data.slice_columns.{did_you_mean(name, kept)}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)

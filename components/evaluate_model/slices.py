@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from components.artifacts import Manifest
-from components.errors import InputError, did_you_mean
 from components.evaluate_model.chance import compare, find_interval
 from components.evaluate_model.influence import influences
 from components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
 from components.evaluation_info import Slice
-from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, Task, TextInput
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, Task, TextInput
 from components.metric_table import direction
 from components.slice_values import slice_names
 
@@ -41,20 +40,10 @@ def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) 
     """Check that the examples can be divided as the parameters say.
 
     Raises:
-        InputError: If they do not have a property that is asked for, or a minimum has no meaning.
+        InputError: If they do not have a property that is asked for.
     """
     kept = [CLASS, *([LENGTH] if isinstance(manifest.input, TextInput) else []), *slice_names(records_dir)]
-    for name in params.slices:
-        if name not in kept:
-            raise InputError(
-                f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}. A "
-                f"column of a CSV file is kept beside the records by data.slice_columns.{did_you_mean(name, kept)}"
-            )
-    if params.slice_minimum and manifest.task in (REGRESSION, LANGUAGE_MODEL):
-        raise InputError(
-            f"slice_minimum={params.slice_minimum:g} bounds accuracy or F1, which a {manifest.task} has not. "
-            "Leave it out, and bound slices by max_slice_regression."
-        )
+    params.check_slices(kept)
 
 
 def find_slices(

@@ -268,6 +268,16 @@ def test_a_champion_is_compared_by_the_tasks_own_figure_unless_another_is_named(
     assert parse_config(parse_config(raw).as_dict()) == parse_config(raw)
 
 
+def test_slices_that_there_will_not_be_are_refused_before_anything_is_trained():
+    raw = {"name": "x", "data": {"source": "csv:data.csv", "slice_columns": ["site"]}, "model": "digits_cnn"}
+    assert parse_config({**raw, "gate": {"slices": ["class", "site"]}}).gate.slices == ("class", "site")
+    with pytest.raises(InputError, match=r"Section gate: Cannot divide the examples by 'sit'.* Did you mean 'site'\?"):
+        parse_config({**raw, "gate": {"slices": ["class", "sit"]}})
+    numbers = {**raw, "data": {**raw["data"], "task": "regression"}, "gate": {"slice_minimum": 0.5}}
+    with pytest.raises(InputError, match=r"Section gate: slice_minimum=0\.5 bounds accuracy or F1"):
+        parse_config(numbers)
+
+
 def test_a_corpus_asks_for_a_language_model_and_is_compared_by_its_bits():
     raw = {"name": "x", "data": {"source": "corpus:text.txt"}, "model": "shakespeare_lstm"}
     assert parse_config(raw).gate.max_regression == {"bits_per_character": 0.0}

@@ -144,9 +144,8 @@ def test_what_the_examples_cannot_be_divided_by_is_refused(digits_records):
         check_slices(EvaluateParams(slices=("clas",)), manifest, digits_records)
     with pytest.raises(InputError, match="'length'"):
         check_slices(EvaluateParams(slices=("length",)), manifest, digits_records)
-    data = _Data(_Interface(Regression()))
     with pytest.raises(InputError, match=r"slice_minimum=0\.5 bounds accuracy or F1, which a regression has not"):
-        check_slices(EvaluateParams(slice_minimum=0.5), data, digits_records)
+        EvaluateParams(max_regression={}, slice_minimum=0.5).check_task("regression")
     for changes in ({"slice_minimum": 1.5}, {"slice_minimum": -1}, {"max_slice_regression": -0.1}):
         with pytest.raises(InputError, match="=".join(map(str, next(iter(changes.items()))))):
             EvaluateParams(**changes)
