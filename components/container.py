@@ -6,7 +6,7 @@ from typing import Any
 LOCAL_IMAGE = "tpu-pipelines/python:latest"  # What `make image` builds, and no platform can pull.
 # Read when a pipeline is compiled; a digest is best (`…@sha256:…`), since a tag that moves defeats caching.
 IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", LOCAL_IMAGE)
-# Of the step that starts Beam's workers, and of these: Beam excludes libraries that the other steps need.
+# Of the steps that start Beam's workers, and of these: Beam excludes libraries that the other steps need.
 BEAM_IMAGE = os.environ.get("TPU_PIPELINES_BEAM_IMAGE", "tpu-pipelines/beam:latest")
 SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/serving:latest")
 

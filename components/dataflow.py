@@ -234,7 +234,7 @@ def refusal(status: int, message: str, where: str) -> Exception:
     advice = {
         401: "Run `gcloud auth application-default login`.",
         403: "Switch on dataflow.googleapis.com, and give this account the role roles/dataflow.developer.",
-    }.get(status, "Check data.beam_options.")
+    }.get(status, "Check beam_options.")
     return InputError(f"Dataflow refused in {where}: {message} {advice}")
 
 

@@ -1,18 +1,16 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
+from components.beam.options import require_names
 from components.errors import InputError, did_you_mean
 from components.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 from components.text import END, START
 
 _COLUMNS = ("path", "image", "text", "label", "split", "id")
 LOCAL, FAN_OUT, BEAM = ENGINES = ("local", "fan_out", "beam")
-DATAFLOW = "DataflowRunner"
 _MOST_ENGINE_TASKS = 1000
-_OPTION = re.compile(r"[a-z][a-z0-9_]*")
 ENCODINGS = ("auto", "raw", "resized", "encoded")
 SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
@@ -188,10 +186,7 @@ class WriteParams:
             raise InputError(
                 f"engine_tasks must be from 1 to {_MOST_ENGINE_TASKS}. Received: engine_tasks={self.engine_tasks}."
             )
-        if strange := [name for name in self.beam_options if not _OPTION.fullmatch(name)]:
-            raise InputError(
-                f"beam_options must have names of Beam's options, as worker_machine_type. Received: {strange[0]!r}."
-            )
+        require_names(self.beam_options)
 
     @property
     def asked(self) -> str:

@@ -4,8 +4,9 @@ import dataclasses
 import json
 
 from components import storage
+from components.beam.options import DATAFLOW
 from components.container import BEAM_IMAGE
-from components.create_tfrecords.params import BEAM, DATAFLOW
+from components.create_tfrecords.params import BEAM
 from components.errors import InputError
 from pipelines.config import Config
 from pipelines.settings import Settings

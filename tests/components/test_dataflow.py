@@ -188,7 +188,7 @@ def test_an_outage_is_waited_out(fake, service):
     ("status", "kind", "words"),
     [
         (403, InputError, r"refused in my-project, us-central1: Injected. .*roles/dataflow.developer"),
-        (400, InputError, r"refused .*Injected. Check data.beam_options"),
+        (400, InputError, r"refused .*Injected. Check beam_options"),
         (404, MissingError, r"no such job or place in my-project, us-central1: Injected"),
     ],
 )
