@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import itertools
 import json
+import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from components import storage
-from components.artifacts import file_crc32c
 from components.create_tfrecords.sources.spans import place_of
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
+from components.predict_batch.begun import Begun
 from components.predict_batch.inputs import Reader, UnusableError
 from components.predict_batch.params import PARQUET
 from components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 from components.workers import in_threads
+
+# A model answers one thread at a time, and a worker of Beam's may have several.
+_ANSWERING = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Work:
     """Facts that every worker is told.
 
     Attributes:
-        export_dir: Folder of the model.
+        export: Folder of the model, here or in a bucket.
         use_int8: Whether the int8 model answers.
         num_threads: Threads of one call of the model.
         form: Form of the files.
@@ -34,7 +39,7 @@ class Work:
         stored: Input as records hold it; None for every other source.
     """
 
-    export_dir: str
+    export: str
     use_int8: bool
     num_threads: int
     form: str
@@ -43,27 +48,29 @@ class Work:
 
 
 @functools.lru_cache(maxsize=1)
-def _model(export_dir: str, use_int8: bool, num_threads: int) -> ExportedModel:
+def _model(export: str, use_int8: bool, num_threads: int) -> ExportedModel:
     """Return the model that this process answers with, loaded once."""
-    return load_model(Path(export_dir), use_int8, num_threads)
+    with tempfile.TemporaryDirectory() as folder:
+        return load_model(storage.localize(export, Path(folder)), use_int8, num_threads)
 
 
-def answer_part(work: Work, keys: Sequence[str], contents: Sequence[Any] | None, path: Path, note: Path) -> None:
-    """Write the predictions of a run of examples, and last the note that says so; each appears whole or not at all."""
-    model = _model(work.export_dir, work.use_int8, work.num_threads)
+def answer_part(work: Work, keys: Sequence[str], contents: Sequence[Any] | None, begun: Begun, name: str) -> None:
+    """Write the predictions of a run of examples as a file of some name."""
+    with _ANSWERING:
+        model = _model(work.export, work.use_int8, work.num_threads)
     reader, aside = Reader(model, work.root, work.stored), list[dict[str, str]]()
     names, outputs = list[str](), list[np.ndarray]()
     readable = _read_all(reader, keys, contents, aside)
     while batch := list(itertools.islice(readable, BATCH_SIZE)):
         names += [name for name, _ in batch]
-        outputs.append(model.predict(np.stack([example for _, example in batch])))
+        with _ANSWERING:
+            outputs.append(model.predict(np.stack([example for _, example in batch])))
     answers = np.concatenate(outputs) if outputs else np.empty((0, len(model.class_names)), np.float32)
     named = list(_named(model, answers))
     write = _as_parquet if work.form == PARQUET else _as_lines
-    storage.write_bytes(path, write(model, names, answers, named))
     counts = Counter(itertools.chain.from_iterable(named))
-    facts = {"num_examples": len(names), "num_bytes": path.stat().st_size, "crc32c": file_crc32c(path)}
-    storage.write_json(note, {"file": facts, "predicted": counts, "set_aside": aside})
+    note = {"file": {"num_examples": len(names)}, "predicted": counts, "set_aside": aside}
+    begun.finish(name, write(model, names, answers, named), note)
 
 
 def _read_all(
@@ -77,7 +84,8 @@ def _read_all(
         except UnusableError as error:
             return str(error)
 
-    results = in_threads(read, place_of(reader.root, contents), keys, contents or itertools.repeat(None))
+    held = itertools.repeat(None) if contents is None else contents
+    results = in_threads(read, place_of(reader.root, contents), keys, held)
     for key, result in zip(keys, results, strict=True):
         if isinstance(result, str):
             aside.append({"key": key, "reason": result})

@@ -50,16 +50,13 @@ def answer_range(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Answer one range of the files, by predict_batch's parameters in `asked`; returns the number of these files."""
-    import pathlib
-
     from components.predict_batch import PredictParams, fan_out
     from components.step_inputs import params_from
     from components.step_record import step_record
 
     with step_record("predict_batch", answers.path):
         params = params_from({**asked, "source": source}, PredictParams)
-        folders = pathlib.Path(exported.path), pathlib.Path(answers.path)
-        return fan_out.answer_range(params, *folders, int(number), int(num_ranges)).num_files
+        return fan_out.answer_range(params, exported.path, answers.path, int(number), int(num_ranges)).num_files
 
 
 @in_place_of_shell
@@ -83,7 +80,7 @@ def merge_answers(
 
     with step_record("predict_batch", predictions.path):
         params = params_from({**asked, "source": source}, PredictParams)
-        folders = [pathlib.Path(each.path) for each in answers]
-        result = fan_out.merge_ranges(params, pathlib.Path(exported.path), folders, pathlib.Path(predictions.path))
+        folders = [each.path for each in answers]
+        result = fan_out.merge_ranges(params, exported.path, folders, pathlib.Path(predictions.path))
         predictions.metadata.update(dataclasses.asdict(result))
         return result.num_predicted

@@ -1,7 +1,7 @@
 """Predictions by several commands: `python -m components.predict_batch.fan_out answer|merge`.
 
-Each command of `answer` finishes a range of the files in a folder of its own, and `merge` puts these together. Folders
-are on a disk, or in a bucket that is mounted; the bytes are those of one machine.
+Each command of `answer` finishes a range of the files in a folder of its own, and `merge` puts these together. The
+model and these folders may be in a bucket; the bytes are those of one machine.
 """
 
 import argparse
@@ -13,17 +13,11 @@ from typing import Any
 
 from components import command_line, storage
 from components.errors import InputError
+from components.predict_batch.begun import Begun
 from components.predict_batch.params import PredictParams, PredictResult
-from components.predict_batch.predicting import (
-    SUMMARY_FILE,
-    answer_files,
-    begin,
-    begun_beside,
-    is_begun,
-    note_of,
-    plan_answers,
-    publish,
-)
+from components.predict_batch.planning import plan_answers
+from components.predict_batch.predicting import answer_files
+from components.predict_batch.publishing import SUMMARY_FILE, begun_beside, collect, publish
 from components.share import Share
 
 _PROGRAM = "python -m components.predict_batch.fan_out"
@@ -37,64 +31,53 @@ class AnsweredRange:
     num_kept: int
 
 
-def answer_range(
-    params: PredictParams, export_dir: Path, directory: Path, number: int, num_ranges: int
-) -> AnsweredRange:
+def answer_range(params: PredictParams, export: str, directory: str, number: int, num_ranges: int) -> AnsweredRange:
     """Answer the examples of a range of files; a command that is started again goes on behind what is finished.
 
     Args:
         params: Source to read, and the form to write.
-        export_dir: Folder that export_model wrote.
-        directory: Folder to write the files to; it is this range's alone.
+        export: Folder that export_model wrote, here or in a bucket.
+        directory: Folder to write the files to, here or in a bucket; it is this range's alone.
         number: Number of the range, from 0.
         num_ranges: Number of ranges in all.
 
     Raises:
-        InputError: If the model or the source cannot be used, or there is no such range.
+        InputError: If the model or the source cannot be used, there is no such range, or the folder, in a bucket, has
+            answers of another model, source or parameters.
     """
     if not 0 <= number < num_ranges:
         raise InputError(f"There is no range {number}: expected one from 0 to {num_ranges - 1}. Correct the number.")
-    storage.require_writable(directory)
-    plan = plan_answers(params, export_dir)
-    begin(directory, plan.digest)
-    wanted = Share(number, num_ranges).within(len(plan.names))
-    return AnsweredRange(len(wanted), answer_files(plan, directory, wanted))
+    if not storage.is_remote(directory):
+        storage.require_writable(Path(directory))
+    plan, begun = plan_answers(params, export), Begun(directory)
+    begun.begin(plan.digest)
+    wanted = Share(number, num_ranges).within(plan.num_files)
+    return AnsweredRange(len(wanted), answer_files(plan, begun, wanted))
 
 
-def merge_ranges(params: PredictParams, export_dir: Path, folders: Sequence[Path], directory: Path) -> PredictResult:
+def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], directory: Path) -> PredictResult:
     """Put the files of all ranges together: the same bytes as `predict_batch` writes alone.
 
     Args:
         params: Parameters by which they were answered.
-        export_dir: Folder of the model that did.
+        export: Folder of the model that did, here or in a bucket.
         folders: Folders that `answer_range` wrote, one for each range, in any order.
         directory: Folder to write; appears whole or not at all.
 
     Raises:
-        InputError: If a file is missing, or of another model, source or parameters; and as `predict_batch` says.
+        InputError: If a file is missing, damaged, or of another model, source or parameters; and as `predict_batch`
+            says.
     """
     storage.require_output(directory, SUMMARY_FILE)
-    plan = plan_answers(params, export_dir)
-    if others := [folder for folder in folders if not is_begun(folder, plan.digest)]:
+    plan, parts = plan_answers(params, export), [Begun(folder) for folder in folders]
+    if others := [part.root for part in parts if not part.holds(plan.digest)]:
         raise InputError(
             f"Cannot put {others[0]} together with the others: expected answers of this model to this source by these "
-            "parameters, received others or none. Answer that range again."
+            "parameters and this code, received others or none. Answer that range again."
         )
     begun = begun_beside(directory)
-    begin(begun, plan.digest)
-    missing = []
-    for place, name in enumerate(plan.names):
-        held = next((folder for folder in folders if note_of(folder, name).is_file()), None)
-        if held is None:
-            missing.append(place)
-        elif not note_of(begun, name).is_file():
-            for file in (held / "whole" / name, note_of(held, name)):  # The note last: it says that the file is there.
-                storage.write_bytes(begun / file.relative_to(held), file.read_bytes())
-    if missing:
-        raise InputError(
-            f"{len(missing):,} of {len(plan.names):,} files are missing, {plan.names[missing[0]]} the first: expected "
-            f"the folders of all ranges, received {len(folders)}. Answer the others, and name all folders."
-        )
+    begun.begin(plan.digest)
+    collect(plan, parts, begun)
     return publish(plan, begun, directory)
 
 
@@ -107,10 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     answer.add_argument("--number", required=True, type=int, help="Number of the range, from 0.")
     answer.add_argument("--ranges", required=True, type=int, help="Number of ranges in all.")
     merge = commands.add_parser("merge", help="Put the files of all ranges together, once.")
-    merge.add_argument("--parts", required=True, type=Path, nargs="+", help="Folders that answer wrote, in any order.")
+    merge.add_argument("--parts", required=True, nargs="+", help="Folders that answer wrote, in any order.")
     for command in (answer, merge):
-        command.add_argument("--export", required=True, type=Path, help="Folder that export_model wrote.")
-        command.add_argument("--output", required=True, type=Path, help="Folder to write.")
+        command.add_argument("--export", required=True, help="Folder that export_model wrote, here or in a bucket.")
+        command.add_argument("--output", required=True, help="Folder to write; answer's also in a bucket.")
         command_line.add_params(command, PredictParams)
     return parser
 
@@ -120,7 +103,7 @@ def _work(arguments: argparse.Namespace) -> tuple[Any, int]:
     if arguments.command == "answer":
         answered = answer_range(params, arguments.export, arguments.output, arguments.number, arguments.ranges)
         return answered, command_line.DONE
-    return merge_ranges(params, arguments.export, arguments.parts, arguments.output), command_line.DONE
+    return merge_ranges(params, arguments.export, arguments.parts, Path(arguments.output)), command_line.DONE
 
 
 def main() -> int:

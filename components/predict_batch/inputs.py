@@ -1,8 +1,6 @@
 """The examples to answer: those of a source, with labels or without, or those that create_tfrecords wrote."""
 
 import dataclasses
-import hashlib
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ from components import storage
 from components.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
 from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.parts import content_of
-from components.create_tfrecords.sources.kinds import find_source, list_unlabelled
-from components.create_tfrecords.sources.listing import Listing
+from components.create_tfrecords.sources.kinds import find_location, find_source, list_unlabelled
 from components.create_tfrecords.sources.spans import Span, Spans, read_content
 from components.errors import InputError
 from components.images import ImageRule, UnreadableImageError, convert_pixels, decode_pixels, middle, resize_pixels
@@ -39,13 +36,15 @@ class Inputs:
         keys: Name of each; of records their places, since the names stand in them.
         version: Digest that changes with the content.
         contents: Function that gives the contents of some, int[…]; None where each is a file below `root`.
+        are_in_place: Whether contents that are parts of files are of the source's, and not unpacked on this machine.
         root: Folder that keys are relative to.
         stored: Input as records hold it; None for every other source.
     """
 
     keys: Sequence[str]
     version: str
-    contents: Callable[[np.ndarray], list[Any] | None]
+    contents: Callable[[np.ndarray], Any]
+    are_in_place: bool
     root: str = ""
     stored: AnyInput | None = None
 
@@ -71,15 +70,23 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
             f"Cannot answer {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received "
             f"a source of the kind {listing.kind!r}."
         )
-    return Inputs(listing.keys, listing.stat_digest(), _contents_of(listing), listing.root)
+    return Inputs(
+        listing.keys,
+        listing.stat_digest(),
+        lambda some: content_of(listing, some)[1],
+        isinstance(listing.spans, Spans),
+        listing.root,
+    )
 
 
-def _contents_of(listing: Listing) -> Callable[[np.ndarray], list[Any] | None]:
-    def contents(examples: np.ndarray) -> list[Any] | None:
-        held = content_of(listing, examples)[1]
-        return None if held is None else list(held)
+def location_of(source: str) -> str:
+    """Return where the examples are, here or in a bucket; empty where they come with a library.
 
-    return contents
+    Raises:
+        InputError: If there is no such kind of source.
+    """
+    kind, place = split_source(source)
+    return place if kind == RECORDS else find_location(source)
 
 
 def _list_records(place: str, model: ExportedModel) -> Inputs:
@@ -102,7 +109,9 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
             keys += [f"{shard.name}[{i}]" for i in range(len(records))]
             spans += records
     parts = Spans.collect(spans)
-    return Inputs(keys, manifest.fingerprint, lambda some: [parts[i] for i in some.tolist()], stored=manifest.input)
+    return Inputs(
+        keys, manifest.fingerprint, lambda some: [parts[i] for i in some.tolist()], True, stored=manifest.input
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,14 +175,3 @@ class Reader:
         else:  # Turned already where it had to be.
             pixels = decode_pixels(content, ImageRule(shape[:2], shape[2], reduced=self.stored.reduced))
         return self._picture(np.ascontiguousarray(middle(pixels[None], self.stored.shape)[0]))
-
-
-def digest_of(params: PredictParams, inputs: Inputs, export_dir: Path) -> str:
-    """Return the SHA-256 of all that decides what the files hold: what was begun with another is not gone on with."""
-    digest = hashlib.sha256(repr((params.form, params.use_int8, params.part_examples, inputs.version)).encode())
-    for folder, folders, names in os.walk(export_dir):
-        folders.sort()
-        for name in sorted(names):
-            content = hashlib.sha256(storage.read_bytes(os.path.join(folder, name))).digest()
-            digest.update(os.path.relpath(os.path.join(folder, name), export_dir).encode() + b"\0" + content)
-    return digest.hexdigest()

@@ -8,7 +8,8 @@ from pathlib import Path
 from components import storage
 from components.errors import InputError
 from components.predict_batch.params import FORMS, PARQUET, PredictParams, PredictResult
-from components.predict_batch.predicting import ASIDE_FILE, predict_batch
+from components.predict_batch.predicting import predict_batch
+from components.predict_batch.publishing import ASIDE_FILE
 
 
 def form_of(file: Path) -> str:

@@ -1,5 +1,6 @@
 """Claims about predictions that several commands write and another one puts together."""
 
+import dataclasses
 import json
 import sys
 import types
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from components import storage
 from components.errors import InputError
 from components.predict_batch import PredictParams, fan_out, predict_batch, predicting
 from components.predict_batch.component import answer_range, merge_answers
@@ -14,7 +16,7 @@ from components.predict_batch.component import answer_range, merge_answers
 
 @pytest.fixture(scope="module")
 def export_dir(exported_digits):
-    return Path(exported_digits.path)
+    return exported_digits.path
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def contents(folder):
 
 
 def answer(params, export_dir, folder, num_ranges=2):
-    folders = [folder / str(number) for number in range(num_ranges)]
+    folders = [f"{folder}/{number}" for number in range(num_ranges)]
     for number in reversed(range(num_ranges)):
         fan_out.answer_range(params, export_dir, folders[number], number, num_ranges)
     return folders
@@ -48,7 +50,7 @@ def test_several_commands_write_the_same_bytes_as_one_machine_alone(export_dir, 
 
 def test_a_range_that_is_answered_again_keeps_the_files_that_are_finished(export_dir, params, tmp_path, monkeypatch):
     folders = answer(params, export_dir, tmp_path, 1)
-    (folders[0] / "notes" / "predictions-00001-of-00003.jsonl.json").unlink()
+    Path(folders[0], "notes", "predictions-00001-of-00003.jsonl.json").unlink()
     answered, answer_part = [], predicting.answer_part
     monkeypatch.setattr(
         predicting, "answer_part", lambda work, keys, *rest: (answered.append(keys), answer_part(work, keys, *rest))
@@ -69,6 +71,26 @@ def test_what_is_missing_or_of_something_else_is_refused(export_dir, params, tmp
     with pytest.raises(InputError, match=r"Cannot put .*/0 together with the others: expected answers of this model"):
         fan_out.merge_ranges(other, export_dir, [first, second], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+def test_the_model_the_pictures_and_the_ranges_may_be_in_a_bucket(export_dir, params, tmp_path, bucket):
+    predict_batch(params, export_dir, tmp_path / "alone")
+    storage.upload(Path(export_dir), "gs://bucket/export")
+    storage.upload(Path(params.source.removeprefix("images:")), "gs://bucket/pictures")
+    there = dataclasses.replace(params, source="images:gs://bucket/pictures")
+    folders = answer(there, "gs://bucket/export", "gs://bucket/parts")
+    fan_out.merge_ranges(there, "gs://bucket/export", folders, tmp_path / "merged")
+    merged, alone = contents(tmp_path / "merged"), contents(tmp_path / "alone")
+    summary = json.loads(merged.pop("predictions.json"))
+    assert summary == {**json.loads(alone.pop("predictions.json")), "source": "images:gs://bucket/pictures"}
+    assert merged == alone
+    assert fan_out.answer_range(there, export_dir, folders[1], 1, 2).num_kept == 2, "the model is the same one here"
+
+    with pytest.raises(InputError, match=r"Cannot write answers to gs://bucket/parts/1: expected an empty folder, or"):
+        fan_out.answer_range(params, export_dir, folders[1], 1, 2)
+    bucket.blob("parts/1/whole/predictions-00001-of-00003.jsonl").upload_from_string("[]")
+    with pytest.raises(InputError, match=r"predictions-00001-of-00003.jsonl is damaged: expected checksum \w{8}, rec"):
+        fan_out.merge_ranges(there, export_dir, folders, tmp_path / "again")
 
 
 def test_the_commands_and_the_wrappers_write_what_the_step_alone_writes(

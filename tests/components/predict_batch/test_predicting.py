@@ -94,7 +94,7 @@ def test_what_was_begun_on_other_data_is_begun_anew(export_dir, pictures, tmp_pa
         raise KeyboardInterrupt
 
     params = PredictParams(f"images:{pictures}", part_examples=20, num_workers=1)
-    monkeypatch.setattr(predicting, "_finish", interrupt)
+    monkeypatch.setattr(predicting, "publish", interrupt)
     with pytest.raises(KeyboardInterrupt):
         predict_batch(params, export_dir, tmp_path / "out")
     monkeypatch.undo()
