@@ -36,7 +36,8 @@ PREFLIGHT_KEYS = (
     "compile_timeout_seconds",
     "compile_memory_mib",
 )
-DEPLOY_KEYS = tuple(field.name for field in dataclasses.fields(DeployParams) if field.name != "lineage")
+_OF_THE_RUN: dict[str, Any] = {"lineage": {}, "preflight": {}}  # Parameters of deploy_model that nobody sets by hand.
+DEPLOY_KEYS = tuple(field.name for field in dataclasses.fields(DeployParams) if field.name not in _OF_THE_RUN)
 CONFIGS_DIR = Path(__file__).parent / "configs"
 _NAME_LENGTH = 64
 T = TypeVar("T")
@@ -341,7 +342,7 @@ def _build_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | N
         )
     if values is None or not is_exported:
         return None
-    return _build(DeployParams, {"registry": "", "model_name": name, **values}, {"lineage": {}}, "deploy")
+    return _build(DeployParams, {"registry": "", "model_name": name, **values}, _OF_THE_RUN, "deploy")
 
 
 def _optional_section(values: Any, section: str) -> dict[str, Any] | None:

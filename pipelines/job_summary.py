@@ -3,6 +3,7 @@
 JUnit has no standard of its own; these are the elements of the XSD that Jenkins publishes with its xUnit plugin.
 """
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,9 @@ from pathlib import Path
 from components.errors import InputError
 from components.evaluation_info import Difference, Evaluation, Slice
 from components.metric_table import BY_NAME, show
+from components.preflight_training.findings import PreflightReport
+from components.registry.reference import reference
+from pipelines.footprints import Comparison, load_baseline
 from pipelines.platforms.jobs import State
 from pipelines.retrain import Decision
 from pipelines.summary import FAILED, NOT_PROMOTED, PROMOTED, Summary
@@ -36,6 +40,33 @@ def render_markdown(name: str, decision: Decision, outcome: str, links: Mapping[
         lines += _of_run(run_dir)
     lines += [f"[{_plain(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def render_preflight(name: str, report: PreflightReport, comparison: Comparison | None) -> str:
+    """Return what preflight found, beside another training where it was compared with one, as GitHub's Markdown.
+
+    Args:
+        name: Name of the configuration.
+        report: Findings on its machines.
+        comparison: The first of them beside another training.
+    """
+    failed = [reason for machine in report.machines for reason in machine.reasons]
+    failed += comparison.broken if comparison else ()
+    told = comparison.summary if comparison else report.machines[0].summary
+    lines = [f"### {'❌' if failed else '✅'} preflight of {_plain(name)}: {_plain(told)}", ""]
+    lines += [f"- ❌ {_plain(reason)}" for reason in failed]
+    lines += [""] if failed else []
+    if comparison:
+        lines += _beside(comparison)
+    else:
+        lines += [f"- {_plain(machine.summary)}" for machine in report.machines if machine.passed]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def append(path: Path, text: str) -> None:
+    """Add to what earlier steps of a job have written; never a new file in its place, which may be mounted."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
@@ -76,6 +107,28 @@ def _of_run(run_dir: Path) -> Iterator[str]:
     yield from _slices(evaluation.slices)
     if summary.preflight:
         yield from (f"Preflight: {_plain(summary.preflight.summary)}", "")
+        yield from _beside_champion(summary, evaluation, run_dir)
+
+
+def _beside_champion(summary: Summary, evaluation: Evaluation, run_dir: Path) -> Iterator[str]:
+    """Yield the run's training beside that of the registered champion, where both are known."""
+    deployed, champion = summary.config.get("deploy") or {}, evaluation.registered_champion
+    if not champion or not champion.version:
+        return
+    try:
+        baseline = load_baseline(reference(deployed["registry"], deployed["model_name"], champion.version))
+        report = PreflightReport.load(run_dir / "preflight")
+    except (InputError, KeyError):
+        return
+    if comparison := Comparison.make(report, baseline, math.inf, math.inf):
+        yield from (f"Training beside the champion's: {_plain(comparison.summary)}", "", *_beside(comparison))
+
+
+def _beside(comparison: Comparison) -> Iterator[str]:
+    yield from (f"| | now | {_plain(comparison.name)} | difference |", "|---|--:|--:|--:|")
+    yield from (f"| {' | '.join(map(_plain, row))} |" for row in comparison.rows)
+    yield ""
+    yield from (f"- {_plain(words)}" for words in comparison.caveats)
 
 
 def _figures(evaluation: Evaluation) -> Iterator[str]:

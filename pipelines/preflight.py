@@ -20,6 +20,7 @@ from components.machine_spec import MachineSpec, PaidMachine, Slice, parse_machi
 from components.preflight_training import data, sandbox
 from components.preflight_training.examining import FEED_BATCH, CompilationsAhead
 from components.preflight_training.findings import PreflightReport
+from components.preflight_training.footprint import Footprint
 from components.preflight_training.report import write_report
 from components.progress import say
 from pipelines.config import Config, preflight_params
@@ -28,13 +29,16 @@ SAMPLE_EXAMPLES = 4096
 _SMALL_BYTES = 16 << 20
 
 
-def preflight(config: Config, machines: Sequence[str], directory: Path) -> PreflightReport:
+def preflight(
+    config: Config, machines: Sequence[str], directory: Path, like: Footprint | None = None
+) -> PreflightReport:
     """Compile a configuration's training step for some machines, and write the report.
 
     Args:
         config: Configuration of the training.
         machines: Short names; none is the configuration's own and its fallbacks, or the cheapest.
         directory: For `preflight.json` and `preflight.html`; a report that it holds is replaced.
+        like: Footprint of another training: the data at hand are a sample, and stand for as many examples as that had.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
@@ -49,11 +53,26 @@ def preflight(config: Config, machines: Sequence[str], directory: Path) -> Prefl
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
     ahead = CompilationsAhead(params, candidates, cache_dir)
-    report = ahead.examine(describe_data(config, list_examples(config.data), cache_dir, ahead))
+    facts = describe_data(config, list_examples(config.data), cache_dir, _as_many(like, ahead))
+    report = ahead.examine(_scaled(facts, like) if like else facts)
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
     return report
+
+
+def _as_many(like: Footprint | None, ahead: data.Meanwhile) -> data.Meanwhile:
+    """Return what compiles ahead for as many examples as another training had."""
+    return (lambda interface, *_: ahead(interface, like.num_examples, like.num_validation)) if like else ahead
+
+
+def _scaled(facts: data.DataFacts, like: Footprint) -> data.DataFacts:
+    return dataclasses.replace(
+        facts,
+        num_examples=like.num_examples,
+        num_validation=like.num_validation,
+        decoded_bytes=facts.decoded_bytes * like.num_examples // facts.num_examples,
+    )
 
 
 def _where_configured(machine: Slice, configured: MachineSpec | None) -> PaidMachine:

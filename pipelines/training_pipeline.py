@@ -101,7 +101,7 @@ def training_pipeline(
         else:
             writing = add("create_tfrecords", create_tfrecords, source=source, data_version=data_version, **data)
         records = writing.outputs["records"]
-        preflight, limits = None, {}
+        preflight, limits, footprint = None, {}, {}
         if config.preflight:
             preflight = add(
                 "preflight_training",
@@ -110,8 +110,9 @@ def training_pipeline(
                 epochs=epochs,
                 **_constants(config.preflight, "epochs"),
             )
+            footprint = {"preflight": preflight.outputs["footprint"]}
             if estimated_timeout:
-                limits = {"timeout": preflight.outputs["Output"]}
+                limits = {"timeout": preflight.outputs["timeout"]}
         training = add(
             "train_model",
             train_step,
@@ -150,7 +151,8 @@ def training_pipeline(
                     exported=exported,
                     evaluation=evaluated.outputs["evaluation"],
                     lineage=dict(lineage or {"run": config.name}),
-                    **_constants(config.deploy, "lineage"),
+                    **footprint,
+                    **_constants(config.deploy, "lineage", "preflight"),
                 )
 
     return pipeline

@@ -32,6 +32,7 @@ def deploy_model(
     endpoint_projects: List[str] = [],
     encryption_key: str = "",
     lineage: Dict[str, Any] = {},
+    preflight: Dict[str, Any] = {},
     fingerprint: Dict[str, str] = {},
 ) -> None:
     """Register a promoted model and, once it has answered, make it the champion."""

@@ -16,7 +16,7 @@ import numpy as np
 from components import progress, records, storage
 from components.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
 from components.deploy_model import health_check
-from components.deploy_model.params import DeployParams, DeployResult, HealthCheckResult
+from components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult, HealthCheckResult
 from components.deploy_model.vertex import Answer, VertexTarget
 from components.errors import InputError
 from components.evaluation_info import Evaluation
@@ -94,6 +94,7 @@ def deploy_model(
             "dataset": {"source": manifest.source, "fingerprint": manifest.fingerprint},
             "split": evaluation.split,
             **params.lineage,
+            **({PREFLIGHT: params.preflight} if params.preflight else {}),
         },
         parent=registry.number_of(champion or ""),
     )

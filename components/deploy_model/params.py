@@ -12,6 +12,7 @@ from components.registry.reference import CHAMPION, check_alias, check_model_nam
 from components.schema import Amount, JsonFile
 
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
+PREFLIGHT = "preflight"  # In the lineage of a version: what its training takes of a machine.
 VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
 _KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
 _NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
@@ -51,6 +52,8 @@ class DeployParams:
         encryption_key: Key of the user's own (CMEK) for versions and the endpoint of a registry on Vertex AI. In a
             configuration, empty is that of the settings.
         lineage: Facts to record with the version beside what the artifacts say, as the run and its configuration.
+        preflight: Findings of preflight_training on the machine of the training, which the version keeps; empty where
+            there was no preflight.
     """
 
     registry: str
@@ -70,6 +73,7 @@ class DeployParams:
     endpoint_projects: tuple[str, ...] = ()
     encryption_key: str = ""
     lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    preflight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_model_name(self.model_name)

@@ -1,6 +1,6 @@
 """KFP wrapper of preflight_training."""
 
-from typing import Any, Dict
+from typing import Any, Dict, NamedTuple
 
 from kfp import dsl
 
@@ -23,11 +23,12 @@ def preflight_training(
     compile_timeout_seconds: float = 900.0,
     compile_memory_mib: int = 16384,
     fingerprint: Dict[str, str] = {},
-) -> str:
+) -> NamedTuple("Results", [("timeout", str), ("footprint", Dict[str, Any])]):  # type: ignore[valid-type]
     """Compile the training step for its machine; fails where it does not fit or breaks a budget.
 
     Returns:
-        When the training is to be stopped, as Vertex AI takes it: seconds, with an s.
+        When the training is to be stopped, as Vertex AI takes it: seconds, with an s. And what the step takes of the
+        machine, which a version keeps.
     """
     inputs = dict(locals())
     import dataclasses
@@ -45,10 +46,12 @@ def preflight_training(
         output = pathlib.Path(preflight.path)
         result = preflight_training(params, pathlib.Path(records.path), output)
         shutil.copyfile(output / PREFLIGHT_REPORT_FILE, report.path)
-        preflight.metadata.update(dataclasses.asdict(result))
+        figures = dataclasses.asdict(result)
+        footprint = figures.pop("footprint")
+        preflight.metadata.update(figures)
         if not result.passed:
             raise InputError(
                 f"Stopped before training: {'; '.join(result.reasons)}. Correct the configuration; the report says "
                 "more. To train without this check, set preflight: false."
             )
-        return f"{result.timeout_seconds}s"
+        return f"{result.timeout_seconds}s", footprint

@@ -32,6 +32,7 @@ from components.preflight_training.estimate import (
     time_step,
 )
 from components.preflight_training.findings import Cost, MachineReport, PreflightReport, label_of
+from components.preflight_training.footprint import footprint_of
 from components.preflight_training.largest_batch import LargestBatch, Trial, find_largest_batch
 from components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
 from components.preflight_training.report import write_report
@@ -69,6 +70,7 @@ def preflight_training(
         write_report(report, staged)
     machine = report.machines[0]
     progress.say(_STEP, machine.summary)
+    footprint = footprint_of(report, machine)
     return PreflightResult(
         passed=machine.passed,
         machine=machine.machine,
@@ -78,6 +80,7 @@ def preflight_training(
         epoch_seconds=machine.epoch.seconds if machine.epoch else 0.0,
         usd_per_run=machine.cost.usd_per_run if machine.cost else 0.0,
         timeout_seconds=machine.timeout_seconds,
+        footprint=dataclasses.asdict(footprint) if footprint else {},
     )
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from components.errors import InputError
 from components.machine_spec import PaidMachine
@@ -88,6 +90,7 @@ class PreflightResult:
         epoch_seconds: Time of an epoch, waiting for data included.
         usd_per_run: List price of a run; 0 where no price is known.
         timeout_seconds: When the training is to be stopped; 0 where its time is not known.
+        footprint: Fields of the `Footprint` on it; empty where it does not fit.
     """
 
     passed: bool
@@ -98,3 +101,4 @@ class PreflightResult:
     epoch_seconds: float
     usd_per_run: float
     timeout_seconds: int = 0
+    footprint: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -123,6 +123,24 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
+def share(text: str) -> float:
+    """Return a share that an option gives, as 0.2.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a share that is not negative, as 0.2, received {text}")
+    return float(text)
+
+
+def add_markdown(command: Any) -> None:
+    """Add `--markdown`."""
+    command.add_argument(
+        "--markdown", type=user_path, metavar="FILE", help="add what CI shows to a file, as $GITHUB_STEP_SUMMARY"
+    )
+
+
 def add_wait(command: Any) -> None:
     """Add what waiting for a run takes."""
     command.add_argument("--wait", action="store_true", help="until it ends; may be killed and started again at will")

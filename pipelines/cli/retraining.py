@@ -13,6 +13,7 @@ from pipelines.cli.options import (
     DONE,
     HERE,
     add_config,
+    add_markdown,
     add_target,
     add_wait,
     add_workspace,
@@ -50,9 +51,7 @@ def _add_retrain(commands: Any) -> None:
     add_no_doctor(retrain)
     retrain.add_argument("--force", action="store_true", help="run every step, though nothing has changed")
     retrain.add_argument("--output", type=user_path, metavar="FILE", help="page that --history writes, as retrain.html")
-    retrain.add_argument(
-        "--markdown", type=user_path, metavar="FILE", help="add what CI shows to a file, as $GITHUB_STEP_SUMMARY"
-    )
+    add_markdown(retrain)
     retrain.add_argument("--junit", type=user_path, metavar="FILE", help="write the gate's rules as JUnit XML")
     retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     retrain.set_defaults(command=_retrain)
@@ -130,12 +129,10 @@ def _write_for_ci(
 ) -> None:
     """Write what CI shows, where that is asked for."""
     from components import storage
-    from pipelines.job_summary import render_junit, render_markdown
+    from pipelines.job_summary import append, render_junit, render_markdown
 
     if arguments.markdown:
-        # Added to what earlier steps of a job have written there, and never a new file in its place: it may be mounted.
-        with open(arguments.markdown, "a", encoding="utf-8") as file:
-            file.write(render_markdown(name, decision, outcome, links, run_dir))
+        append(arguments.markdown, render_markdown(name, decision, outcome, links, run_dir))
     if arguments.junit:
         storage.write_bytes(arguments.junit, render_junit(name, outcome, reasons).encode())
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.cli.options import DONE, REJECTED, add_config, add_workspace, show_text
+from pipelines.cli.options import DONE, REJECTED, add_config, add_markdown, add_workspace, share, show_text
 
 
 def _add_preflight(commands: Any) -> None:
@@ -23,6 +23,15 @@ def _add_preflight(commands: Any) -> None:
         "--machine", metavar="NAME", help="a TPU slice, as v5e-4 (default: the configuration's, and its fallbacks)"
     )
     machines.add_argument("--compare", metavar="NAME,NAME…", help="several slices, side by side")
+    preflight.add_argument(
+        "--against",
+        metavar="VERSION|REPORT",
+        help="fail where it is slower or dearer than a registered version, or than the first of a preflight.json",
+    )
+    for name, what in (("slower", "an epoch may be slower"), ("dearer", "a run may be dearer")):
+        help_text = f"with --against: by how much {what}, as a share (default: 0.2)"
+        preflight.add_argument(f"--{name}", type=share, default=0.2, metavar="SHARE", help=help_text)
+    add_markdown(preflight)
     add_workspace(preflight)
     preflight.add_argument("--json", action="store_true", help="print the report, and nothing else, on stdout")
     preflight.set_defaults(command=_preflight)
@@ -32,19 +41,28 @@ def _preflight(arguments: argparse.Namespace) -> int:
     from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
     from components.preflight_training.report import as_text
     from pipelines.config import load_config
+    from pipelines.footprints import Comparison, load_baseline
     from pipelines.preflight import preflight
 
     names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
     config = load_config(arguments.config, arguments.overrides)
+    baseline = load_baseline(arguments.against) if arguments.against else None
     directory = arguments.workspace / f"{config.name}-preflight"
-    report = preflight(config, names, directory)
+    report = preflight(config, names, directory, baseline.footprint if baseline else None)
+    comparison = Comparison.make(report, baseline, arguments.slower, arguments.dearer) if baseline else None
     if arguments.json:
-        print((directory / PREFLIGHT_FILE).read_text())
+        against = {"against": comparison.as_dict()} if comparison else {}
+        print(json.dumps(json.loads((directory / PREFLIGHT_FILE).read_text()) | against))
     else:
-        show_text(as_text(report))
+        show_text(as_text(report) + (f"\n\n{comparison.as_text()}" if comparison else ""))
         print(f"\n{os.path.relpath(directory / PREFLIGHT_REPORT_FILE)}")
+    if arguments.markdown:
+        from pipelines.job_summary import append, render_preflight
+
+        append(arguments.markdown, render_preflight(config.name, report, comparison))
     enough = any if arguments.compare else all  # One of those to choose from; all that a run may get.
-    return DONE if enough(machine.passed for machine in report.machines) else REJECTED
+    passed = enough(machine.passed for machine in report.machines) and not (comparison and comparison.broken)
+    return DONE if passed else REJECTED
 
 
 def _add_machines(commands: Any) -> None:

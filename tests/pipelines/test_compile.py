@@ -99,7 +99,7 @@ def test_of_the_training_tasks_inputs_only_the_accelerator_and_the_time_differ(c
     ours, local = (copy.deepcopy(compiled[one][0]["root"]["dag"]["tasks"]["train-model"]) for one in (target, "local"))
     if target == "vertex":
         assert ours["inputs"]["parameters"].pop("timeout") == {
-            "taskOutputParameter": {"producerTask": "preflight-training", "outputParameterKey": "Output"}
+            "taskOutputParameter": {"producerTask": "preflight-training", "outputParameterKey": "timeout"}
         }
     assert local["inputs"]["parameters"]["accelerator"] == {"runtimeValue": {"constant": "auto"}}
     local["inputs"]["parameters"]["accelerator"] = {"runtimeValue": {"constant": "tpu"}}
