@@ -105,6 +105,7 @@ def run_step(
     params: type,
     reads: Mapping[str, str],
     example: str,
+    folder: Callable[[str], Any] = Path,
     accepted: str = "",
     optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
 ) -> int:
@@ -115,6 +116,7 @@ def run_step(
         params: Dataclass of its parameters.
         reads: Flags of the folders that it reads, and the steps that wrote these.
         example: Arguments as somebody may give them.
+        folder: Type of the folders that it reads.
         accepted: Field of the result that says whether it is accepted; empty where every result is.
         optional: Further flags, each with what reads its text, and its help; `work` takes them by name.
     """
@@ -125,7 +127,7 @@ def run_step(
         epilog=f"Example: {program} {example}",
     )
     for flag, step in reads.items():
-        parser.add_argument(f"--{flag}", required=True, type=Path, help=f"Folder that {step} wrote.")
+        parser.add_argument(f"--{flag}", required=True, type=folder, help=f"Folder that {step} wrote.")
     parser.add_argument("--output", required=True, type=Path, help="Folder to write; appears whole or not at all.")
     for flag, (kind, text) in optional.items():
         parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(_read, kind), help=text)

@@ -22,6 +22,11 @@ def command(*words: object) -> list[str]:
     return [PYTHON, "-m", "components.create_tfrecords.engines", "beam", *map(str, words)]
 
 
+def answering(*words: object) -> list[str]:
+    """The command `python -m components.predict_batch --engine beam …`."""
+    return [PYTHON, "-m", "components.predict_batch", "--engine", "beam", *map(str, words)]
+
+
 def run(words: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command of that Python, with this project's sources, to its end."""
     names = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})}

@@ -27,12 +27,12 @@ def require_names(asked: Mapping[str, str]) -> None:
         )
 
 
-def complete(asked: Mapping[str, str], source: str) -> dict[str, str]:
+def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
     """Return the options with the runner among them.
 
     Args:
         asked: Options as the user has set them.
-        source: Place that workers read from; empty where they read from none.
+        reads: Places that workers read from, by what these are called; empty where there is none.
 
     Raises:
         InputError: If Beam is not installed, does not know one of them, or a runner on other machines lacks one.
@@ -56,7 +56,7 @@ def complete(asked: Mapping[str, str], source: str) -> dict[str, str]:
     options = {"sdk_location": "container", **options}
     if missing := [name for name in _NEEDED_BY_DATAFLOW if not options.get(name)]:
         raise InputError(f"Dataflow needs beam_options of these names too: {', '.join(missing)}.")
-    for name, uri in (("beam_options.temp_location", options["temp_location"]), ("the source", source)):
+    for name, uri in {"beam_options.temp_location": options["temp_location"], **reads}.items():
         if uri and not storage.is_on_google(uri):
             raise InputError(
                 f"Dataflow's workers see Cloud Storage alone: expected {name} on gs://. Received: {uri!r}."

@@ -12,6 +12,7 @@ def main() -> int:
         predict_batch,
         PredictParams,
         reads={"export": "export_model"},
+        folder=str,  # Also in a bucket.
         example="--export export --source images:photos --output predictions",
     )
 

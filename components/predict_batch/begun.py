@@ -59,6 +59,10 @@ class Begun:
         """Return the names of the files that are finished."""
         return {name.removesuffix(".json") for name in storage.names_in(f"{self.root}/notes")}
 
+    def has(self, name: str) -> bool:
+        """Return whether a file is finished."""
+        return storage.exists(f"{self.root}/notes/{name}.json")
+
     def finish(self, name: str, content: bytes, note: dict[str, Any]) -> None:
         """Write a file, and last the note that says so; each appears whole or not at all."""
         facts = {"num_bytes": len(content), "crc32c": _crc32c(content)}

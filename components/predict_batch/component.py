@@ -1,10 +1,10 @@
-"""KFP wrappers of predict_batch: as one step, or fanned out over several."""
+"""KFP wrappers of predict_batch: as one step, by Beam, or fanned out over several."""
 
 from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import STEPS_IMAGE, in_place_of_shell
+from components.container import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -18,6 +18,8 @@ def predict_batch(
     use_int8: bool = False,
     part_examples: int = 4096,
     num_workers: int = 0,
+    engine: str = "local",
+    beam_options: Dict[str, str] = {},
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
@@ -33,6 +35,31 @@ def predict_batch(
     with step_record("predict_batch", predictions.path):
         params = params_from(inputs, PredictParams)
         result = predict_batch(params, pathlib.Path(exported.path), pathlib.Path(predictions.path))
+        predictions.metadata.update(dataclasses.asdict(result))
+        return result.num_predicted
+
+
+@in_place_of_shell
+@dsl.component(base_image=BEAM_IMAGE, install_kfp_package=False)
+def predict_with_beam(
+    exported: dsl.Input[dsl.Model],
+    predictions: dsl.Output[dsl.Dataset],
+    source: str,
+    asked: Dict[str, Any] = {},
+    data_version: str = "",
+    fingerprint: Dict[str, str] = {},
+) -> int:
+    """Have a Beam runner's workers answer, by predict_batch's parameters in `asked`; returns the number answered."""
+    import dataclasses
+    import pathlib
+
+    from components.predict_batch import PredictParams, predict_batch
+    from components.step_inputs import params_from
+    from components.step_record import step_record
+
+    with step_record("predict_batch", predictions.path):
+        params = params_from({**asked, "source": source, "engine": "beam"}, PredictParams)
+        result = predict_batch(params, exported.path, pathlib.Path(predictions.path))
         predictions.metadata.update(dataclasses.asdict(result))
         return result.num_predicted
 

@@ -4,10 +4,13 @@ import dataclasses
 import importlib.util
 from collections.abc import Mapping
 
+from components.beam.options import require_names
+from components.create_tfrecords.params import BEAM, FAN_OUT, LOCAL
 from components.errors import InputError, did_you_mean
 
 JSONL, PARQUET = "jsonl", "parquet"
 FORMS = (JSONL, PARQUET)
+ENGINES = (LOCAL, BEAM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +27,11 @@ class PredictParams:
         part_examples: Examples of one file. What is finished of them is kept when a run is killed, and a process reads
             and answers one file at a time.
         num_workers: Processes to use; 0 means one per core.
+        engine: Place where examples are answered: `local`, by processes of this machine, or `beam`, by the workers of
+            an Apache Beam runner. The bytes are the same.
+        beam_options: Options of the Beam pipeline by Beam's own names, as `runner`, `region`, `worker_machine_type` and
+            `max_num_workers`; one that has no value is written as "". What is finished lies below `temp_location`,
+            which a `runner` on other machines needs in a bucket.
     """
 
     source: str
@@ -32,6 +40,8 @@ class PredictParams:
     use_int8: bool = False
     part_examples: int = 4096
     num_workers: int = 0
+    engine: str = LOCAL
+    beam_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
@@ -47,6 +57,15 @@ class PredictParams:
             raise InputError(f"part_examples must be at least 1. Received: part_examples={self.part_examples}.")
         if self.num_workers < 0:
             raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
+        if self.engine not in ENGINES:
+            advice = (
+                " Several commands are those of components.predict_batch.fan_out." if self.engine == FAN_OUT else ""
+            )
+            raise InputError(
+                f"engine must be one of {', '.join(ENGINES)}. Received: engine={self.engine!r}."
+                + (advice or did_you_mean(self.engine, ENGINES))
+            )
+        require_names(self.beam_options)
 
 
 @dataclasses.dataclass(frozen=True)

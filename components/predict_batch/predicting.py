@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components import progress, storage
+from components.create_tfrecords.params import BEAM
+from components.predict_batch import beam
 from components.predict_batch.answering import answer_part
 from components.predict_batch.begun import Begun
 from components.predict_batch.params import PredictParams, PredictResult
@@ -20,19 +22,24 @@ def predict_batch(params: PredictParams, export: str | Path, directory: Path) ->
     same model on the same source goes on there, and leaves the same bytes as one that nobody has killed.
 
     Args:
-        params: Source to read, and the form to write.
+        params: Source to read, the form to write, and the engine that does it.
         export: Folder that export_model wrote, here or in a bucket.
         directory: Folder to write; appears whole or not at all. Predictions that it already holds are replaced.
 
     Raises:
         InputError: If the model or the source cannot be used, no example can be read, or `directory` holds something
             else.
+        PlatformError: If a Beam runner's job fails.
     """
     storage.require_output(directory, SUMMARY_FILE)
+    options = beam.options_of(params, str(export)) if params.engine == BEAM else {}
     plan = plan_answers(params, str(export))
     begun = begun_beside(directory)
     begun.begin(plan.digest)
-    answer_files(plan, begun, range(plan.num_files))
+    if params.engine == BEAM:
+        beam.answer_with_beam(plan, options, begun)
+    else:
+        answer_files(plan, begun, range(plan.num_files))
     return publish(plan, begun, directory)
 
 

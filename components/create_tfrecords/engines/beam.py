@@ -31,7 +31,7 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
         InputError: If Apache Beam is not installed, its options are wrong, or `write_records` says so.
         PlatformError: If the runner's job fails.
     """
-    options = complete(params.beam_options, find_location(params.source))
+    options = complete(params.beam_options, {"the source": find_location(params.source)})
     storage.require_writable(directory)
     own = directory.parent / f".{directory.name}.parts"
     with tempfile.TemporaryDirectory() as folder:

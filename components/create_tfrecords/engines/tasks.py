@@ -35,17 +35,32 @@ def save_tasks(uri: str, key: str, listing: Listing, tasks: Mapping[int, np.ndar
         listing: The examples.
         tasks: Number of each part, and its examples, int[…].
     """
-    labels, keys, contents, hashes = arguments_of(listing, np.concatenate(list(tasks.values())))
+    arguments = arguments_of(listing, np.concatenate(list(tasks.values())))
+    counts = {number: len(indices) for number, indices in tasks.items()}
+    save_arguments(uri, key, arguments, counts, isinstance(listing.spans, Spans))
+
+
+def save_arguments(uri: str, key: str, arguments: Arguments, counts: Mapping[int, int], are_in_place: bool) -> None:
+    """Write what there is to know of the examples of tasks, as `save_tasks` does.
+
+    Args:
+        uri: The file.
+        key: Digest of the facts that the parts follow from.
+        arguments: Labels, keys, contents and hashes of all examples.
+        counts: Number of each part, and how many of the examples are its own.
+        are_in_place: Whether contents that are parts of files are of the source's, and not unpacked on this machine.
+    """
+    labels, keys, contents, hashes = arguments
     arrays: dict[str, Any] = {
-        "numbers": np.array(list(tasks)),
-        "counts": np.array([len(indices) for indices in tasks.values()]),
+        "numbers": np.array(list(counts)),
+        "counts": np.array(list(counts.values())),
         "told": _as_bytes(json.dumps({"key": key, "labels": labels, "keys": keys}).encode()),
     }
     if hashes is not None:
         arrays["hashes"] = hashes
     if isinstance(contents, np.ndarray):
         arrays["images"] = contents
-    elif contents is not None and isinstance(listing.spans, Spans):
+    elif contents is not None and are_in_place:
         spans = Spans.collect(contents)
         arrays |= {"paths": np.array(spans.paths), "spans": np.stack([spans.files, spans.offsets, spans.sizes], 1)}
     elif contents is not None:

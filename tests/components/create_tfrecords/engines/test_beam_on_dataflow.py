@@ -1,23 +1,19 @@
 """Claims about records that Dataflow writes: Beam's own client, and a local service that runs what is sent to it."""
 
 import dataclasses
-import os
 import signal
-import subprocess
 import threading
-import time
 
 import pytest
 
 from components import command_line, storage
 from components.create_tfrecords import WriteParams, write_records
 from tests import beam
-from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import images, same_files
-from tests.fakes.dataflow import PROJECT, REGION, FakeDataflow
+from tests.dataflow import IMAGE, is_asked_for, options_for, start, wait_for, work, work_on_all
+from tests.fakes.dataflow import REGION, FakeDataflow
 
 pytestmark = pytest.mark.slow  # 30 s each, with Apache Beam.
-IMAGE = "europe-docker.pkg.dev/my-project/images/beam@sha256:0f"
 
 
 @pytest.fixture
@@ -33,19 +29,13 @@ def params(bucket, tmp_path, fake):
     images(tmp_path / "data")
     storage.upload(tmp_path / "data", "gs://bucket/data")
     options = {
-        "runner": "DataflowRunner",
-        "project": PROJECT,
-        "region": REGION,
-        "temp_location": "gs://bucket/temp",
-        "sdk_container_image": IMAGE,
+        **options_for(fake),
         "worker_machine_type": "n2-standard-4",
         "max_num_workers": "7",
         "network": "inside",
         "subnetwork": f"regions/{REGION}/subnetworks/private",
         "no_use_public_ips": "",
         "service_account_email": "worker@my-project.iam.gserviceaccount.com",
-        "dataflow_endpoint": fake.url,
-        "no_auth": "",
     }
     return WriteParams(
         "images:gs://bucket/data", max_bad_fraction=0.1, engine_tasks=3, num_workers=1, beam_options=options
@@ -54,41 +44,6 @@ def params(bucket, tmp_path, fake):
 
 def command(params, output):
     return beam.command("--output", output, *command_line.flags_of(params))
-
-
-def start(params, output):
-    """The step, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen(command(params, output), stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def wait_for(what, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.05)
-
-
-def is_asked_for(fake, job):
-    """Whether somebody follows a job."""
-    return any(verb == "GET" and path.endswith(job.id) for verb, path in fake.calls)
-
-
-def work(fake, job):
-    """Do a job as the service does: its workers run the pipeline that was staged."""
-    options = job.asked["environment"]["sdkPipelineOptions"]["options"]
-    words = [beam.PYTHON, str(REPOSITORY / "tests" / "fakes" / "dataflow_worker.py"), options["pipelineUrl"]]
-    job.state = "JOB_STATE_RUNNING"
-    done = beam.run(words)
-    error = f"Error message from worker: {done.stderr}"
-    fake.end(job, "JOB_STATE_DONE") if done.returncode == 0 else fake.end(job, "JOB_STATE_FAILED", error)
-
-
-def work_on_all(fake):
-    """Do every job once it is made."""
-    thread = threading.Thread(target=lambda: (wait_for(lambda: fake.jobs), work(fake, fake.jobs[-1])), daemon=True)
-    thread.start()
-    return thread
 
 
 def test_a_job_is_made_as_asked_for_and_writes_the_same_bytes(fake, params, tmp_path):
@@ -116,13 +71,13 @@ def test_a_job_is_made_as_asked_for_and_writes_the_same_bytes(fake, params, tmp_
 
 
 def test_a_step_that_was_killed_finds_its_job_and_follows_it(fake, params, tmp_path):
-    first = start(params, tmp_path / "records")
+    first = start(command(params, tmp_path / "records"))
     wait_for(lambda: fake.jobs)
     first.kill()
     first.communicate()
     assert not (tmp_path / "records").exists()
     fake.calls.clear()
-    second = start(params, tmp_path / "records")
+    second = start(command(params, tmp_path / "records"))
     wait_for(lambda: is_asked_for(fake, fake.jobs[0]))
     work(fake, fake.jobs[0])
     _, told = second.communicate(timeout=60)
@@ -134,7 +89,7 @@ def test_a_step_that_was_killed_finds_its_job_and_follows_it(fake, params, tmp_p
 
 
 def test_the_job_is_cancelled_with_its_step_and_another_step_goes_on(fake, params, tmp_path):
-    first = start(params, tmp_path / "records")
+    first = start(command(params, tmp_path / "records"))
     wait_for(lambda: fake.jobs)
     wait_for(lambda: is_asked_for(fake, fake.jobs[0]))
     first.send_signal(signal.SIGTERM)

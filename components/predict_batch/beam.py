@@ -1,0 +1,101 @@
+"""Files of predictions as a pipeline of Apache Beam, on any of its runners: each worker answers some of them.
+
+TEMP/JOB/tasks/00007.npz   the examples of a file: this process lists the source, and no worker does
+TEMP/JOB/export            the model, of which a folder in a bucket has a copy for workers elsewhere
+TEMP/JOB/whole, notes      what is finished, as `begun` says; it stays when a worker or this step is started again
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from components import storage
+from components.beam.options import complete
+from components.beam.running import call_for_each
+from components.create_tfrecords.engines.tasks import load_tasks, save_arguments
+from components.predict_batch.answering import Work, answer_part
+from components.predict_batch.begun import Begun
+from components.predict_batch.inputs import location_of
+from components.predict_batch.params import PredictParams
+from components.predict_batch.planning import Plan, file_name
+from components.predict_batch.publishing import STEP, collect
+from components.workers import ahead
+
+
+def options_of(params: PredictParams, export: str) -> dict[str, str]:
+    """Return the options of the pipeline with the runner among them.
+
+    Raises:
+        InputError: If Beam is not installed, does not know one of them, or a runner on other machines lacks one.
+    """
+    reads = {"the source": location_of(params.source), "the model": export if storage.is_remote(export) else ""}
+    return complete(params.beam_options, reads)
+
+
+def answer_with_beam(plan: Plan, options: Mapping[str, str], begun: Begun) -> None:
+    """Have the files that are not there yet written by the workers of a Beam runner.
+
+    Args:
+        plan: Plan of the files.
+        options: Options of the pipeline, complete.
+        begun: Folder that gets them.
+
+    Raises:
+        InputError: If a worker met a user's mistake, or the runner refuses its options.
+        PlatformError: If the runner's job fails.
+    """
+    job = f"tpu-pipelines-answers-{plan.digest[:16]}"
+    place = storage.join(options.get("temp_location", "") or f"{begun.root}/beam", job)
+    there = Begun(place)
+    there.begin(plan.digest)
+    finished = there.finished()
+    if missing := [number for number, name in enumerate(plan.names) if name not in finished]:
+        _hand_over(plan, missing, place)
+        # One thread: a runner has a worker for each processor.
+        work = plan.work(num_threads=1, export=_place_of_model(plan, place))
+        arguments = {"work": work, "place": place, "digest": plan.digest, "num_files": plan.num_files}
+        call_for_each(missing, answer_file, arguments, job, options, STEP)
+    collect(plan, [there], begun)
+
+
+def answer_file(number: int, work: Work, place: str, digest: str, num_files: int) -> None:
+    """Write a file of predictions, on a worker.
+
+    Args:
+        number: Number of the file.
+        work: Facts that every worker is told.
+        place: Folder of the job.
+        digest: Digest of all that decides what the files hold.
+        num_files: Number of files.
+    """
+    begun, name = Begun(place), file_name(number, num_files, work.form)
+    if begun.has(name):
+        return
+    for _, (_, keys, contents, _) in load_tasks(_tasks(place, number), digest):
+        answer_part(work, keys, contents, begun, name)
+
+
+def _tasks(place: str, number: int) -> str:
+    return f"{place}/tasks/{number:05d}.npz"
+
+
+def _hand_over(plan: Plan, numbers: Sequence[int], place: str) -> None:
+    """Write the examples of files that are not there: what they follow from is in the name of the job's folder."""
+
+    def save(number: int, told: tuple[list[str], Any]) -> None:
+        keys, contents = told
+        counts = {number: len(keys)}
+        save_arguments(_tasks(place, number), plan.digest, ([], keys, contents, None), counts, plan.inputs.are_in_place)
+
+    there = storage.names_in(f"{place}/tasks")
+    missing = [number for number in numbers if f"{number:05d}.npz" not in there]
+    for _ in ahead(save, place, missing, map(plan.contents, missing)):
+        pass
+
+
+def _place_of_model(plan: Plan, place: str) -> str:
+    """Return where workers find the model: of one on a disk a copy, where they may be on other machines."""
+    if storage.is_remote(plan.export) or not storage.is_remote(place):
+        return plan.export
+    storage.upload(Path(plan.export), copy := f"{place}/export")
+    return copy
