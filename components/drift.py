@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from components.artifacts import Distribution, Manifest
+from components.artifacts import Distribution
+from components.data_sketch import DataSketch
 from components.errors import InputError
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
@@ -49,7 +50,7 @@ class Shift:
     drifted: bool = dataclasses.field(default=False, kw_only=True)
 
 
-def find_shifts(new: Manifest, old: Manifest, confidence: float = 0.99) -> tuple[Shift, ...]:
+def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> tuple[Shift, ...]:
     """Compare data with others, all splits together; returns every figure, the largest difference first.
 
     Args:
@@ -61,7 +62,7 @@ def find_shifts(new: Manifest, old: Manifest, confidence: float = 0.99) -> tuple
         InputError: If they are of another kind or task.
     """
     for what in ("kind", "task"):
-        ours, theirs = (data.task if what == "task" else data.input.kind for data in (new, old))
+        ours, theirs = getattr(new, what), getattr(old, what)
         if ours != theirs:
             raise InputError(
                 f"Cannot compare {new.source!r} with {old.source!r}: expected the same {what}, received {ours} and "
@@ -76,33 +77,13 @@ def find_shifts(new: Manifest, old: Manifest, confidence: float = 0.99) -> tuple
     return tuple(sorted(judged, key=lambda shift: -shift.effect / EFFECTS[shift.measure]))
 
 
-def pool(manifest: Manifest, figure: str) -> Distribution | None:
-    """Return the distribution of a figure over all splits; None where none was counted."""
-    parts = [split.distributions[figure] for split in manifest.splits.values() if figure in split.distributions]
-    if not parts:
-        return None
-    count, mean, std = _pool_moments([(part.num_examples, part.mean, part.std) for part in parts])
-    return Distribution(
-        num_examples=count,
-        mean=mean,
-        std=std,
-        minimum=min(part.minimum for part in parts),
-        maximum=max(part.maximum for part in parts),
-        edges=parts[0].edges,
-        counts=tuple(np.sum([part.counts for part in parts], axis=0).tolist()),
-    )
-
-
-def figures_of(new: Manifest, old: Manifest) -> dict[str, tuple[Distribution, Distribution]]:
+def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:
     """Return the distributions that both have in the same bins, by the name of the figure."""
-    names = dict.fromkeys(name for split in new.splits.values() for name in split.distributions)
-    pairs = {name: (pool(new, name), pool(old, name)) for name in names}
-    return {
-        name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours and theirs and ours.edges == theirs.edges
-    }
+    pairs = {name: (ours, old.distributions.get(name)) for name, ours in new.distributions.items()}
+    return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if theirs and ours.edges == theirs.edges}
 
 
-def _figures(new: Manifest, old: Manifest) -> Iterator[Shift]:
+def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Test distributions by Kolmogorov and Smirnov; in bins the test finds rather less than it says."""
     from scipy import stats
 
@@ -114,18 +95,18 @@ def _figures(new: Manifest, old: Manifest) -> Iterator[Shift]:
         yield Shift(name, distance, _DISTANCE, luck, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs)))
 
 
-def _labels(new: Manifest, old: Manifest) -> Iterator[Shift]:
+def _labels(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     if new.task == REGRESSION:
         yield from _targets(new, old)
     elif new.task in (CLASSIFICATION, MULTI_LABEL):
         yield from _classes(new, old)
 
 
-def _classes(new: Manifest, old: Manifest) -> Iterator[Shift]:
+def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Test the mix of classes by the chi-squared test; rare ones are one class."""
     from scipy import stats
 
-    counts = [_class_counts(data) for data in (new, old)]
+    counts = [data.class_counts for data in (new, old)]
     names = sorted({*counts[0], *counts[1]})
     table = np.array([[each.get(name, 0) for name in names] for each in counts], float)
     totals = table.sum(axis=1)
@@ -142,18 +123,13 @@ def _classes(new: Manifest, old: Manifest) -> Iterator[Shift]:
     yield Shift(CLASSES, moved, _MOVED, luck, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
 
 
-def _class_counts(data: Manifest) -> dict[str, int]:
-    counts = np.sum([split.class_counts for split in data.splits.values()], axis=0)
-    return dict(zip(data.class_names, counts.tolist(), strict=True))
-
-
-def _targets(new: Manifest, old: Manifest) -> Iterator[Shift]:
+def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Test the means of targets that both have, by Welch's test."""
     from scipy import stats
 
-    known = [dict(zip(data.class_names, _target_moments(data), strict=True)) for data in (new, old)]
-    for name in known[0].keys() & known[1].keys():
-        (count, mean, std), (other_count, other_mean, other_std) = (each[name] for each in known)
+    for name in new.targets.keys() & old.targets.keys():
+        moments = (dataclasses.astuple(data.targets[name]) for data in (new, old))
+        (count, mean, std), (other_count, other_mean, other_std) = moments
         if min(count, other_count) < 2 or not std + other_std > 0:
             continue
         luck = stats.ttest_ind_from_stats(mean, std, count, other_mean, other_std, other_count, equal_var=False).pvalue
@@ -162,28 +138,11 @@ def _targets(new: Manifest, old: Manifest) -> Iterator[Shift]:
         yield Shift(f"target {name}", float(effect), _SHIFT, float(luck), *words)
 
 
-def _target_moments(data: Manifest) -> Sequence[tuple[int, float, float]]:
-    """Return the number, mean and standard deviation of every target, all splits together."""
-    splits = [split for split in data.splits.values() if split.targets]
-    return [
-        _pool_moments([(split.num_examples, split.targets[i].mean, split.targets[i].std) for split in splits])
-        for i in range(len(data.class_names))
-    ]
-
-
-def _pool_moments(parts: Sequence[tuple[int, float, float]]) -> tuple[int, float, float]:
-    """Return the number, mean and standard deviation of all examples, by those of every part of them."""
-    sizes, means, stds = np.array(parts, float).T
-    mean = float((sizes * means).sum() / sizes.sum())
-    variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
-    return int(sizes.sum()), mean, math.sqrt(variance)
-
-
-def _set_aside(new: Manifest, old: Manifest) -> Iterator[Shift]:
+def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Test the share of unreadable inputs by Fisher's exact test."""
     from scipy import stats
 
-    tables = [(len(data.quarantined), sum(split.num_examples for split in data.splits.values())) for data in (new, old)]
+    tables = [(data.num_set_aside, data.num_examples) for data in (new, old)]
     shares = [bad / (bad + good) for bad, good in tables]
     luck = float(stats.fisher_exact(np.array(tables)).pvalue)
     yield Shift(SET_ASIDE, abs(shares[0] - shares[1]), _SHARE, luck, *(f"{share:.2%}" for share in shares))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components import storage
-from components.artifacts import Manifest
+from components.data_sketch import DataSketch
 from components.drift import Shift, figures_of
 from components.histograms import draw_histograms
 
@@ -12,7 +12,7 @@ NEW, OLD = "these", "those before"
 _COLOURS = {NEW: "orange", OLD: "blue"}
 
 
-def write_page(new: Manifest, old: Manifest, shifts: Sequence[Shift], path: Path) -> None:
+def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: Path) -> None:
     """Write the page of two data sets and of the differences between them, which `find_shifts` has found."""
     from components import page
 

@@ -1,20 +1,17 @@
 """A training's step held against another's: that of a registered version, or of an earlier preflight."""
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from components import storage
 from components.artifacts import PREFLIGHT_FILE
 from components.deploy_model.params import PREFLIGHT
 from components.errors import InputError
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.footprint import Footprint, footprint_of
 from components.preflight_training.wording import dollars, memory, time
-from components.registry.opening import parse_reference
-from components.registry.versions import VERSION_FILE, RegisteredVersion, Version
+from components.registry.opening import Origin, origin_of
 from components.table import lay_out
 
 _ROUNDING = 1e-9
@@ -37,22 +34,12 @@ def load_baseline(text: str) -> Baseline:
     Raises:
         InputError: If there is no such thing, or it has no footprint.
     """
-    if not (referred := parse_reference(text)):
-        return _of_report(text)
-    registry, wanted = referred
-    version = registry.find(wanted)
-    if version is None:
-        raise InputError(
-            f"There is no {wanted!r} of {registry.model_name!r} in {registry.root}: expected a version to compare "
-            "with. Name its number, or promote one."
-        )
-    return _of_version(f"{registry.model_name} {version.number}", version)
+    origin = origin_of(text)
+    return _of_report(text) if origin is None else _of_version(origin)
 
 
-def _of_version(name: str, version: RegisteredVersion) -> Baseline:
-    with tempfile.TemporaryDirectory(prefix="version-") as scratch:
-        described = storage.localize(f"{version.uri}/{VERSION_FILE}", Path(scratch))
-        kept = Version.load(described.parent).lineage.get(PREFLIGHT)
+def _of_version(origin: Origin) -> Baseline:
+    name, kept = origin.name, origin.lineage.get(PREFLIGHT)
     if not kept:
         raise InputError(
             f"Cannot compare with {name}: expected a version that keeps what its preflight found, received one of a "

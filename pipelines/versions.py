@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from components.data_sketch import SKETCH
 from components.errors import InputError
 from components.interface import judged_figure
 from components.metric_table import show
@@ -92,15 +93,16 @@ def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
 
 
 def as_text(description: Mapping[str, Any]) -> str:
-    """Return a description, to be read by people: without checksums."""
+    """Return a description, to be read by people: without checksums and the sketch of the data."""
     shown = {name: value for name, value in description.items() if name not in ("files", "history", "lineage")}
     moves = [
         f"{move['time']}  {move['by']:<9}{move['previous'] or '-'} → {move['version']}  {move['reason']}"
         for move in description["history"]
     ]
     facts = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=120)
-    lineage = yaml.safe_dump({"lineage": description["lineage"]}, allow_unicode=True, width=120)
-    return f"{facts}{lineage}history:\n" + "\n".join(f"  {move}" for move in moves)
+    lineage = {name: value for name, value in description["lineage"].items() if name != SKETCH}
+    lineage_text = yaml.safe_dump({"lineage": lineage}, allow_unicode=True, width=120)
+    return f"{facts}{lineage_text}history:\n" + "\n".join(f"  {move}" for move in moves)
 
 
 def promote(root: Path, model_name: str, number: str, reason: str = "") -> Move:

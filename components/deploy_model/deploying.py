@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 
 from components import progress, records, storage
 from components.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
+from components.data_sketch import SKETCH, DataSketch
 from components.deploy_model import health_check
 from components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult, HealthCheckResult
 from components.deploy_model.vertex import Answer, VertexTarget
@@ -93,6 +95,7 @@ def deploy_model(
         lineage={
             "dataset": {"source": manifest.source, "fingerprint": manifest.fingerprint},
             "split": evaluation.split,
+            SKETCH: dataclasses.asdict(DataSketch.make(manifest)),
             **params.lineage,
             **({PREFLIGHT: params.preflight} if params.preflight else {}),
         },

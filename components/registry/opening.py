@@ -1,9 +1,14 @@
 """A registry by its place: a folder, or Vertex AI's."""
 
+import dataclasses
 import re
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from components import storage
+from components.errors import InputError
 from components.registry.folder import ModelRegistry
 from components.registry.reference import (
     ALIAS,
@@ -14,7 +19,7 @@ from components.registry.reference import (
     check_registry,
     is_on_vertex,
 )
-from components.registry.versions import Registry
+from components.registry.versions import VERSION_FILE, Registry, Version
 
 
 def parse_reference(text: str) -> tuple[Registry, str] | None:
@@ -34,6 +39,40 @@ def parse_reference(text: str) -> tuple[Registry, str] | None:
     if not match or storage.is_remote(text) or Path(text).exists():
         return None
     return ModelRegistry(match[1], match[2]), match[3]
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The origin of a registered version: the model's name with the version's number, and its lineage."""
+
+    name: str
+    lineage: Mapping[str, Any]
+
+
+def origin_of(text: str) -> Origin | None:
+    """Return the origin of `REGISTRY/MODEL@VERSION_OR_ALIAS`; None if the text is not such a reference.
+
+    The lineage is empty where somebody else has registered the version.
+
+    Raises:
+        InputError: If there is no such version.
+    """
+    if not (referred := parse_reference(text)):
+        return None
+    registry, wanted = referred
+    version = registry.find(wanted)
+    if version is None:
+        raise InputError(
+            f"There is no {wanted!r} of {registry.model_name!r} in {registry.root}: expected a version to compare "
+            "with. Name its number, or promote one."
+        )
+    name, place = f"{registry.model_name} {version.number}", f"{version.uri}/{VERSION_FILE}"
+    if isinstance(version, Version):
+        return Origin(name, version.lineage)
+    if not storage.exists(place):
+        return Origin(name, {})
+    with tempfile.TemporaryDirectory(prefix="version-") as scratch:
+        return Origin(name, Version.load(storage.localize(place, Path(scratch)).parent).lineage)
 
 
 def open_registry(root: Path | str, model_name: str) -> Registry:

@@ -13,15 +13,20 @@ _COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "by luck": 
 def _add_drift(commands: Any) -> None:
     drift = commands.add_parser(
         "drift",
-        epilog="Example: tpu-pipelines drift runs/flowers/records --against gs://bucket/records",
+        epilog="Example: tpu-pipelines drift runs/flowers/records --against runs/registry/flowers@champion",
         help="whether data look like others: 0 no drift, 3 drifted",
         description="Compare the figures that records have of their examples (brightness, contrast, sharpness, "
-        "colours, sizes; words and unknown ones; classes or targets; what was set aside) with those of other records. "
-        "A figure has drifted where chance explains the difference in fewer cases than the confidence leaves, all "
-        "figures together, and where it is large enough to matter.",
+        "colours, sizes; words and unknown ones; classes or targets; what was set aside) with those of other records, "
+        "or of those that a registered version was made of. A figure has drifted where chance explains the difference "
+        "in fewer cases than the confidence leaves, all figures together, and where it is large enough to matter.",
     )
     drift.add_argument("records", metavar="RECORDS", help="folder that create_tfrecords wrote, here or in a bucket")
-    drift.add_argument("--against", required=True, metavar="RECORDS", help="the records to compare them with")
+    drift.add_argument(
+        "--against",
+        required=True,
+        metavar="RECORDS",
+        help="the records to compare them with, or REGISTRY/MODEL@VERSION_OR_ALIAS",
+    )
     drift.add_argument(
         "--confidence",
         type=_confidence,
@@ -42,10 +47,10 @@ def _confidence(text: str) -> float:
 
 
 def _drift(arguments: argparse.Namespace) -> int:
-    from components.artifacts import Manifest
+    from components.data_sketch import sketch_at
     from components.drift import as_dict, find_shifts
 
-    new, old = (Manifest.read_from(place) for place in (arguments.records, arguments.against))
+    new, old = (sketch_at(place) for place in (arguments.records, arguments.against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
         from pipelines.drift_page import write_page

@@ -12,7 +12,8 @@ from PIL import Image, ImageEnhance, ImageFilter
 from components.artifacts import Manifest, Quarantined, Split, TargetStatistics
 from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.measuring import distributions, measure_pictures
-from components.drift import EFFECTS, find_shifts, pool
+from components.data_sketch import DataSketch
+from components.drift import EFFECTS, find_shifts
 from components.errors import InputError
 from components.interface import IMAGE, ImageInput
 from pipelines.cli.main import main
@@ -29,7 +30,7 @@ def measured(pictures):
 
 
 def data(rows, labels=(), quarantined=0, num_classes=10, **changes):
-    """A data set of one split that has these figures."""
+    """The sketch of a data set of one split that has these figures."""
     counts = tuple(np.bincount(np.array(labels, int), minlength=num_classes).tolist())
     split = Split(len(rows), counts, (), distributions=distributions(IMAGE, rows))
     made = Manifest(
@@ -43,7 +44,7 @@ def data(rows, labels=(), quarantined=0, num_classes=10, **changes):
         splits={"train": split},
         quarantined=tuple(Quarantined(f"{i}", "damaged") for i in range(quarantined)),
     )
-    return dataclasses.replace(made, **changes)
+    return DataSketch.make(dataclasses.replace(made, **changes))
 
 
 def drifted(new, old):
@@ -102,10 +103,9 @@ def test_targets_and_inputs_that_were_set_aside_drift(rows):
 def test_splits_are_pooled(rows):
     halves = {"train": rows[:2000], "test": rows[2000:]}
     parts = {name: Split(len(some), (), (), distributions=distributions(IMAGE, some)) for name, some in halves.items()}
-    whole, pooled = pool(data(rows), "brightness"), pool(data(rows, splits=parts), "brightness")
+    whole, pooled = (sketch.distributions["brightness"] for sketch in (data(rows), data(rows, splits=parts)))
     assert pooled.counts == whole.counts
     assert (pooled.mean, pooled.std) == pytest.approx((whole.mean, whole.std), rel=1e-5)
-    assert pool(data(rows), "words") is None
 
 
 def test_data_that_do_not_compare_are_refused(rows):

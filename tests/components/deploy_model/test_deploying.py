@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from components.artifacts import Manifest
+from components.data_sketch import DataSketch
 from components.deploy_model import DeployParams, deploy_model
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
@@ -77,9 +78,10 @@ def test_the_first_model_is_registered_checked_and_made_champion(params, folders
     assert str(champion.directory) == result.version_dir
     assert champion.metrics["accuracy"] > 0.85
     assert champion.reasons[0] == "passed: there is no other champion to beat"
-    fingerprint = Manifest.load(folders["records_dir"]).fingerprint
-    dataset = {"source": "sklearn:digits", "fingerprint": fingerprint}
-    assert champion.lineage == {"dataset": dataset, "split": "test", "run": "digits"}
+    manifest = Manifest.load(folders["records_dir"])
+    dataset = {"source": "sklearn:digits", "fingerprint": manifest.fingerprint}
+    sketch = json.loads(json.dumps(dataclasses.asdict(DataSketch.make(manifest))))
+    assert champion.lineage == {"dataset": dataset, "sketch": sketch, "split": "test", "run": "digits"}
     assert json.loads((folders["output"] / "deployment.json").read_text()) == dataclasses.asdict(result)
 
 

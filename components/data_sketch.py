@@ -1,0 +1,132 @@
+"""What a comparison of data needs of them: a few figures, small enough for a registered version to keep."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
+
+import numpy as np
+
+from components import schema
+from components.artifacts import Distribution, Manifest, Split
+from components.errors import InputError
+from components.interface import REGRESSION, TASKS
+from components.registry.opening import Origin, origin_of
+
+SKETCH = "sketch"  # In the lineage of a version: the data that it was made of.
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """The number, mean and standard deviation of values; the deviation is the population's."""
+
+    num_examples: int
+    mean: float
+    std: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSketch:
+    """The figures of a data set, all splits together, which a model's examples come from alike.
+
+    Attributes:
+        source: Source of the examples.
+        fingerprint: The data set's.
+        kind: Kind of example, as `image`.
+        task: Task of a model of these data.
+        num_examples: Number of examples.
+        num_set_aside: Number of inputs that were set aside.
+        class_counts: Examples by class; of several labels each counts. Of a regression empty.
+        targets: Moments of each target of a regression; otherwise empty.
+        distributions: Distributions of figures by name, as `Split` has them.
+    """
+
+    source: str
+    fingerprint: str
+    kind: str
+    task: Annotated[str, tuple(TASKS)]
+    num_examples: int
+    num_set_aside: int
+    class_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    targets: Mapping[str, Moments] = dataclasses.field(default_factory=dict)
+    distributions: Mapping[str, Distribution] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def make(cls, manifest: Manifest) -> Self:
+        """Return the sketch of a data set."""
+        splits, names = [*manifest.splits.values()], manifest.class_names
+        counts = [] if manifest.task == REGRESSION else np.sum([split.class_counts for split in splits], axis=0)
+        figures = dict.fromkeys(name for split in splits for name in split.distributions)
+        return cls(
+            source=manifest.source,
+            fingerprint=manifest.fingerprint,
+            kind=manifest.input.kind,
+            task=manifest.task,
+            num_examples=sum(split.num_examples for split in splits),
+            num_set_aside=len(manifest.quarantined),
+            class_counts={name: int(count) for name, count in zip(names, counts, strict=False)},
+            targets={name: _pool_target(splits, i) for i, name in enumerate(names)} if splits[0].targets else {},
+            distributions={name: _pool_figure(splits, name) for name in figures},
+        )
+
+
+def sketch_at(place: str) -> DataSketch:
+    """Return the sketch of a folder of records, here or in a bucket, or the one that a registered version keeps.
+
+    Args:
+        place: The folder, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+
+    Raises:
+        InputError: If there is no such thing, or the version keeps no sketch.
+    """
+    origin = origin_of(place)
+    return DataSketch.make(Manifest.read_from(place)) if origin is None else sketch_of(origin)
+
+
+def sketch_of(origin: Origin) -> DataSketch:
+    """Return the sketch that a registered version keeps of the data that it was made of.
+
+    Raises:
+        InputError: If it keeps none, or none of this version.
+    """
+    kept: Any = origin.lineage.get(SKETCH)
+    advice = "Compare with the records of its run, or register it anew: the next promoted run keeps one."
+    if not kept:
+        raise InputError(
+            f"Cannot compare data with those of {origin.name}: expected a version that keeps a sketch of its data, "
+            f"received one from before versions kept it, or of another tool. {advice}"
+        )
+    try:
+        sketch: DataSketch = schema.read(kept, DataSketch, SKETCH, any_version=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"Cannot compare data with those of {origin.name}: its sketch is not of this version ({error!r}). {advice}"
+        ) from error
+    return sketch
+
+
+def _pool_target(splits: Sequence[Split], place: int) -> Moments:
+    parts = [(split.num_examples, split.targets[place]) for split in splits]
+    return _pool_moments([Moments(count, target.mean, target.std) for count, target in parts])
+
+
+def _pool_figure(splits: Sequence[Split], figure: str) -> Distribution:
+    parts = [split.distributions[figure] for split in splits if figure in split.distributions]
+    pooled = _pool_moments([Moments(part.num_examples, part.mean, part.std) for part in parts])
+    return Distribution(
+        num_examples=pooled.num_examples,
+        mean=pooled.mean,
+        std=pooled.std,
+        minimum=min(part.minimum for part in parts),
+        maximum=max(part.maximum for part in parts),
+        edges=parts[0].edges,
+        counts=tuple(np.sum([part.counts for part in parts], axis=0).tolist()),
+    )
+
+
+def _pool_moments(parts: Sequence[Moments]) -> Moments:
+    """Return the moments of all values, by those of every part of them."""
+    sizes, means, stds = np.array([dataclasses.astuple(part) for part in parts], float).T
+    mean = float((sizes * means).sum() / sizes.sum())
+    variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
+    return Moments(int(sizes.sum()), mean, math.sqrt(variance))
