@@ -1,7 +1,8 @@
-"""Kill records that Beam's workers write at any moment, run them again, and compare with what one machine writes.
+"""Kill what Beam's workers write at any moment, run it again, and compare with what one machine writes.
 
-For a Python with Apache Beam: `make kills-beam`. Of four kills one is just before a change of the disk and one at any
-moment, one is at any moment of workers that are processes of their own, and one is of such a worker alone.
+It is records, or with `--export` the answers of that model. For a Python with Apache Beam: `make kills-beam`. Of four
+kills one is just before a change of the disk and one at any moment, one is at any moment of workers that are processes
+of their own, and one is of such a worker alone.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +22,31 @@ from tests.kills.outcome import differences
 from tests.kills.steps import WAIT_SECONDS, Step, write_inputs
 
 NUM_RANGES = 4
+OUTPUT = "written"
 _GOLDEN = (5**0.5 - 1) / 2
 _WORKERS = {"direct_num_workers": "2", "direct_running_mode": "multi_processing"}
 _WORKING_SECONDS = 4.0  # Of which a worker needs the most to start.
 _LOST_SECONDS = 10.0  # Runners on this machine do not all notice that a worker is gone.
 
 
-def make_steps(shared: Path) -> list[Step]:
+def make_steps(shared: Path, export: Path | None) -> list[Step]:
     """By workers in the command's own process, by workers in others, and by one machine."""
-    params = {"source": f"images:{shared / 'images'}", "num_workers": 1, "engine_tasks": NUM_RANGES}
+    params: dict[str, Any] = {"source": f"images:{shared / 'images'}", "num_workers": 1}
+    if export:
+        params |= {"export": export, "part_examples": 100}
+        module, with_beam = "components.predict_batch", ("components.predict_batch", {"engine": "beam"})
+    else:
+        params["engine_tasks"] = NUM_RANGES
+        module, with_beam = "components.create_tfrecords", ("components.create_tfrecords.engines", {"": ["beam"]})
 
-    def with_beam(name: str, options: dict[str, str]) -> Step:
-        def words(folder: Path) -> dict[str, Any]:
-            return {"": ["beam"], **params, "beam_options": options, "output": folder / "records"}
+    def step(name: str, module: str, more: Mapping[str, Any]) -> Step:
+        return Step(name, module, lambda folder: {**params, **more, "output": folder / OUTPUT}, (OUTPUT,))
 
-        return Step(name, "components.create_tfrecords.engines", words, ("records",))
-
-    alone = Step(
-        "alone", "components.create_tfrecords", lambda folder: {**params, "output": folder / "records"}, ("records",)
-    )
-    return [with_beam("beam", {}), with_beam("workers", _WORKERS), alone]
+    by_beam = [
+        step(name, with_beam[0], {**with_beam[1], "beam_options": options})
+        for name, options in (("beam", {}), ("workers", _WORKERS))
+    ]
+    return [*by_beam, step("alone", module, {})]
 
 
 def kill_number(number: int) -> Kill:
@@ -62,7 +69,7 @@ def kill_a_worker(expected: Undisturbed, kill: Kill, work: Path) -> list[str]:
     code = process.wait(_LOST_SECONDS)
     if code is None:
         process.kill()
-    faults = [] if code == 0 or not step.left_in(folder) else ["records are there, and the command had not ended"]
+    faults = [] if code == 0 or not step.left_in(folder) else ["it is there, and the command had not ended"]
     step.finish(folder)
     faults += differing(step.left_in(folder), expected.left)
     print(f"     killed one of {len(workers)} workers; the command ended with {code}", flush=True)
@@ -85,6 +92,7 @@ def main() -> int:
     """Kill; returns 1 if something else was left."""
     parser = argparse.ArgumentParser(prog="python -m tests.kills.beam", description=__doc__)
     parser.add_argument("--kills", type=int, default=20, help="how many")
+    parser.add_argument("--export", type=Path, help="folder of the model whose answers are killed, and no records")
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="kills-beam-"))
     shared = work / "shared"
@@ -92,11 +100,11 @@ def main() -> int:
 
     write_inputs(shared)
     expected = {}
-    for step in make_steps(shared):
+    for step in make_steps(shared, arguments.export):
         expected[step.name] = run_undisturbed(step, shared / step.name)
         seconds, changes = expected[step.name].seconds, expected[step.name].num_changes
         print(f"{step.name}: {seconds:.1f} s, {changes} changes", flush=True)
-    left = {name: each.left["records"] for name, each in expected.items()}
+    left = {name: each.left[OUTPUT] for name, each in expected.items()}
     num_wrong = len([*differences(left["beam"], left["alone"]), *differences(left["workers"], left["alone"])])
     print(f"by Beam and alone: {num_wrong} files differ")
     kills = map(kill_number, range(arguments.kills))

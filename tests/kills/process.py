@@ -45,7 +45,7 @@ class Command:
     """A module's command line.
 
     Attributes:
-        module: As `components.train_model`, run as `python -m` does.
+        module: A package with a command line, as `components.train_model`, or a module; run as `python -m` does.
         words: Its arguments.
         environment: What it sees beside our own.
         folder: Where it writes; changes elsewhere are not counted.
@@ -118,7 +118,9 @@ def _become(command: Command, log: Path, dies_at: int | None, changes_file: Path
         tempfile.tempdir = None  # As the environment says now.
         count = _count_changes(command.folder, dies_at)
         sys.argv = [command.module, *command.words]
-        module = importlib.import_module(f"{command.module}.__main__")
+        module = importlib.import_module(command.module)
+        if hasattr(module, "__path__"):
+            module = importlib.import_module(f"{command.module}.__main__")
         code = int(module.main() or 0)
         changes_file.write_text(str(count[0]))
     except SystemExit as stopped:

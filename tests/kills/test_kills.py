@@ -126,9 +126,19 @@ def test_killed_at_any_moment_records_that_beam_writes_are_the_same_again():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow  # Half a minute.
-def test_killed_at_any_moment_predict_batch_answers_every_picture_once():
-    command = [sys.executable, "-m", "tests.kills.answers", "--kills", "4", "--images", "5000"]
+@pytest.mark.slow  # Two minutes, with Apache Beam.
+def test_killed_at_any_moment_answers_of_beams_workers_are_the_same_again(tmp_path):
+    beam.require_beam()
+    command = [sys.executable, "-m", "tests.kills.answers", "--only-export", str(tmp_path / "export")]
+    subprocess.run(command, check=True, capture_output=True, cwd=REPOSITORY)
+    done = beam.run([beam.PYTHON, "-m", "tests.kills.beam", "--kills", "4", "--export", str(tmp_path / "export")])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow  # Half a minute each.
+@pytest.mark.parametrize("engine", answers.BY)
+def test_killed_at_any_moment_predict_batch_answers_every_picture_once(engine):
+    command = [sys.executable, "-m", "tests.kills.answers", "--kills", "4", "--images", "5000", "--by", engine]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
