@@ -3,18 +3,20 @@
 import dataclasses
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
 from components.errors import InputError
 from pipelines.config import Config
+from pipelines.data_drift import Drift, find_drift
 from pipelines.platforms.jobs import DIGEST, State, Submitter, now
-from pipelines.run_local import fingerprints_here
+from pipelines.run_local import fingerprints_here, with_registry
 from pipelines.submission import Plan, look_up
 from pipelines.summary import FAILED, Summary
 
-CHANGED, OLDER, ALWAYS = "changed", "older-than", "always"
+CHANGED, DRIFTED, OLDER, ALWAYS = "changed", "drifted", "older-than", "always"
+DATA = "data"  # Of a run's fingerprints, that of its data.
 _UNITS = {"d": "days", "h": "hours"}
 
 
@@ -26,11 +28,13 @@ class Occasion:
         changed: Whether a change of data, configuration or code is one.
         older_than: Age of the last run from which on it is one; None for none.
         always: Whether it is needed whenever it is asked for.
+        drifted: Whether changed data are one where their figures differ from those that the champion was made of.
     """
 
     changed: bool = True
     older_than: datetime.timedelta | None = None
     always: bool = False
+    drifted: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -48,12 +52,12 @@ class Occasion:
         for word in words:
             if match := re.fullmatch(rf"{OLDER}=(\d+)([dh])", word):
                 older_than = datetime.timedelta(**{_UNITS[match[2]]: int(match[1])})
-            elif word not in (CHANGED, ALWAYS):
+            elif word not in (CHANGED, DRIFTED, ALWAYS):
                 raise InputError(
-                    f"Cannot use --when {text}: expected one or more of {CHANGED}, {OLDER}=30d (or 12h) and {ALWAYS}, "
-                    f"with commas between. Received: {word!r}."
+                    f"Cannot use --when {text}: expected one or more of {CHANGED}, {DRIFTED}, {OLDER}=30d (or 12h) and "
+                    f"{ALWAYS}, with commas between. Received: {word!r}."
                 )
-        return cls(CHANGED in words, older_than, ALWAYS in words)
+        return cls(CHANGED in words, older_than, ALWAYS in words, DRIFTED in words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +77,16 @@ class Decision:
     reason: str
 
 
-def decide(plan: Plan, submitter: Submitter, occasion: Occasion = Occasion()) -> Decision:
+def decide(
+    plan: Plan, submitter: Submitter, occasion: Occasion = Occasion(), look_for_drift: Callable[[], Drift] | None = None
+) -> Decision:
     """Compare a run with those of its name on a platform. Starts nothing.
 
     Args:
         plan: The run as it would be sent.
         submitter: The platform.
         occasion: Occasions on which it is needed.
+        look_for_drift: Compares the data with the champion's, where drift is an occasion.
 
     Returns:
         By default not needed where the same run was sent before, or by a schedule, and goes on or has ended with the
@@ -95,7 +102,7 @@ def decide(plan: Plan, submitter: Submitter, occasion: Occasion = Occasion()) ->
         decision = _unchanged(last.job_id, last.state, has_failed=last.state in (State.FAILED, State.CANCELLED))
         if not last.state.is_final:  # A run that goes on is not started twice.
             return decision
-    return _apply(occasion, decision, last.created, is_change)
+    return _apply(occasion, decision, last.created, is_change, look_for_drift)
 
 
 def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> Decision:
@@ -117,7 +124,8 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
         decision = _changed(since, summary.fingerprints, after)
     else:
         decision = _unchanged(since, summary.status, has_failed=summary.status == FAILED)
-    return _apply(occasion, decision, summary.ended, is_change)
+    own = with_registry(config, workspace.absolute())
+    return _apply(occasion, decision, summary.ended, is_change, lambda: find_drift(own))
 
 
 def last_summary(config: Config, workspace: Path) -> Summary | None:
@@ -143,7 +151,9 @@ def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) ->
     return Decision(True, since, changed, f"changed since {since}: {' and '.join(changed) or unknown}")
 
 
-def _apply(occasion: Occasion, decision: Decision, created: str, is_change: bool) -> Decision:
+def _apply(
+    occasion: Occasion, decision: Decision, created: str, is_change: bool, look: Callable[[], Drift] | None
+) -> Decision:
     """Return the decision that the occasions ask for; a run that gave no result is none to rest on at any."""
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
@@ -151,9 +161,13 @@ def _apply(occasion: Occasion, decision: Decision, created: str, is_change: bool
     if occasion.older_than and age is not None and age > occasion.older_than:
         words = f"the last run is {_words(age)} old, above {_words(occasion.older_than)}; {decision.reason}"
         return dataclasses.replace(decision, needed=True, reason=words)
-    if is_change and not occasion.changed and not occasion.always:
-        return dataclasses.replace(decision, needed=False, reason=f"{decision.reason}, which is no occasion by --when")
-    return decision
+    if not is_change or occasion.changed or occasion.always:
+        return decision
+    # Of a run that does not say what it was made of, the data may be others.
+    if occasion.drifted and look and (DATA in decision.changed or not decision.changed):
+        drift = look()
+        return dataclasses.replace(decision, needed=drift.matters, reason=f"{decision.reason}; {drift.reason}")
+    return dataclasses.replace(decision, needed=False, reason=f"{decision.reason}, which is no occasion by --when")
 
 
 def _words(age: datetime.timedelta) -> str:

@@ -43,7 +43,8 @@ def _add_retrain(commands: Any) -> None:
         "--when",
         default="changed",
         metavar="OCCASIONS",
-        help="any of changed, older-than=30d (or 12h) and always, with commas between (default: changed)",
+        help="any of changed, drifted (the data, from those of the champion), older-than=30d (or 12h) and always, with "
+        "commas between (default: changed)",
     )
     actions = retrain.add_mutually_exclusive_group()
     actions.add_argument("--dry-run", action="store_true", help="say whether a run is needed, and why; start none")
@@ -92,11 +93,15 @@ def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any) -> 
 
 def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any) -> int:
     from pipelines import retrain_history as history
+    from pipelines.data_drift import find_drift
     from pipelines.retrain import decide
+    from pipelines.settings import load_settings
     from pipelines.submission import submit, wait, without_cache
 
     plan, _, submitter = plan_run(arguments)
-    decision = _forced(decide(plan, submitter, occasion), arguments.force)
+    settings = load_settings(os.environ, arguments.settings)
+    decision = decide(plan, submitter, occasion, lambda: find_drift(config, settings))
+    decision = _forced(decision, arguments.force)
     plan = without_cache(plan) if arguments.force else plan
     if not (facts := _announce(decision, arguments)):
         return DONE

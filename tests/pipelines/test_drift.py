@@ -4,12 +4,23 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from components.artifacts import Manifest
+from components.create_tfrecords import WriteParams
 from components.data_sketch import DataSketch, sketch_at
+from components.deploy_model.params import DeployParams
+from components.deploy_model.vertex import VertexTarget
 from components.errors import InputError
+from components.registry.opening import open_registry
 from pipelines.cli.main import main
+from pipelines.config import load_config
+from pipelines.data_drift import sketch_sample
+from pipelines.retrain import Occasion, decide_here
+from tests.cli import QUICK
+from tests.registered import write_model
 
 
 def test_a_version_keeps_what_its_data_are_compared_by(finished_run, tmp_path, capsys):
@@ -28,3 +39,79 @@ def test_a_version_keeps_what_its_data_are_compared_by(finished_run, tmp_path, c
         assert message in capsys.readouterr().err
     with pytest.raises(InputError, match="There is no 'latest' of 'digits'"):
         sketch_at(f"{tmp_path}/registry/digits@latest")
+
+
+@pytest.fixture
+def decide(finished_run, tmp_path):
+    """Decides on data, as the share of the digits' ink that is left, in a workspace that has run; gives its reason."""
+    (tmp_path / "digits").mkdir()
+    shutil.copy(finished_run[0] / "digits" / "summary.json", tmp_path / "digits")
+    (tmp_path / "registry").symlink_to(finished_run[0] / "registry")
+    digits = load_digits()
+
+    def decide(ink, when="drifted", *overrides):
+        images = np.round(digits.images[:1200] * (255 / 16) * ink).astype(np.uint8)
+        np.savez(tmp_path / "data.npz", x=images, y=digits.target[:1200])
+        config = load_config("digits", [*QUICK[1::2], f"data.source=npz:{tmp_path}/data.npz", *overrides])
+        return decide_here(config, tmp_path, Occasion.parse(when))
+
+    return decide
+
+
+def test_other_data_that_look_alike_are_no_occasion_where_drift_is(decide):
+    decision = decide(1.0)
+    assert not decision.needed
+    assert "data" in decision.changed
+    assert decision.reason.endswith(
+        "no figure of the data has drifted, by 1,200 examples against the 1,797 of digits 0001"
+    )
+    assert decide(1.0, "drifted,changed").needed
+
+
+def test_data_that_have_drifted_are_one_and_their_figures_are_named(decide):
+    decision = decide(0.7)
+    assert decision.needed
+    assert "the data have drifted, by 1,200 examples against the 1,797 of digits 0001: " in decision.reason
+    assert "brightness " in decision.reason
+
+
+def test_without_a_champion_that_keeps_a_sketch_changed_data_are_one(decide, tmp_path):
+    decision = decide(1.0, "drifted", "deploy.alias=latest")
+    assert decision.needed
+    assert decision.reason.endswith("there is no registered champion whose data these could be compared with")
+    registry = (tmp_path / "registry").resolve()
+    (tmp_path / "registry").unlink()
+    shutil.copytree(registry, tmp_path / "registry")
+    described = tmp_path / "registry" / "digits" / "versions" / "0001" / "version.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"lineage": {}}))
+    decision = decide(1.0)
+    assert decision.needed
+    assert decision.reason.endswith(
+        "digits 0001 keeps no sketch of its data, so that nobody can say whether they drifted"
+    )
+
+
+def test_drift_of_what_has_no_figures_is_refused(tmp_path):
+    (tmp_path / "corpus.txt").write_text("to be or not to be\n" * 200)
+    with pytest.raises(InputError, match="expected images or texts, received a corpus"):
+        sketch_sample(WriteParams(f"corpus:{tmp_path}/corpus.txt", num_tokens=20))
+
+
+def test_a_sample_is_the_same_share_of_every_split(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.data_drift.MOST_MEASURED", 200)
+    sketch = sketch_sample(WriteParams("sklearn:digits"))
+    assert 200 <= sketch.num_examples <= 203
+    assert min(sketch.class_counts.values()) > 8
+
+
+def test_a_version_on_vertex_keeps_the_sketch_in_its_bucket(fake, federated, bucket, tmp_path):
+    sketch = DataSketch("images:made", "f" * 64, "image", "classification", 9, 0, {"a": 4, "b": 5})
+    facts = {"metrics": {}, "reasons": [], "lineage": {"sketch": dataclasses.asdict(sketch)}}
+    registry = open_registry("projects/my-project/locations/us-west1/models", "digits")
+    image = f"europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}"
+    params = DeployParams(str(registry.root), "digits", artifacts_uri="gs://bucket/registry", serving_image=image)
+    version = VertexTarget(params, registry).register(*write_model(tmp_path / "made", "one"), **facts)
+    assert sketch_at(f"{registry.root}/digits@{version.number}") == sketch
+    bucket.blob(f"{version.uri.removeprefix('gs://bucket/')}/version.json").delete()
+    with pytest.raises(InputError, match="digits 1: expected a version that keeps a sketch of its data, received one"):
+        sketch_at(f"{registry.root}/digits@{version.number}")

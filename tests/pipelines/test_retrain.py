@@ -84,6 +84,19 @@ def test_changed_data_are_run_and_named(fake, retrain, bucket):
     assert (decision["needed"], decision["changed"]) == (True, ["data"])
 
 
+def test_on_a_platform_drift_is_looked_for_where_the_registry_is(fake, retrain):
+    vertex = ("--set", "deploy.registry=vertex", "--when", "drifted")
+    image = ("--set", f"deploy.serving_image=europe-docker.pkg.dev/p/i/serving@sha256:{'0' * 64}")
+    retrain("--wait", *vertex, *image)
+    _, decision, _ = retrain("--dry-run", *vertex, *image, "--set", "training.epochs=31")
+    assert not decision["needed"]
+    (job,) = fake.pipeline_jobs.values()
+    job.labels["tpu_pipelines_data"] = "another"
+    _, decision, _ = retrain("--dry-run", *vertex, *image, "--set", "training.epochs=31")
+    assert decision["needed"]
+    assert decision["reason"].endswith("there is no registered champion whose data these could be compared with")
+
+
 def test_another_place_to_run_is_another_run_of_the_same(fake, retrain, monkeypatch):
     retrain("--wait")
     monkeypatch.setenv("TPU_PIPELINES_SERVICE_ACCOUNT", "other@my-project.iam.gserviceaccount.com")

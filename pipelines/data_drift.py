@@ -1,0 +1,105 @@
+"""Whether the data at hand look like those that the champion was made of, found before any records are written."""
+
+import dataclasses
+import math
+import tempfile
+from pathlib import Path
+
+from components.artifacts import Manifest
+from components.create_tfrecords.measuring import MOST_MEASURED
+from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.create_tfrecords.writer import write_records
+from components.data_sketch import SKETCH, DataSketch, sketch_of
+from components.deploy_model.params import VERTEX
+from components.drift import find_shifts
+from components.errors import InputError
+from components.progress import say
+from components.registry.opening import open_registry, origin_of, parse_reference
+from components.registry.reference import reference
+from pipelines.config import Config
+from pipelines.settings import Settings
+
+_NAMED = 3
+_MOST_BAD = 0.99  # How many inputs may be unreadable is for the run to say; here more of them are a shift.
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift:
+    """The data at hand beside those of the champion.
+
+    Attributes:
+        matters: Whether they have drifted, or nobody can say.
+        reason: In words.
+    """
+
+    matters: bool
+    reason: str
+
+
+def find_drift(config: Config, settings: Settings | None = None) -> Drift:
+    """Compare a sample of a configuration's data with the sketch that the champion keeps of its own.
+
+    Args:
+        config: The configuration.
+        settings: Settings of the platform, which say where a registry on Vertex AI is; None on this machine.
+
+    Raises:
+        InputError: If the data or the registry cannot be used.
+    """
+    champion = _champion_of(config, settings)
+    referred = parse_reference(champion)
+    if referred is None or referred[0].find(referred[1]) is None:
+        return Drift(True, "there is no registered champion whose data these could be compared with")
+    origin = origin_of(champion)
+    assert origin is not None
+    if not origin.lineage.get(SKETCH):
+        return Drift(True, f"{origin.name} keeps no sketch of its data, so that nobody can say whether they drifted")
+    before = sketch_of(origin)
+    sample = sketch_sample(config.data)
+    shifts = [shift for shift in find_shifts(sample, before) if shift.drifted]
+    seen = f"by {sample.num_examples:,} examples against the {before.num_examples:,} of {origin.name}"
+    if not shifts:
+        return Drift(False, f"no figure of the data has drifted, {seen}")
+    words = [f"{shift.figure.replace('_', ' ')} {shift.now}, {shift.before} before" for shift in shifts[:_NAMED]]
+    more = f" and {len(shifts) - _NAMED} more" if len(shifts) > _NAMED else ""
+    return Drift(True, f"the data have drifted, {seen}: {'; '.join(words)}{more}")
+
+
+def sketch_sample(params: WriteParams) -> DataSketch:
+    """Return the sketch of a sample of a source, the same share of every split, written as the records would be.
+
+    Raises:
+        InputError: If the source cannot be used, or is a corpus.
+    """
+    plan = plan_dataset(params)
+    if plan.listing.corpus is not None:
+        raise InputError(
+            f"Cannot tell whether {params.source!r} has drifted: expected images or texts, received a corpus, of which "
+            "no figures are kept. Use --when changed."
+        )
+    sample = _sample_of(plan)
+    count = sum(sample.split_examples.values())
+    say("create_tfrecords", f"looking at {count:,} of {sum(plan.split_examples.values()):,} examples, for drift")
+    lenient = dataclasses.replace(params, max_bad_fraction=_MOST_BAD)
+    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
+        records_dir = Path(folder) / "records"
+        write_records(lenient, records_dir, sample)
+        return DataSketch.make(Manifest.load(records_dir, verify=False))
+
+
+def _sample_of(plan: DatasetPlan) -> DatasetPlan:
+    """Return the plan of the same share of every split, as many examples as are measured of a large data set."""
+    share = min(1.0, MOST_MEASURED / sum(plan.split_examples.values()))
+    order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
+    return dataclasses.replace(plan, order=order)
+
+
+def _champion_of(config: Config, settings: Settings | None) -> str:
+    """Return the champion to compare with; see `Config.champion`."""
+    deploy = config.deploy
+    if config.gate.champion or not deploy or deploy.registry != VERTEX or settings is None:
+        return config.champion
+    settings.require("project", "region")
+    root = f"projects/{settings.project}/locations/{settings.region}/models"
+    return reference(open_registry(root, deploy.model_name).root, deploy.model_name, deploy.alias)
