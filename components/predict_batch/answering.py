@@ -19,6 +19,7 @@ from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInp
 from components.predict_batch.begun import Begun
 from components.predict_batch.inputs import Reader, UnusableError
 from components.predict_batch.params import PARQUET
+from components.predict_batch.stored import read_frames
 from components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 from components.workers import in_threads
 
@@ -84,8 +85,12 @@ def _read_all(
         except UnusableError as error:
             return str(error)
 
-    held = itertools.repeat(None) if contents is None else contents
-    results = in_threads(read, place_of(reader.root, contents), keys, held)
+    results: Iterator[tuple[str, np.ndarray] | str]
+    if reader.stored is not None:  # Read in large pieces, for which no thread has to wait.
+        results = map(read, keys, read_frames(reader.root, keys))
+    else:
+        held = itertools.repeat(None) if contents is None else contents
+        results = in_threads(read, place_of(reader.root, contents), keys, held)
     for key, result in zip(keys, results, strict=True):
         if isinstance(result, str):
             aside.append({"key": key, "reason": result})

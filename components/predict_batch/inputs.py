@@ -12,12 +12,13 @@ from components.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
 from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.parts import content_of
 from components.create_tfrecords.sources.kinds import find_location, find_source, list_unlabelled
-from components.create_tfrecords.sources.spans import Span, Spans, read_content
+from components.create_tfrecords.sources.spans import Spans, read_content
 from components.errors import InputError
 from components.images import ImageRule, UnreadableImageError, convert_pixels, decode_pixels, middle, resize_pixels
 from components.interface import AnyInput, CorpusInput, ImageInput, TextInput
 from components.predict_batch.params import PredictParams
-from components.records import RAW, DamagedRecordError, find_records, read_fields
+from components.predict_batch.stored import Places
+from components.records import RAW, DamagedRecordError, read_fields
 from components.serving.exported import ExportedModel
 from components.text import Tokenizer
 
@@ -35,7 +36,7 @@ class Inputs:
     Attributes:
         keys: Name of each; of records their places, since the names stand in them.
         version: Digest that changes with the content.
-        contents: Function that gives the contents of some, int[…]; None where each is a file below `root`.
+        contents: Function that gives the contents of some, int[…]; None where they are to be read below `root`.
         are_in_place: Whether contents that are parts of files are of the source's, and not unpacked on this machine.
         root: Folder that keys are relative to.
         stored: Input as records hold it; None for every other source.
@@ -97,21 +98,8 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
             f"Cannot answer {place}: expected {model.input.plural}, which {model.name!r} takes, received "
             f"{manifest.input.plural}."
         )
-    keys, spans = [], []
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            path = f"{place}/{shard.name}"
-            try:
-                with storage.open_file(path) as file:
-                    records = [Span(path, *span) for span in find_records(file)]
-            except DamagedRecordError as error:
-                raise InputError(f"Cannot read {path}: {error}. Write the records again.") from error
-            keys += [f"{shard.name}[{i}]" for i in range(len(records))]
-            spans += records
-    parts = Spans.collect(spans)
-    return Inputs(
-        keys, manifest.fingerprint, lambda some: [parts[i] for i in some.tolist()], True, stored=manifest.input
-    )
+    places = Places(shard for split in manifest.splits.values() for shard in split.shards)
+    return Inputs(places, manifest.fingerprint, lambda some: None, True, root=place, stored=manifest.input)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components import command_line
+from components import command_line, storage
 from components.errors import InputError
 from components.predict_batch import PredictParams, predict_batch
 from tests import beam
@@ -114,6 +114,19 @@ def test_texts_and_records_are_answered_to_the_same_bytes(
         assert done.returncode == 0, done.stderr
         predict_batch(params, export, tmp_path / f"{name}-alone")
         assert same_files(tmp_path / name, tmp_path / f"{name}-alone")
+
+
+@pytest.mark.slow  # 10 s, with Apache Beam.
+def test_records_in_a_bucket_are_answered_by_way_of_it(export_dir, digits_records, tmp_path, bucket):
+    storage.upload(digits_records, "gs://bucket/records")
+    storage.upload(Path(export_dir), "gs://bucket/export")
+    params = PredictParams("records:gs://bucket/records", part_examples=600, num_workers=1)
+    done = answer(params, "gs://bucket/export", tmp_path / "out", temp_location="gs://bucket/temp")
+    assert done.returncode == 0, done.stderr
+    (job,) = {blob.name.split("/")[1] for blob in bucket.list_blobs(prefix="temp/")}
+    assert len(storage.names_in(f"gs://bucket/temp/{job}/whole")) == 3
+    predict_batch(params, export_dir, tmp_path / "alone")
+    assert same_files(tmp_path / "out", tmp_path / "alone")
 
 
 @pytest.mark.slow  # 20 s, with Apache Beam.

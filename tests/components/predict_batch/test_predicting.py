@@ -12,6 +12,7 @@ from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.predict_batch import PredictParams, predict_batch, predicting
 from components.predict_batch.joining import predict_to_file
+from components.predict_batch.planning import plan_answers
 from components.records import encode_example, frame_record, load_split
 from components.serving.exported import load_model
 from components.serving.inputs import predict_inputs
@@ -131,6 +132,18 @@ def test_records_in_a_bucket_are_answered_in_place(export_dir, pictures, tmp_pat
     bucket.blob("records/dataset.json").upload_from_string("{}")
     with pytest.raises(InputError, match="no manifest of records"):
         predict_batch(PredictParams("records:gs://bucket/records"), export_dir, tmp_path / "out")
+
+
+def test_records_are_read_by_whoever_answers_them(export_dir, digits_records, tmp_path):
+    shutil.copytree(digits_records, tmp_path / "records")
+    shard = tmp_path / "records" / "test-00000-of-00001.tfrecord"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    params = PredictParams(f"records:{tmp_path}/records", part_examples=100, num_workers=1)
+    plan = plan_answers(params, str(export_dir))
+    assert (len(plan.inputs.keys), plan.num_files) == (1797, 18), "as the manifest says, and no shard was looked into"
+    with pytest.raises(InputError, match=rf"Cannot read {shard}: no record at byte 0. Write the records again"):
+        predict_batch(params, export_dir, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_record_is_set_aside_with_its_place(export_dir, digits_records, tmp_path):
