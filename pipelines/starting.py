@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import re
-import shlex
 import statistics
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -113,9 +112,14 @@ def plan_start(
     files = {config_path: _as_yaml(raw, reasons, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:
-        watched = json.dumps([str(config_path), model] if model.endswith(".py") else [str(config_path)])
-        files[WORKFLOW_FILE] = _render("retrain.yml.jinja", config=shlex.quote(str(config_path)), paths=watched)
+        files[WORKFLOW_FILE] = _retraining(str(config_path))
     return Start(config_path, files, tuple(_hints(overview)))
+
+
+def _retraining(config: str) -> str:
+    """Return the ready workflow with a configuration of one's own; in an expression a quote is written twice."""
+    ready = (_STARTERS / "retrain.yaml").read_text()
+    return ready.replace("'digits'", "'{}'".format(config.replace("'", "''")))
 
 
 def check_start(start: Start) -> None:

@@ -79,11 +79,11 @@ HELD_BY = {
     "Credentials in an address": """
         tests/pipelines/platforms/test_kubeflow.py::test_no_message_and_no_address_shows_the_credentials_of_a_server""",
     "CI: whoever can push": """
-        tests/test_workflow.py::test_it_runs_on_one_branch_and_one_at_a_time
+        tests/test_workflow.py::test_retraining_runs_on_one_branch_and_one_at_a_time
         tests/test_workflow.py::test_the_identity_provider_takes_this_workflow_on_this_branch_alone""",
     "It runs from that checkout": """
-        tests/test_workflow.py::test_it_installs_the_checkout_by_the_lock_before_it_can_get_a_token
-        tests/test_workflow.py::test_what_it_uses_cannot_be_changed_behind_it""",
+        tests/test_workflow.py::test_the_checkout_is_installed_by_the_lock_before_there_is_a_token
+        tests/test_workflow.py::test_nothing_that_a_job_uses_can_be_changed_behind_it""",
     "Whoever can reach": EXPLAINS,
     "It listens on this machine": "tests/test_security.py::test_the_server_listens_on_this_machine_alone",
     "Silence, slowness": """

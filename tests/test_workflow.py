@@ -1,73 +1,116 @@
-"""The README's workflow gives nobody more than it has to."""
+"""Claims about the workflows for CI: they give nobody more than they have to, and every line that they run works."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
-from pipelines.cli.main import main
-from pipelines.starting import _render
+from pipelines.starting import _retraining
 from tests.cli import REPOSITORY
+from tests.fakes.execution import Simulate
+from tests.fakes.vertex import FakeVertex
 
+WORKFLOWS = {path.stem: path.read_text() for path in (REPOSITORY / ".github" / "workflows").glob("*.yml")}
+PARSED = {name: yaml.safe_load(text) for name, text in WORKFLOWS.items()}
+JOBS = {(name, job): facts for name, parsed in PARSED.items() for job, facts in parsed["jobs"].items()}
+EXAMPLES = REPOSITORY / ".ci" / "examples"
 README = (REPOSITORY / "README.md").read_text()
 BRANCH = "refs/heads/main"
+# Run by `.ci/run` itself, of which this test is a part; in their place stands that they are the very same.
+TESTS = "bash .ci/run"
+# What a runner has: https://github.com/actions/runner-images, and in a container of Debian apt-get.
+ON_RUNNER = {
+    # https://cli.github.com/manual/gh_pr_comment
+    "gh": '[ "$*" = "pr comment 7 --edit-last --create-if-none --body-file -" ] && cat >"$HOME/comment"',
+    "apt-get": 'case "$1" in update|install) ;; *) exit 100;; esac',
+}
+MINE = "name: digits\ndata: {source: sklearn:digits}\nmodel: digits_cnn\nmachine: v5e-4\n"
 
 
-@pytest.fixture(scope="module")
-def workflow():
-    (text,) = re.findall(r"```yaml\n(# \.github/workflows/.*?)```", README, re.DOTALL)
-    return yaml.safe_load(text)
+def steps(job, key):
+    return [step for step in JOBS[job]["steps"] if key in step]
 
 
-@pytest.fixture(scope="module")
-def job(workflow):
-    (job,) = workflow["jobs"].values()
-    return job
+@pytest.mark.parametrize(
+    ("schema", "files", "more"),
+    [
+        ("github-workflows", [str(path) for path in (REPOSITORY / ".github" / "workflows").glob("*.yml")], []),
+        ("gitlab-ci", [str(EXAMPLES / "gitlab-ci.yml")], ["--data-transform", "gitlab-ci"]),
+        ("cloudbuild", [str(EXAMPLES / "cloudbuild.yaml")], []),
+    ],
+)
+def test_each_service_takes_its_files_by_its_own_schema(schema, files, more):
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *more, *files]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
-def test_it_runs_on_one_branch_and_one_at_a_time(workflow, job):
+def test_the_linter_of_workflows_finds_nothing():
+    words = [Path(sys.executable).parent / "zizmor", "--offline", "--no-progress", "--persona", "pedantic"]
+    done = subprocess.run([*words, REPOSITORY / ".github"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_retraining_runs_on_one_branch_and_one_at_a_time():
+    workflow, submit = PARSED["retrain"], JOBS["retrain", "submit"]
     starts = workflow[True]  # YAML 1.1 reads `on` so.
-    assert set(starts) == {"push", "schedule"}  # A schedule runs on the default branch.
+    assert set(starts) == {"push", "schedule", "workflow_dispatch"}  # A schedule runs on the default branch.
     assert [f"refs/heads/{branch}" for branch in starts["push"]["branches"]] == [BRANCH]
-    assert job["if"] == f"github.ref == '{BRANCH}'"
+    assert submit["if"].startswith(f"github.ref == '{BRANCH}' && ")
+    assert JOBS["retrain", "wait"]["needs"] == "submit"
     assert workflow["concurrency"] == {"group": "retrain", "cancel-in-progress": False}
 
 
-def test_init_writes_the_same():
-    (text,) = re.findall(r"```yaml\n(# \.github/workflows/.*?)```", README, re.DOTALL)
-    paths = '[flowers.yaml, "my_models/**"]'
-    assert _render("retrain.yml.jinja", config="flowers.yaml", paths=paths) == text
+def test_init_writes_the_ready_workflow_for_a_configuration_of_ones_own():
+    assert _retraining("digits") == WORKFLOWS["retrain"]
+    assert "CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'my ''flowers''.yaml' }}" in _retraining("my 'flowers'.yaml")
 
 
-def test_it_may_do_no_more_than_it_has_to(workflow, job):
-    assert workflow["permissions"] == {}
-    assert job["permissions"] == {"contents": "read", "id-token": "write"}
-    assert job["steps"][0]["with"] == {"persist-credentials": False}
-    assert "secrets." not in str(workflow)
+def test_no_job_may_do_more_than_it_has_to():
+    rights = {name: job["permissions"] for name, job in JOBS.items()}
+    assert all(workflow["permissions"] == {} for workflow in PARSED.values())
+    assert rights == {
+        ("pull-request", "test"): {"contents": "read"},
+        ("pull-request", "preflight"): {"contents": "read"},
+        ("pull-request", "comment"): {"pull-requests": "write"},
+        ("retrain", "submit"): {"contents": "read", "id-token": "write"},
+        ("retrain", "wait"): {"contents": "read", "id-token": "write"},
+    }
+    assert "secrets." not in "".join(WORKFLOWS.values())
+    assert "pull_request_target" not in WORKFLOWS["pull-request"]
+    assert not steps(("pull-request", "comment"), "uses"), "it may write, so it runs no code of the pull request"
 
 
-def test_what_it_uses_cannot_be_changed_behind_it(job):
-    used = [step["uses"] for step in job["steps"] if "uses" in step]
-    assert len(used) == 3
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", one) for one in used)
-    assert "@sha256:" in job["env"]["TPU_PIPELINES_IMAGE"]
-    assert "latest" not in job["runs-on"]
+@pytest.mark.parametrize("job", JOBS)
+def test_nothing_that_a_job_uses_can_be_changed_behind_it(job):
+    for step in steps(job, "uses"):
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"])
+        if step["uses"].startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+    assert "latest" not in JOBS[job]["runs-on"]
+    assert "${{" not in "".join(step["run"] for step in steps(job, "run")), "a value is no code"
+    assert JOBS[job]["timeout-minutes"] < 360  # GitHub ends a job then.
 
 
-def test_it_installs_the_checkout_by_the_lock_before_it_can_get_a_token(job, capsys):
-    install, retrain = (step["run"] for step in job["steps"] if "run" in step)
-    assert install == "make install"
+@pytest.mark.parametrize("job", ["submit", "wait"])
+def test_the_checkout_is_installed_by_the_lock_before_there_is_a_token(job):
+    order = [step.get("uses", step.get("run")).split("@")[0] for step in JOBS["retrain", job]["steps"]]
+    assert order.index("make install") < order.index("google-github-actions/auth")
     recipe = (REPOSITORY / "Makefile").read_text().partition("$(VENV)/.installed:")[2].partition("\n\n")[0]
     first, second = (line for line in recipe.splitlines() if " install " in line)
     assert "--require-hashes -r requirements.lock" in first
     assert {"--no-deps", "--no-build-isolation", "--editable"} <= set(second.split())
-    order = [step.get("uses", step.get("run")).split("@")[0] for step in job["steps"]]
-    assert order.index("make install") < order.index("google-github-actions/auth")
-    program, command, *words = retrain.split()
-    assert program == ".venv/bin/tpu-pipelines"
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("name", ["cloudbuild.yaml", "gitlab-ci.yml"])
+def test_the_examples_run_in_the_images_base_by_digest(name):
+    (base,) = re.findall(r"ARG BASE=(\S+)", (REPOSITORY / "docker" / "Dockerfile").read_text())
+    used = re.findall(r"(?:image|name): (python\S+)", (EXAMPLES / name).read_text())
+    assert set(used) == {base}
 
 
 def test_the_identity_provider_takes_this_workflow_on_this_branch_alone():
@@ -79,3 +122,136 @@ def test_the_identity_provider_takes_this_workflow_on_this_branch_alone():
     (member,) = re.findall(r"--member=(principal\S+)", README)
     assert member.endswith(f":ref:{BRANCH}")
     assert "principalSet" not in README
+
+
+@pytest.fixture
+def runner(tmp_path, storage_server, bucket):
+    """A checkout on a runner of CI, signed in to a Vertex AI of its own: a function that runs lines as a step does."""
+    checkout, tools = tmp_path / "checkout", tmp_path / "tools"
+    for folder in (checkout, checkout / "base"):
+        folder.mkdir()
+        for name in ("components", "pipelines", "Makefile", ".venv"):
+            (folder / name).symlink_to(Path(sys.prefix) if name == ".venv" else REPOSITORY / name)
+        for name in ("pyproject.toml", "requirements.lock"):
+            (folder / name).write_bytes((REPOSITORY / name).read_bytes())
+            os.utime(folder / name, (0, 0))  # Older than the environment, which `make install` leaves as it is then.
+    tools.mkdir()
+    for name, script in ON_RUNNER.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    with FakeVertex(Simulate()) as fake:
+        fake.require_tokens()
+        told = {
+            **fake.environment(tmp_path),
+            "TPU_PIPELINES_BUCKET": "gs://bucket/pipelines",
+            "TPU_PIPELINES_CACHE_DIR": str(tmp_path / "cache"),
+            "HOME": str(tmp_path),
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "GITHUB_OUTPUT": str(tmp_path / "output"),
+            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+        }
+
+        def run(lines, **environment):
+            """The exit code of a step, as GitHub starts one: `bash -e`."""
+            (tmp_path / "output").write_text("")
+            environment = {**os.environ, **told, **environment}
+            lines = lines.replace("https://sts.googleapis.com/v1/token", f"{fake.url}/token")
+            done = subprocess.run(
+                ["bash", "-e", "-c", lines], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+            )
+            run.said = done.stdout + done.stderr
+            return done.returncode
+
+        run.fake, run.folder, run.checkout = fake, tmp_path, checkout
+        yield run
+
+
+def outputs(runner):
+    """What a step has left for those after it."""
+    text = (runner.folder / "output").read_text()
+    values = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    return values | dict(re.findall(r"^(\w+)<<END_OF_COMMENT\n(.*)\nEND_OF_COMMENT$", text, re.MULTILINE | re.DOTALL))
+
+
+def lines_of(workflow, job):
+    return [step["run"] for step in steps((workflow, job), "run")]
+
+
+def test_a_pull_request_is_tested_as_ci_does():
+    assert lines_of("pull-request", "test") == [TESTS]
+    assert (REPOSITORY / TESTS.split()[1]).is_file()
+
+
+@pytest.mark.slow  # Compiles twice in processes of their own: half a minute.
+def test_every_line_for_a_pull_request_runs(runner):
+    install, before, compare = lines_of("pull-request", "preflight")
+    (comment,) = lines_of("pull-request", "comment")
+    assert runner(install) == 0, runner.said
+    assert runner(before, CONFIG="digits") == 0, runner.said
+    report = outputs(runner)["report"]
+    assert report == "before/digits-preflight"
+    assert runner(compare, CONFIG="digits", REPORT=report) == 0, runner.said
+    said = outputs(runner)["comment"]
+    assert said.startswith("### ✅ preflight of digits: the same as digits, still fits v5e-1\n")
+    assert (runner.folder / "summary").read_text().strip() == said.strip()
+    assert runner(comment, COMMENT=said, NUMBER="7") == 0, runner.said
+    assert (runner.folder / "comment").read_text() == said + "\n"
+    (runner.checkout / "dear.yaml").write_text(MINE + "training: {epochs: 90}\n")
+    assert runner(compare, CONFIG="dear.yaml", REPORT=report) == 3, runner.said
+    assert "a run costs " in outputs(runner)["comment"], "a refusal is told too"
+
+
+@pytest.mark.slow  # Four commands in processes of their own: half a minute.
+def test_every_line_of_retraining_runs_and_nothing_is_sent_twice(runner):
+    install, retrain = lines_of("retrain", "submit")
+    again, wait = lines_of("retrain", "wait")
+    asked = {"CONFIG": "mine.yaml", "WHEN": "changed", "FORCE": ""}
+    (runner.checkout / "mine.yaml").write_text(MINE)
+    assert install == again == "make install"
+    assert runner(retrain, **asked) == 0, runner.said
+    assert outputs(runner) == {"needed": "true"}
+    assert runner(wait, **asked) == 0, runner.said
+    assert (runner.checkout / "gate.xml").is_file()
+    assert runner(retrain, **asked) == 0, runner.said
+    assert outputs(runner) == {"needed": "false"}
+    assert len(runner.fake.pipeline_jobs) == 1
+    assert (runner.folder / "summary").read_text().count("### ") == 3
+
+
+@pytest.mark.slow  # Two commands in processes of their own: 15 s.
+def test_every_line_of_cloud_build_runs(runner):
+    build = yaml.safe_load((EXAMPLES / "cloudbuild.yaml").read_text())
+    (runner.checkout / "mine.yaml").write_text(MINE)
+    known = {f"${name}": value for name, value in build["substitutions"].items()}
+    known |= {"$PROJECT_ID": "my-project", "$_CONFIG": "mine.yaml", "$_REGION": "us-central1"}
+    known |= {"$_BUCKET": "gs://bucket/pipelines", "$_IMAGE": os.environ.get("TPU_PIPELINES_IMAGE", "image@sha256:1")}
+    for step in build["steps"]:
+        environment = dict(entry.split("=", 1) for entry in step.get("env", []))
+        environment = {name: known[value] for name, value in environment.items()}
+        environment.pop("TPU_PIPELINES_IMAGE", None)  # The runner has one that its registry has.
+        assert runner(step["script"], **environment) == 0, runner.said
+    assert len(runner.fake.pipeline_jobs) == 1
+
+
+@pytest.mark.slow  # Three commands in processes of their own: half a minute.
+def test_every_line_of_gitlab_runs(runner):
+    jobs = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text())
+    (runner.checkout / "mine.yaml").write_text(MINE)
+    (runner.checkout / "base" / "mine.yaml").symlink_to(runner.checkout / "mine.yaml")
+    preflight = jobs["preflight"]["script"]
+    assert runner("\n".join(jobs["default"]["before_script"])) == 0, runner.said
+    assert jobs["test"]["script"] == [TESTS]
+    assert preflight[0].startswith("git fetch ")  # The runner's second checkout stands for it.
+    assert runner("\n".join(preflight[1:]), CONFIG="mine.yaml") == 0, runner.said
+    assert (runner.checkout / "preflight.md").read_text().startswith("### ✅ preflight of digits: the same as digits")
+    signed_in = {
+        "GOOGLE_TOKEN": "a token of GitLab's",
+        # Without a project, of which google-auth would ask the real Resource Manager.
+        "WORKLOAD_IDENTITY_PROVIDER": "workloadIdentityPools/ci/providers/gitlab",
+        "GOOGLE_APPLICATION_CREDENTIALS": str(runner.checkout / ".google.json"),
+    }
+    assert runner("\n".join(jobs["retrain"]["script"]), CONFIG="mine.yaml", WHEN="changed", **signed_in) == 0, (
+        runner.said
+    )
+    assert len(runner.fake.pipeline_jobs) == 1
+    assert (runner.checkout / "gate.xml").is_file()

@@ -47,7 +47,7 @@ def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos)
     text = (photos.parent / "My-photos.yaml").read_text()
     assert "  image_size: [48, 48]    # All are brought to this" in text
     assert "# 1 of 62 that were read are damaged" in text
-    assert "retrain My-photos.yaml" in (photos.parent / ".github/workflows/retrain.yml").read_text()
+    assert "|| 'My-photos.yaml' }}" in (photos.parent / ".github/workflows/retrain.yml").read_text()
     again = tpu_pipelines_here("init", "My photos", cwd=photos.parent)
     assert_user_error_after_hint(again, "Refused to overwrite My-photos.yaml, My_photos_model.py", "--force")
 
