@@ -100,7 +100,8 @@ class Split:
         targets: Statistics of each target of a regression; otherwise empty.
         distributions: Distributions of figures by name: of images `brightness`, `contrast` and `sharpness` (in grey
             levels, of the pictures as they are stored, thinned out to 127 on a side), `red` and `blue` (shares of the
-            light), `height` and `width` (of the files); of texts `words` and `unknown_share`. Empty in older files.
+            light), `height` and `width` (of the files); of texts `words`, `unknown_share` (to their own
+            vocabulary) and `word_length` (bytes). Empty in older files.
     """
 
     num_examples: int
@@ -134,6 +135,8 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         class_names: Class names; a label is an index into them. Of a regression, the names of the targets.
         splits: Splits by name; one that has no examples is left out.
         quarantined: Inputs that were set aside.
+        common_words: Number of times that each of the most frequent words stands in the texts that train, and under the
+            empty name that of all others; empty of images, and in older files.
     """
 
     fingerprint: str
@@ -146,6 +149,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     splits: Mapping[str, Split]
     quarantined: tuple[Quarantined, ...] = ()
     split_rule_version: int = 1
+    common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """See `JsonFile`; the fields of the input stand among the others."""
@@ -154,7 +158,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        raw = {"split_rule_version": 1, **raw}
+        raw = {"split_rule_version": 1, "common_words": {}, **raw}
         if isinstance(splits := raw.get("splits"), dict):
             raw["splits"] = {
                 name: {"distributions": {}, **split} if isinstance(split, dict) else split

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 
 from components import schema
-from components.artifacts import Distribution, Manifest, Split
+from components.artifacts import TRAIN, Distribution, Manifest, Split
 from components.errors import InputError
 from components.interface import REGRESSION, TASKS
 from components.registry.opening import Origin, origin_of
@@ -39,6 +39,8 @@ class DataSketch:
         class_counts: Examples by class; of several labels each counts. Of a regression empty.
         targets: Moments of each target of a regression; otherwise empty.
         distributions: Distributions of figures by name, as `Split` has them.
+        num_training: Number of the examples that train.
+        common_words: Counts of the most frequent words of these, as `Manifest` has them.
     """
 
     source: str
@@ -50,6 +52,9 @@ class DataSketch:
     class_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     targets: Mapping[str, Moments] = dataclasses.field(default_factory=dict)
     distributions: Mapping[str, Distribution] = dataclasses.field(default_factory=dict)
+
+    num_training: int = 0
+    common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def make(cls, manifest: Manifest) -> Self:
@@ -67,6 +72,8 @@ class DataSketch:
             class_counts={name: int(count) for name, count in zip(names, counts, strict=False)},
             targets={name: _pool_target(splits, i) for i, name in enumerate(names)} if splits[0].targets else {},
             distributions={name: _pool_figure(splits, name) for name in figures},
+            num_training=manifest.splits[TRAIN].num_examples if TRAIN in manifest.splits else 0,
+            common_words=manifest.common_words,
         )
 
 

@@ -15,15 +15,17 @@ from components.data_sketch import DataSketch
 from components.errors import InputError
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
-CLASSES, SET_ASIDE = "classes", "set aside"
+CLASSES, COMMON_WORDS, SET_ASIDE = "classes", "common words", "set aside"
+_OF_ITS_OWN = ("unknown_share",)  # To the vocabulary of the data themselves: of few texts it knows every word.
 # What is the least that counts, by the measure of a difference.
 EFFECTS = {
     "largest distance of the shares up to a value": 0.1,
     "share of the examples that would have to be of another class": 0.1,
+    "share of the words that would have to be others": 0.05,
     "difference of the means in standard deviations": 0.2,
     "difference of the shares": 0.05,
 }
-_DISTANCE, _MOVED, _SHIFT, _SHARE = EFFECTS
+_DISTANCE, _MOVED, _OTHERS, _SHIFT, _SHARE = EFFECTS
 _LEAST_EXPECTED = 5  # Examples of a class, for the chi-squared distribution to hold.
 
 
@@ -32,7 +34,7 @@ class Shift:
     """The difference of one figure between two data sets.
 
     Attributes:
-        figure: Name of the figure: one of `Split.distributions`, `classes`, a target, or `set aside`.
+        figure: Name of the figure: one of `Split.distributions`, `classes`, a target, `common words` or `set aside`.
         effect: Size of the difference.
         measure: Measure of that size, in words.
         luck: Probability of one as large where both were drawn from the same.
@@ -68,7 +70,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
                 f"Cannot compare {new.source!r} with {old.source!r}: expected the same {what}, received {ours} and "
                 f"{theirs}. Name records of the same kind."
             )
-    compared = [*_figures(new, old), *_labels(new, old), *_set_aside(new, old)]
+    compared = [*_figures(new, old), *_labels(new, old), *_words(new, old), *_set_aside(new, old)]
     allowed = (1 - confidence) / len(compared)
     judged = [
         dataclasses.replace(shift, drifted=shift.luck < allowed and shift.effect >= EFFECTS[shift.measure])
@@ -79,7 +81,8 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
 
 def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:
     """Return the distributions that both have in the same bins, by the name of the figure."""
-    pairs = {name: (ours, old.distributions.get(name)) for name, ours in new.distributions.items()}
+    names = [name for name in new.distributions if name not in _OF_ITS_OWN]
+    pairs = {name: (new.distributions[name], old.distributions.get(name)) for name in names}
     return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if theirs and ours.edges == theirs.edges}
 
 
@@ -104,23 +107,59 @@ def _labels(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Test the mix of classes by the chi-squared test; rare ones are one class."""
-    from scipy import stats
-
-    counts = [data.class_counts for data in (new, old)]
-    names = sorted({*counts[0], *counts[1]})
-    table = np.array([[each.get(name, 0) for name in names] for each in counts], float)
+    names = sorted({*new.class_counts, *old.class_counts})
+    table = np.array([[data.class_counts.get(name, 0) for name in names] for data in (new, old)], float)
     totals = table.sum(axis=1)
     if not totals.all():
         return
-    expected = np.outer(totals, table.sum(axis=0)) / totals.sum()
-    is_rare = (expected < _LEAST_EXPECTED).any(axis=0)
-    joined = np.concatenate([table[:, ~is_rare], table[:, is_rare].sum(axis=1, keepdims=True)], axis=1)
-    joined = joined[:, joined.sum(axis=0) > 0]
-    luck = float(stats.chi2_contingency(joined, correction=False).pvalue) if joined.shape[1] > 1 else 1.0
     shares = table / totals[:, None]
     moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
     most = int(np.abs(shares[0] - shares[1]).argmax())
+    luck = _luck_of_mix(_join_rare(table))
     yield Shift(CLASSES, moved, _MOVED, luck, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
+
+
+def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
+    """Test the mix of the old data's frequent words by the chi-squared test, rare ones as one, and all others as one.
+
+    The words of a text come together, so that one more of them says little: every text counts as one draw. That finds
+    less than could be found, and never more. A word that is not listed counts as often as the last one that is.
+    """
+    if not (new.common_words and old.common_words and new.num_training and old.num_training):
+        return
+    names = [word for word in old.common_words if word]
+    shares = np.array([_shares_of_words(data.common_words, names) for data in (new, old)])
+    table = shares * [[new.num_training], [old.num_training]]
+    table = _join_rare(np.hstack([_join_rare(table[:, :-1]), table[:, -1:]]))
+    joined = table / table.sum(axis=1, keepdims=True)
+    moved = float(np.abs(joined[0] - joined[1]).sum() / 2)
+    most = int(np.abs(shares[0] - shares[1])[:-1].argmax())
+    words = (f"{names[most]!r} {row[most]:.1%}" for row in shares)
+    yield Shift(COMMON_WORDS, moved, _OTHERS, _luck_of_mix(table), *words)
+
+
+def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndarray:
+    """Return the shares of words, and of all others as the last."""
+    listed = [count for word, count in counts.items() if word]
+    least = min(listed) if counts.get("") else 0
+    known = np.array([counts.get(name, least) for name in names], float)
+    total = sum(counts.values())
+    return np.array([*known, max(total - known.sum(), 0.0)]) / total
+
+
+def _join_rare(table: np.ndarray) -> np.ndarray:
+    """Return float[2, kinds] of numbers with the kinds as one that are rare in either; none is in neither."""
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / max(table.sum(), 1)
+    is_rare = (expected < _LEAST_EXPECTED).any(axis=0)
+    joined = np.concatenate([table[:, ~is_rare], table[:, is_rare].sum(axis=1, keepdims=True)], axis=1)
+    return joined[:, joined.sum(axis=0) > 0]
+
+
+def _luck_of_mix(table: np.ndarray) -> float:
+    """Return the probability of two mixes as different where both were drawn from the same: the chi-squared test."""
+    from scipy import stats
+
+    return float(stats.chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
 
 
 def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:

@@ -63,8 +63,8 @@ class EncodedExample:
         counts: Counts that its split's statistics add up, as `measuring.COUNTS` has them.
         identity: Equal for equal examples.
         picture: Small picture from which an image's look is taken.
-        figures: Figures of it beside those of the picture, as `measuring.FIGURES` has them: height and width, or words
-            and thousandths of them that are unknown. None where it is not among those that are measured.
+        figures: Figures of it beside those of the picture, as `measuring.FIGURES` has them: height and width, or words,
+            thousandths of them that are unknown, and tenths of bytes for each. None where it is not measured.
     """
 
     fields: Mapping[str, bytes | int]
@@ -181,12 +181,17 @@ class TextEncoder:
         ids = encoded.ids.astype(np.dtype(self.input.stored_dtype).newbyteorder("<")).tobytes()
         wanted = self.input.num_tokens
         kept = min(encoded.num_tokens, wanted)
+        word_length = round(10 * len(content) / encoded.num_tokens)
         return EncodedExample(
             {TextInput.feature: ids, TEXT_FEATURE: content},
             known or identify(content),
             None,
             (encoded.num_tokens > wanted, encoded.num_tokens < wanted, kept, encoded.num_unknown),
-            (min(encoded.num_tokens, MOST_COUNTED), round(1000 * encoded.num_unknown / kept)),
+            (
+                min(encoded.num_tokens, MOST_COUNTED),
+                round(1000 * encoded.num_unknown / kept),
+                min(word_length, MOST_COUNTED),
+            ),
         )
 
 

@@ -54,6 +54,7 @@ FIGURES: Mapping[str, tuple[Figure, ...]] = {
     TEXT: (
         Figure("words", "words of a text", (1, *_HALF_OCTAVES)),
         Figure("unknown_share", "share of its words that are unknown", tuple(i / 20 for i in range(21)), 0.001),
+        Figure("word_length", "bytes of the text for each of its words", tuple(i / 2 for i in range(33)), 0.1),
     ),
 }
 

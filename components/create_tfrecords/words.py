@@ -18,8 +18,10 @@ from components.create_tfrecords.sources.spans import Span, read_content
 from components.create_tfrecords.telling import STEP
 from components.errors import InputError
 from components.identities import identify
-from components.text import split_words
+from components.text import build_vocabulary, split_words
 from components.workers import in_processes
+
+MOST_COMMON = 202  # Ids, as `build_vocabulary` has them: two hundred words, which are half of what is written.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Survey:
 
     words: np.ndarray
     counts: Counter[bytes]
+
+
+def list_common(counts: Counter[bytes]) -> dict[str, int]:
+    """Return how often each of the most frequent words stands in the texts, and under the empty name all others."""
+    ranked = build_vocabulary(counts, MOST_COMMON)
+    common = {word.decode(): counts[word] for word in ranked}
+    return {**common, "": counts.total() - sum(common.values())}
 
 
 def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:

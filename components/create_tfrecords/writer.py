@@ -21,6 +21,7 @@ from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.preparing import Prepared, prepare
 from components.create_tfrecords.splitting import SPLIT_RULE_VERSION
 from components.create_tfrecords.telling import STEP, check_budget, say_content, say_copies, say_statistics
+from components.create_tfrecords.words import list_common
 from components.errors import InputError
 from components.identities import EXAMPLES_FILE, save_identities
 from components.interface import LANGUAGE_MODEL, TASKS, CorpusInput
@@ -130,6 +131,7 @@ def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
         class_names=listing.class_names,
         splits=merger.splits(params.task, listing),
         quarantined=tuple(merger.bad),
+        common_words=list_common(survey.counts) if survey else {},
     )
     check_budget(params, plan, manifest)
     is_copy = copies.in_training_too(splits)

@@ -128,14 +128,17 @@ def test_json_of_another_shape_is_refused(saved, content):
         Manifest.load(saved)
 
 
-_SINCE_THE_FIRST = [field.name for field in dataclasses.fields(Manifest) if field.name != "split_rule_version"]
+_LATER = ("split_rule_version", "common_words")
+_SINCE_THE_FIRST = [field.name for field in dataclasses.fields(Manifest) if field.name not in _LATER]
 
 
-def test_a_manifest_from_before_rules_had_versions_is_of_the_first(saved):
+def test_a_manifest_from_before_rules_had_versions_and_words_were_kept_is_read(saved):
     values = json.loads((saved / "dataset.json").read_text())
-    del values["split_rule_version"]
+    for name in _LATER:
+        del values[name]
     (saved / "dataset.json").write_text(json.dumps(values))
-    assert Manifest.load(saved).split_rule_version == 1
+    manifest = Manifest.load(saved)
+    assert (manifest.split_rule_version, manifest.common_words) == (1, {})
 
 
 @pytest.mark.parametrize("field", _SINCE_THE_FIRST)

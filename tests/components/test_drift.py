@@ -1,8 +1,10 @@
 """Drift is looked for where it is known to be, or not to be: in data drawn from one source, and in changed ones."""
 
 import dataclasses
+import itertools
 import json
 import tarfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +14,17 @@ from PIL import Image, ImageEnhance, ImageFilter
 from components.artifacts import Manifest, Quarantined, Split, TargetStatistics
 from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.measuring import distributions, measure_pictures
-from components.data_sketch import DataSketch
+from components.create_tfrecords.words import list_common
+from components.data_sketch import DataSketch, sketch_at
 from components.drift import EFFECTS, find_shifts
 from components.errors import InputError
-from components.interface import IMAGE, ImageInput
+from components.interface import IMAGE, TEXT, ImageInput
+from components.text import split_words
 from pipelines.cli.main import main
 from tests.html_page import Page
 
 _CIFAR = Path(__file__).parents[3] / "shared" / "data" / "cifar10.tar.xz"
+_IMDB = _CIFAR.with_name("imdb_sample.tar.xz")
 _NUM_EXAMPLES, _NUM_RESAMPLES = 500, 500
 
 
@@ -133,6 +138,36 @@ def test_the_command_says_what_has_drifted(tmp_path, capsys):
     assert "there is no such file" in capsys.readouterr().err
 
 
+def test_words_are_compared_and_vocabularies_are_not(tmp_path, capsys):
+    generator = np.random.default_rng(4)
+    for name, words, count in (("old", "abcdefghij", 900), ("few", "abcdefghij", 60), ("other", "klmnopqrst", 200)):
+        vocabulary = [letter * size for letter in words for size in range(1, 9)]
+        rows = (f"{' '.join(generator.choice(vocabulary, 12))},{i % 2}" for i in range(count))
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+        write_records(
+            WriteParams(f"csv:{tmp_path}/{name}.csv", vocabulary_size=40, num_tokens=12, num_workers=1), tmp_path / name
+        )
+    old, few, other = (sketch_at(str(tmp_path / name)) for name in ("old", "few", "other"))
+    assert len(old.common_words) == 81
+    assert old.common_words[""] == 0
+    assert sum(old.common_words.values()) == 12 * old.num_training
+    assert drifted(few, old) == set()
+    assert drifted(other, old) == {"common words"}
+    assert "unknown_share" in old.distributions, "it is kept for people to look at"
+    assert {shift.figure for shift in find_shifts(few, old)} == {
+        "words",
+        "word_length",
+        "classes",
+        "common words",
+        "set aside",
+    }
+
+
+def num_alarms(draw):
+    """Number of pairs, each drawn from one data set, between which something drifts."""
+    return sum(bool(drifted(*draw(np.random.default_rng(seed)))) for seed in range(_NUM_RESAMPLES))
+
+
 def warmer(image):
     scaled = [band.point(lambda value, k=k: value * k) for band, k in zip(image.split(), (1.1, 1, 0.9), strict=True)]
     return Image.merge("RGB", scaled)
@@ -147,26 +182,127 @@ SHIFTS = {
     "grey": lambda image: image.convert("L").convert("RGB"),
     "cropped to the middle": lambda image: image.crop((6, 6, 26, 26)).resize((32, 32), Image.Resampling.BILINEAR),
     "larger files": lambda image: image.resize((48, 48)),
+    "noisy": lambda image: Image.fromarray(
+        (np.asarray(image) + np.random.default_rng(5).normal(0, 12, (32, 32, 3))).clip(0, 255).astype(np.uint8)
+    ),
     "upside down": lambda image: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
 }
-NOT_FOUND = {"upside down"}  # No figure looks at where things are.
 
 
-@pytest.mark.slow  # Unpacks CIFAR-10 from ../shared/data: 20 s.
+LABEL_SHIFTS = {
+    "a class three times as frequent": lambda labels: np.where(np.arange(len(labels)) % 4 == 0, 3, labels),
+    "a fifth of the labels wrong": lambda labels: np.where(np.arange(len(labels)) % 5 == 0, (labels + 1) % 10, labels),
+}
+# No figure looks at where things are, nor at pictures and labels together.
+NOT_FOUND = {"upside down", "a fifth of the labels wrong"}
+
+
+@pytest.mark.slow  # Unpacks CIFAR-10 from ../shared/data: 30 s.
 @pytest.mark.skipif(not _CIFAR.exists(), reason=f"there is no {_CIFAR}")
 def test_made_shifts_of_photos_are_found_in_500_of_them(capsys):
     with tarfile.open(_CIFAR) as archive:
-        files = [member for member in archive if member.isfile() and "/test/" in member.name]
-        images = [Image.open(archive.extractfile(member)).convert("RGB") for member in files[::3]]
+        files = [member for member in archive if member.isfile() and "/test/" in member.name][::3]
+        images = [Image.open(archive.extractfile(member)).convert("RGB") for member in files]
+    names = [Path(member.name).parent.name for member in files]
+    labels = np.unique(names, return_inverse=True)[1]
+    rows = measured([np.asarray(image) for image in images])
     order = np.random.default_rng(3).permutation(len(images))
-    new, rest = [images[i] for i in order[:_NUM_EXAMPLES]], [images[i] for i in order[_NUM_EXAMPLES:]]
-    old = data(measured([np.asarray(image) for image in rest]))
-    known = {
-        name: drifted(data(measured([np.asarray(change(image)) for image in new])), old)
-        for name, change in SHIFTS.items()
-    }
+    new, rest = order[:_NUM_EXAMPLES], order[_NUM_EXAMPLES:]
+    old = data(rows[rest], labels[rest])
+
+    def look(change):
+        return data(measured([np.asarray(change(images[i])) for i in new]), labels[new])
+
+    known = {name: drifted(look(change), old) for name, change in SHIFTS.items()}
+    known |= {name: drifted(data(rows[new], change(labels[new])), old) for name, change in LABEL_SHIFTS.items()}
+
+    def draw(generator):
+        some, others = np.split(generator.permutation(len(rows)), [_NUM_EXAMPLES])
+        return data(rows[some], labels[some]), data(rows[others], labels[others])
+
+    alarms = num_alarms(draw)
+    tell(capsys, known, alarms)
+    assert {name for name, figures in known.items() if not figures} == NOT_FOUND
+    assert alarms <= _NUM_RESAMPLES * 0.01
+
+
+def tell(capsys, known, alarms):
     with capsys.disabled():
+        print()
         for name, figures in known.items():
             print(f"{name}: {', '.join(sorted(figures)) or 'not found'}")
-    assert {name for name, figures in known.items() if not figures} == NOT_FOUND
-    assert drifted(data(measured([np.asarray(image) for image in new])), old) == set()
+        print(f"false alarms: {alarms} of {_NUM_RESAMPLES}")
+
+
+def with_typos(text, share=0.1):
+    letters = np.frombuffer(text, np.uint8).copy()
+    generator = np.random.default_rng(len(text))
+    places = np.flatnonzero((letters >= ord("a")) & (letters <= ord("z")) & (generator.random(len(letters)) < share))
+    letters[places] = generator.integers(ord("a"), ord("z") + 1, len(places))
+    return letters.tobytes()
+
+
+_ROTATED = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"nopqrstuvwxyzabcdefghijklm")
+TEXT_SHIFTS = {
+    "half as long": lambda text: text[: len(text) // 2],
+    "another language, of words as long": lambda text: text.lower().translate(_ROTATED),
+    "a tenth of the letters mistyped": with_typos,
+    "without articles": lambda text: b" ".join(word for word in split_words(text) if word not in (b"the", b"a", b"an")),
+    "without spaces": lambda text: text.replace(b" ", b""),
+    "marked up": lambda text: b"<p><i>" + text.replace(b". ", b".</i> <i>") + b"</i></p>",
+}
+NOT_FOUND_OF_TEXTS = {"a fifth of the labels wrong"}
+
+
+@pytest.mark.slow  # Reads the sample of IMDB in ../shared/data: 20 s.
+@pytest.mark.skipif(not _IMDB.exists(), reason=f"there is no {_IMDB}")
+def test_made_shifts_of_reviews_are_found_in_500_of_them(capsys):
+    with tarfile.open(_IMDB) as archive:
+        files = [member for member in archive if member.isfile() and member.name.endswith(".txt")]
+        texts = [archive.extractfile(member).read() for member in files]
+    labels = np.array(["/pos/" in member.name for member in files], int)
+    order = np.random.default_rng(3).permutation(len(texts))
+    new, rest = order[:_NUM_EXAMPLES], order[_NUM_EXAMPLES:]
+
+    def sketch(texts, labels):
+        words = [split_words(text) for text in texts]
+        rows = [(len(own), 0, round(10 * len(text) / len(own))) for own, text in zip(words, texts, strict=True)]
+        return of_texts(np.array(rows), labels, list_common(Counter(itertools.chain(*words))))
+
+    def of_texts(rows, labels, common):
+        counts = dict(enumerate(np.bincount(labels, minlength=2).tolist()))
+        figures = distributions(TEXT, rows)
+        return DataSketch(
+            "", "", TEXT, "classification", len(rows), 0, counts, {}, figures, len(rows), common_words=common
+        )
+
+    old = sketch([texts[i] for i in rest], labels[rest])
+    some = [texts[i] for i in new]
+    known = {
+        name: drifted(sketch([change(text) for text in some], labels[new]), old) for name, change in TEXT_SHIFTS.items()
+    }
+    mixed, wrong = np.where(np.arange(len(new)) % 4 == 0, 1, labels[new]), np.arange(len(new)) % 5 == 0
+    known["a class a quarter more frequent"] = drifted(sketch(some, mixed), old)
+    known["a fifth of the labels wrong"] = drifted(sketch(some, np.where(wrong, 1 - labels[new], labels[new])), old)
+
+    # Words are counted once for all that is drawn.
+    words = [Counter(split_words(text)) for text in texts]
+    vocabulary = [word for word, _ in sum(words, Counter()).most_common(1000)]
+    counts = np.array([[own[word] for word in vocabulary] for own in words], np.int32)
+    lengths = np.array([own.total() for own in words])
+    rows = np.array([(n, 0, round(10 * len(text) / n)) for n, text in zip(lengths, texts, strict=True)])
+
+    def count(some):
+        ranked = Counter(dict(zip(vocabulary, counts[some].sum(axis=0).tolist(), strict=True)))
+        others = int(lengths[some].sum()) - ranked.total()
+        common = list_common(ranked)
+        return common | {"": common[""] + others}
+
+    def draw(generator):
+        parts = np.split(generator.permutation(len(texts)), [_NUM_EXAMPLES])
+        return (of_texts(rows[part], labels[part], count(part)) for part in parts)
+
+    alarms = num_alarms(draw)
+    tell(capsys, known, alarms)
+    assert {name for name, figures in known.items() if not figures} == NOT_FOUND_OF_TEXTS
+    assert alarms <= _NUM_RESAMPLES * 0.01

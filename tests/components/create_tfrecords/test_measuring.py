@@ -42,8 +42,8 @@ def test_a_picture_of_one_point_has_no_contrast():
 
 
 def test_a_distribution_has_fixed_bins_and_exact_figures():
-    rows = np.array([[10, 0], [20, 500], [NOT_MEASURED, NOT_MEASURED], [32767, 1000]], np.int16)
-    words, unknown = distributions(TEXT, rows).values()
+    rows = np.array([[10, 0, 52], [20, 500, 48], [NOT_MEASURED] * 3, [32767, 1000, 900]], np.int16)
+    words, unknown, length = distributions(TEXT, rows).values()
     assert words.edges == tuple(map(float, FIGURES[TEXT][0].edges))
     assert (words.num_examples, words.minimum, words.maximum) == (3, 10, 32767)
     assert words.mean == pytest.approx((10 + 20 + 32767) / 3, abs=1e-6)
@@ -51,6 +51,7 @@ def test_a_distribution_has_fixed_bins_and_exact_figures():
     assert words.counts[-1] == 1
     assert (unknown.mean, unknown.maximum) == (0.5, 1.0)
     assert [place for place, count in enumerate(unknown.counts) if count] == [0, 10, 19]
+    assert (length.minimum, length.maximum, length.counts[-1]) == (4.8, 90.0, 1)
     assert unknown.std == pytest.approx(np.std([0, 0.5, 1]), abs=1e-6)
     assert distributions(IMAGE, np.full((4, 7), NOT_MEASURED)) == {}
 
