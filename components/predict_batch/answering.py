@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from components import storage
+from components import fingerprint, storage
 from components.create_tfrecords.sources.spans import place_of
+from components.errors import InputError
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
 from components.predict_batch.begun import Begun
 from components.predict_batch.inputs import Reader, UnusableError
@@ -33,6 +34,7 @@ class Work:
 
     Attributes:
         export: Folder of the model, here or in a bucket.
+        model_digest: Digest of the model.
         use_int8: Whether the int8 model answers.
         num_threads: Threads of one call of the model.
         form: Form of the files.
@@ -41,6 +43,7 @@ class Work:
     """
 
     export: str
+    model_digest: str
     use_int8: bool
     num_threads: int
     form: str
@@ -48,17 +51,33 @@ class Work:
     stored: AnyInput | None
 
 
+def digest_model(export_dir: Path) -> str:
+    """Return the SHA-256 of a model's files, by their names and contents."""
+    files = (path for path in export_dir.rglob("*") if path.is_file())
+    return fingerprint.digest_files({path.relative_to(export_dir).as_posix(): path for path in files})
+
+
 @functools.lru_cache(maxsize=1)
-def _model(export: str, use_int8: bool, num_threads: int) -> ExportedModel:
-    """Return the model that this process answers with, loaded once."""
+def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> ExportedModel:
+    """Return the model that this process answers with, loaded once.
+
+    Raises:
+        InputError: If it is another one than the files were planned for.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        return load_model(storage.localize(export, Path(folder)), use_int8, num_threads)
+        here = storage.localize(export, Path(folder))
+        if (received := digest_model(here)) != digest:
+            raise InputError(
+                f"The model {export} has changed since its answers were planned: expected {digest[:12]}, received "
+                f"{received[:12]}. Run the step again."
+            )
+        return load_model(here, use_int8, num_threads)
 
 
 def answer_part(work: Work, keys: Sequence[str], contents: Sequence[Any] | None, begun: Begun, name: str) -> None:
     """Write the predictions of a run of examples as a file of some name."""
     with _ANSWERING:
-        model = _model(work.export, work.use_int8, work.num_threads)
+        model = _model(work.export, work.model_digest, work.use_int8, work.num_threads)
     reader, aside = Reader(model, work.root, work.stored), list[dict[str, str]]()
     names, outputs = list[str](), list[np.ndarray]()
     readable = _read_all(reader, keys, contents, aside)

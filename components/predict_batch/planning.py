@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from components import fingerprint, storage
-from components.predict_batch.answering import Work
+from components.predict_batch.answering import Work, digest_model
 from components.predict_batch.inputs import Inputs, list_inputs
 from components.predict_batch.params import PredictParams
 from components.serving.exported import ExportedModel, load_model
@@ -25,6 +24,7 @@ class Plan:
         params: Source to read, and the form to write.
         export: Folder of the model, here or in a bucket.
         model: The model.
+        model_digest: Digest of it.
         inputs: The examples.
         digest: Digest of all that decides what the files hold.
         num_files: Number of files.
@@ -33,6 +33,7 @@ class Plan:
     params: PredictParams
     export: str
     model: ExportedModel
+    model_digest: str
     inputs: Inputs
     digest: str
     num_files: int
@@ -54,8 +55,15 @@ class Plan:
 
     def work(self, num_threads: int, export: str = "") -> Work:
         """Return what every worker is told; `export` is the place of a copy of the model."""
-        params, inputs = self.params, self.inputs
-        return Work(export or self.export, params.use_int8, num_threads, params.form, inputs.root, inputs.stored)
+        return Work(
+            export or self.export,
+            self.model_digest,
+            self.params.use_int8,
+            num_threads,
+            self.params.form,
+            self.inputs.root,
+            self.inputs.stored,
+        )
 
 
 def file_name(number: int, num_files: int, form: str) -> str:
@@ -78,18 +86,14 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
         here = storage.localize(export, Path(folder))
         model = load_model(here, params.use_int8)
         inputs = list_inputs(params, model)
-        digest = _digest(params, inputs, here)
-    return Plan(params, export, model, inputs, digest, -(-len(inputs.keys) // params.part_examples))
+        model_digest = digest_model(here)
+    num_files = -(-len(inputs.keys) // params.part_examples)
+    return Plan(params, export, model, model_digest, inputs, _digest(params, inputs, model_digest), num_files)
 
 
-def _digest(params: PredictParams, inputs: Inputs, export_dir: Path) -> str:
+def _digest(params: PredictParams, inputs: Inputs, model_digest: str) -> str:
     """Return the SHA-256 of all that decides what the files hold: what was begun with another is not gone on with."""
     code = fingerprint.code_of(["components.predict_batch.answering"])
-    facts = [params.form, params.use_int8, params.part_examples, inputs.version, code.digest, code.versions()]
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for folder, folders, names in os.walk(export_dir):
-        folders.sort()
-        for name in sorted(names):
-            content = hashlib.sha256(storage.read_bytes(os.path.join(folder, name))).digest()
-            digest.update(os.path.relpath(os.path.join(folder, name), export_dir).encode() + b"\0" + content)
-    return digest.hexdigest()
+    of_params = [params.form, params.use_int8, params.part_examples]
+    facts = [*of_params, inputs.version, model_digest, code.digest, code.versions()]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -11,6 +11,7 @@ from components.artifacts import Manifest, file_crc32c
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.predict_batch import PredictParams, predict_batch, predicting
+from components.predict_batch.begun import Begun
 from components.predict_batch.joining import predict_to_file
 from components.predict_batch.planning import plan_answers
 from components.records import encode_example, frame_record, load_split
@@ -102,6 +103,15 @@ def test_what_was_begun_on_other_data_is_begun_anew(export_dir, pictures, tmp_pa
     (pictures / "a" / "0000.png").unlink()
     assert predict_batch(params, export_dir, tmp_path / "out").num_predicted == 21
     assert len(read_lines(tmp_path / "out")) == 21
+
+
+def test_a_model_that_changes_meanwhile_answers_nothing(export_dir, pictures, tmp_path):
+    shutil.copytree(export_dir, tmp_path / "export")
+    plan = plan_answers(PredictParams(f"images:{pictures}", num_workers=1), f"{tmp_path}/export")
+    (tmp_path / "export" / "model_int8.tflite").unlink()
+    with pytest.raises(InputError, match=rf"The model {tmp_path}/export has changed since its answers were planned"):
+        predicting.answer_files(plan, Begun(f"{tmp_path}/begun"), [0])
+    assert not (tmp_path / "begun").exists()
 
 
 def test_two_processes_write_the_same_as_one(export_dir, pictures, tmp_path):
