@@ -147,11 +147,11 @@ def _listen(
             else:
                 yield message["done"], compiler.read_outcome(message["outcome"])
                 current += 1
+        if current == len(compilations):  # How long it takes to end is nobody's concern.
+            return
         seconds = time.monotonic() - started
-        if chunk == "":  # The pipe's other end is closed.
-            code = child.wait()
-            if current < len(compilations):  # Even with exit code 0: the model's code may have called sys.exit.
-                yield current, Outcome(CRASHED, _describe_death(code, log), compile_seconds=seconds)
+        if chunk == "":  # The pipe's other end is closed; even with exit code 0: the model may have called sys.exit.
+            yield current, Outcome(CRASHED, _describe_death(child.wait(), log), compile_seconds=seconds)
             return
         if time.monotonic() - said > _SAY_EVERY_SECONDS:
             said = time.monotonic()

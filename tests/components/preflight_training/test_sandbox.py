@@ -18,7 +18,7 @@ import pytest
 
 from components.errors import InputError
 from components.preflight_training import sandbox
-from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
+from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
 from tests.components.preflight_training.conftest import (
     LIMITS,
     SMALL,
@@ -146,6 +146,17 @@ def test_comment_in_the_model_compiles_nothing_again_and_a_changed_layer_does(mo
     assert same == first  # and found the very program compiled, with the time that took.
     model_file("layers.Flatten = layers.GlobalAveragePooling2D")
     assert compile_one(task, tmp_path).parameters == 20 != first.parameters
+
+
+def test_a_child_that_has_answered_and_does_not_end_is_not_waited_for(monkeypatch, tmp_path):
+    """After a large program the compiler may take minutes to end."""
+    outcome = json.dumps(dataclasses.asdict(Outcome(DOES_NOT_FIT, "too large")))
+    lines = f'{{"started": 0}}\n{{"done": 0, "outcome": {outcome}}}\n'
+    code = f"import os, sys, time; os.write(int(sys.argv[-1]), {lines!r}.encode()); time.sleep(600)"
+    run = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **how: run([words[0], "-c", code, words[-1]], **how))
+    monkeypatch.setattr(sandbox, "_SAY_EVERY_SECONDS", 0.0)
+    assert compile_one(make_task(), tmp_path).reason == "too large"
 
 
 @pytest.mark.slow  # Two compilers in processes of their own: 10 s.
