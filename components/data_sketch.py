@@ -90,24 +90,30 @@ def sketch_at(place: str) -> DataSketch:
     return DataSketch.make(Manifest.read_from(place)) if origin is None else sketch_of(origin)
 
 
-def sketch_of(origin: Origin) -> DataSketch:
-    """Return the sketch that a registered version keeps of the data that it was made of.
+def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
+    """Return a sketch that a registered version keeps: by default of the data that it was made of.
+
+    Args:
+        origin: Origin of the version.
+        name: Name of the sketch in its lineage.
 
     Raises:
         InputError: If it keeps none, or none of this version.
     """
-    kept: Any = origin.lineage.get(SKETCH)
-    advice = "Compare with the records of its run, or register it anew: the next promoted run keeps one."
+    kept: Any = origin.lineage.get(name)
+    what = "data" if name == SKETCH else name
+    advice = "The next promoted run keeps one" + ("; compare with records until then." if name == SKETCH else ".")
     if not kept:
         raise InputError(
-            f"Cannot compare data with those of {origin.name}: expected a version that keeps a sketch of its data, "
-            f"received one from before versions kept it, or of another tool. {advice}"
+            f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}, "
+            f"received one that has none: of another task or tool, or from before versions kept it. {advice}"
         )
     try:
-        sketch: DataSketch = schema.read(kept, DataSketch, SKETCH, any_version=True)
+        sketch: DataSketch = schema.read(kept, DataSketch, name, any_version=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot compare data with those of {origin.name}: its sketch is not of this version ({error!r}). {advice}"
+            f"Cannot compare {what} with those of {origin.name}: its sketch is not of this version ({error!r}). "
+            f"{advice}"
         ) from error
     return sketch
 

@@ -71,7 +71,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
                 f"{theirs}. Name records of the same kind."
             )
     compared = [*_figures(new, old), *_labels(new, old), *_words(new, old), *_set_aside(new, old)]
-    allowed = (1 - confidence) / len(compared)
+    allowed = (1 - confidence) / max(len(compared), 1)
     judged = [
         dataclasses.replace(shift, drifted=shift.luck < allowed and shift.effect >= EFFECTS[shift.measure])
         for shift in compared
@@ -181,6 +181,8 @@ def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Test the share of unreadable inputs by Fisher's exact test."""
     from scipy import stats
 
+    if not (new.num_set_aside or old.num_set_aside):
+        return
     tables = [(data.num_set_aside, data.num_examples) for data in (new, old)]
     shares = [bad / (bad + good) for bad, good in tables]
     luck = float(stats.fisher_exact(np.array(tables)).pvalue)

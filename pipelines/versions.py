@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from components.answers import ANSWERS
 from components.data_sketch import SKETCH
 from components.errors import InputError
 from components.interface import judged_figure
@@ -93,14 +94,14 @@ def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
 
 
 def as_text(description: Mapping[str, Any]) -> str:
-    """Return a description, to be read by people: without checksums and the sketch of the data."""
+    """Return a description, to be read by people: without checksums and sketches."""
     shown = {name: value for name, value in description.items() if name not in ("files", "history", "lineage")}
     moves = [
         f"{move['time']}  {move['by']:<9}{move['previous'] or '-'} → {move['version']}  {move['reason']}"
         for move in description["history"]
     ]
     facts = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=120)
-    lineage = {name: value for name, value in description["lineage"].items() if name != SKETCH}
+    lineage = {name: value for name, value in description["lineage"].items() if name not in (SKETCH, ANSWERS)}
     lineage_text = yaml.safe_dump({"lineage": lineage}, allow_unicode=True, width=120)
     return f"{facts}{lineage_text}history:\n" + "\n".join(f"  {move}" for move in moves)
 

@@ -97,7 +97,9 @@ HELD_BY = {
         tests/components/serving/test_server.py::test_small_requests_do_not_wait_for_large_ones""",
     "A request that two": """
         tests/components/serving/test_connections.py::test_what_could_be_understood_in_two_ways_is_refused""",
-    "Its log holds": "tests/components/serving/test_application.py::test_log_has_a_line_per_request_and_no_content",
+    "Its logs hold": """
+        tests/components/serving/test_application.py::test_log_has_a_line_per_request_and_no_content
+        tests/components/serving/test_prediction_log.py::test_a_line_says_what_was_answered_and_not_what_was_asked""",
     "What is installed": """
         tests/test_repository.py::test_the_lock_names_no_index_and_pins_every_package_with_hashes
         tests/test_supply.py::test_the_images_are_built_on_one_of_a_known_digest""",

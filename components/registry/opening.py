@@ -48,6 +48,11 @@ class Origin:
     name: str
     lineage: Mapping[str, Any]
 
+    @property
+    def number(self) -> str:
+        """The version's number."""
+        return self.name.rpartition(" ")[2]
+
 
 def origin_of(text: str) -> Origin | None:
     """Return the origin of `REGISTRY/MODEL@VERSION_OR_ALIAS`; None if the text is not such a reference.

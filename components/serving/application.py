@@ -1,6 +1,7 @@
 """The ASGI application: routes, limits, and JSON whatever happens."""
 
 import asyncio
+import base64
 import contextlib
 import functools
 import importlib.metadata
@@ -8,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomErro
 from components.serving.instances import PredictRequest, TooLargeError, parse_image, parse_request, render_predictions
 from components.serving.metrics import CONTENT_TYPE, Metrics
 from components.serving.params import ServeParams
+from components.serving.prediction_log import Content, PredictionLog
 
 _BODY_TIMEOUT_SECONDS = 30.0
 _MAX_THREADS = 4  # Each may decode an image of `max_image_pixels`, 120 MB, that a small file claims to be.
@@ -43,10 +45,14 @@ class Application:
     """Answers for one model: 503 until it is given one by `ready`, and again once told to `stop`.
 
     `asgi` is the application as a server calls it.
+
+    Args:
+        params: Load to take, and routes.
+        log: Log that gets predictions, if any.
     """
 
-    def __init__(self, params: ServeParams) -> None:
-        self._params = params
+    def __init__(self, params: ServeParams, log: PredictionLog | None = None) -> None:
+        self._params, self._log = params, log
         self._state = "loading"
         self._num_requests = 0
         self._held = HeldBytes(params.max_held_bytes)
@@ -165,6 +171,7 @@ class Application:
         # Off the event loop, which a large body or image would block for all others.
         asked = await self._parse(request, body)
         outputs = await self._outputs(request, asked, hold)
+        self._log_outputs(request, outputs, functools.partial(_content, body, _is_image(request)))
         if outputs.size <= _RENDERED_AT_ONCE:  # In some 50 µs, which changing threads would take too.
             content = render_predictions(self._model, outputs, asked.top)
         else:
@@ -174,8 +181,13 @@ class Application:
     async def _infer(self, request: Request, body: bytearray, hold: Hold) -> Response:
         asked, given_id = await self._threads.run(len(body), kserve.parse_infer, body, self._model, self._params)
         outputs = await self._outputs(request, asked, hold)
+        self._log_outputs(request, outputs)
         content = await self._threads.run(outputs.size, kserve.render_infer, self._name, self._model, outputs, given_id)
         return Response(content, media_type="application/json")
+
+    def _log_outputs(self, request: Request, outputs: np.ndarray, content: Content | None = None) -> None:
+        if self._log:
+            self._log.add(self._model, outputs, time.perf_counter() - request.state.start, content)
 
     async def _outputs(self, request: Request, asked: PredictRequest, hold: Hold) -> np.ndarray:
         self._hold_instances(hold, asked)
@@ -188,7 +200,7 @@ class Application:
 
     async def _parse(self, request: Request, body: bytearray) -> PredictRequest:
         parse: Any = (parse_request, body, self._model.reader)
-        if request.headers.get("content-type", "").startswith("image/"):
+        if _is_image(request):
             parse = (parse_image, body, self._model.reader, request.query_params.get("top"))
         return await self._threads.run(len(body), *parse, self._params)
 
@@ -238,6 +250,19 @@ def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaita
     return Route(path, named, methods=[method])
 
 
+def _is_image(request: Request) -> bool:
+    """Return whether the body is an image file, and no JSON."""
+    return request.headers.get("content-type", "").startswith("image/")
+
+
+def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
+    """Return the instances of a body as JSON has them."""
+    if is_image:
+        return [{"b64": base64.b64encode(body).decode()}]
+    instances: Sequence[Any] = json.loads(body)["instances"]
+    return instances
+
+
 @functools.cache
 def _version() -> str:
     """Return this package's version; the image that serves has its files alone."""
@@ -270,6 +295,7 @@ class _AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start, status = time.perf_counter(), _CLIENT_LEFT
         state = scope.setdefault("state", {})
+        state["start"] = start
 
         async def watch(message: Message) -> None:
             nonlocal status

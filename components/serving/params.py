@@ -53,6 +53,10 @@ class ServeParams:
         max_decode_seconds: Processor time for the image files of a request; one that takes longer gets 400.
         max_held_bytes: Bytes of bodies and instances that all requests hold together. Where they do not suffice, the
             request whose body has been arriving for the longest time gets 503, else the one that needs more.
+        log: File that gets a JSON line for a share of the predictions, without what was asked: time, model, version,
+            class, confidence, milliseconds; `tpu-pipelines monitor` reads it. Empty logs none.
+        log_share: Share of the predictions that are logged.
+        log_content: Log also what was asked, but of KServe's second protocol.
     """
 
     host: str = "127.0.0.1"
@@ -72,6 +76,9 @@ class ServeParams:
     max_request_pixels: int = 67_108_864
     max_decode_seconds: float = 2.0
     max_held_bytes: int = 134_217_728
+    log: str = ""
+    log_share: float = 0.1
+    log_content: bool = False
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -83,6 +90,8 @@ class ServeParams:
             value = getattr(self, name)
             if not value >= least:  # Written so that NaN fails.
                 raise InputError(f"{name} must be at least {least}. Received: {name}={value}.")
+        if not 0 < self.log_share <= 1:
+            raise InputError(f"log_share must be above 0 and at most 1. Received: log_share={self.log_share}.")
         if self.port > _HIGHEST_PORT:
             raise InputError(f"port must be at most {_HIGHEST_PORT}. Received: port={self.port}.")
         for name in ("health_route", "predict_route"):

@@ -17,11 +17,13 @@ import uvicorn
 
 from components.errors import InputError
 from components.interface import ImageInput
+from components.registry.reference import VERSIONS_DIR
 from components.registry.versions import fetch_folder
 from components.serving.application import Application
 from components.serving.connections import Connection, Places, connection_limit
 from components.serving.exported import ExportedModel, load_model
 from components.serving.params import ServeParams
+from components.serving.prediction_log import PredictionLog
 from components.table import printable
 
 # Longer than Google's load balancers keep theirs (600 s), which would otherwise meet connections just closed:
@@ -46,12 +48,32 @@ def serve(export_uri: str, params: ServeParams) -> None:
     Raises:
         InputError: If it cannot listen there, or the export is missing or damaged.
     """
-    with _listen(params.host, params.port) as listener, tempfile.TemporaryDirectory(prefix="serving-") as work:
-        asyncio.run(_serve(listener, export_uri, params, Path(work)))
+    with (
+        _listen(params.host, params.port) as listener,
+        _open_log(params, export_uri) as log,
+        tempfile.TemporaryDirectory(prefix="serving-") as work,
+    ):
+        asyncio.run(_serve(listener, export_uri, params, Path(work), log))
 
 
-async def _serve(listener: socket.socket, export_uri: str, params: ServeParams, work: Path) -> None:
-    application = Application(params)
+@contextlib.contextmanager
+def _open_log(params: ServeParams, export_uri: str) -> Iterator[PredictionLog | None]:
+    """Open the log of predictions, if there is to be one; a version is known by its place in a registry's folder."""
+    if not params.log:
+        yield None
+        return
+    *_, versions, number, _ = ("", "", *Path(export_uri).absolute().parts)
+    log = PredictionLog(params.log, params.log_share, params.log_content, number if versions == VERSIONS_DIR else "")
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+async def _serve(
+    listener: socket.socket, export_uri: str, params: ServeParams, work: Path, log: PredictionLog | None
+) -> None:
+    application = Application(params, log)
     connection = functools.partial(Connection, Places(connection_limit(params.max_connections)))
     server = _Server(
         uvicorn.Config(

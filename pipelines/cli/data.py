@@ -1,8 +1,8 @@
-"""Commands about data: drift."""
+"""Commands about data and predictions: drift, monitor."""
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.cli.options import DONE, REJECTED, show_text, user_path
@@ -27,16 +27,14 @@ def _add_drift(commands: Any) -> None:
         metavar="RECORDS",
         help="the records to compare them with, or REGISTRY/MODEL@VERSION_OR_ALIAS",
     )
-    drift.add_argument(
-        "--confidence",
-        type=_confidence,
-        default=0.99,
-        metavar="SHARE",
-        help="of data that are alike, so many drift in no figure (default: 0.99)",
-    )
+    _add_confidence(drift, "of data that are alike, so many drift in no figure (default: 0.99)")
     drift.add_argument("--output", type=user_path, metavar="FILE", help="page to write, as drift.html")
     drift.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     drift.set_defaults(command=_drift)
+
+
+def _add_confidence(command: argparse.ArgumentParser, words: str) -> None:
+    command.add_argument("--confidence", type=_confidence, default=0.99, metavar="SHARE", help=words)
 
 
 def _confidence(text: str) -> float:
@@ -59,21 +57,67 @@ def _drift(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_dict(shifts)))
     else:
-        from components.table import lay_out
-
-        rows = [
-            (
-                shift.figure,
-                shift.now,
-                shift.before,
-                f"{shift.effect:.3f}",
-                f"{shift.luck:.2g}",
-                "drifted" if shift.drifted else "",
-            )
-            for shift in shifts
-        ]
-        show_text("\n".join(lay_out(_COLUMNS, rows)))
+        show_text(_as_table(shifts))
     return REJECTED if any(shift.drifted for shift in shifts) else DONE
 
 
-COMMANDS: tuple[Callable[[Any], None], ...] = (_add_drift,)
+def _add_monitor(commands: Any) -> None:
+    monitor = commands.add_parser(
+        "monitor",
+        epilog="Example: tpu-pipelines monitor log.jsonl --against runs/registry/digits@champion --latency-ms 50",
+        help="whether a server's predictions look like those evaluated: 0 no drift, 3 drifted",
+        description="Compare the predictions that a server has logged (`tpu-pipelines serve --log FILE`) with those "
+        "that the version's evaluation saw: confidence and mix of classes, by the rules of `drift`, and their time "
+        "with a limit that 95 of 100 are to keep to.",
+    )
+    monitor.add_argument("log", type=user_path, metavar="LOG", help="file that the server wrote")
+    monitor.add_argument(
+        "--against", required=True, metavar="VERSION", help="version that answered: REGISTRY/MODEL@VERSION_OR_ALIAS"
+    )
+    monitor.add_argument("--latency-ms", type=_positive, metavar="MS", help="time that 95 of 100 predictions may take")
+    _add_confidence(monitor, "of logs like the evaluation, so many drift in no figure (default: 0.99)")
+    monitor.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
+    monitor.set_defaults(command=_monitor)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, received {text}")
+    return value
+
+
+def _monitor(arguments: argparse.Namespace) -> int:
+    from pipelines.monitoring import watch
+
+    watched = watch(arguments.log, arguments.against, arguments.latency_ms, arguments.confidence)
+    if arguments.json:
+        print(json.dumps(watched.as_dict()))
+    else:
+        half, most = watched.ms
+        rest = "".join(f", without {count:,} lines: {reason}" for reason, count in watched.left_out.items())
+        times = f"half in {half:g} ms, 95 % in {most:g} ms"
+        print(f"{watched.num_predictions:,} predictions of {watched.version}{rest}; {times}")
+        show_text(_as_table(watched.shifts))
+    return REJECTED if watched.drifted else DONE
+
+
+def _as_table(shifts: Sequence[Any]) -> str:
+    """Return differences to be read by people."""
+    from components.table import lay_out
+
+    rows = [
+        (
+            shift.figure,
+            shift.now,
+            shift.before,
+            f"{shift.effect:.3f}",
+            f"{shift.luck:.2g}",
+            "drifted" if shift.drifted else "",
+        )
+        for shift in shifts
+    ]
+    return "\n".join(lay_out(_COLUMNS, rows))
+
+
+COMMANDS: tuple[Callable[[Any], None], ...] = (_add_drift, _add_monitor)

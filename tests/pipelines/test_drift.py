@@ -32,7 +32,10 @@ def test_a_version_keeps_what_its_data_are_compared_by(finished_run, tmp_path, c
     capsys.readouterr()
     shutil.copytree(finished_run[0] / "registry", tmp_path / "registry")
     described = tmp_path / "registry" / "digits" / "versions" / "0001" / "version.json"
-    for kept, message in ((None, "from before versions kept it"), ({"kind": 3}, "its sketch is not of this version")):
+    for kept, message in (
+        (None, "or from before versions kept it"),
+        ({"kind": 3}, "its sketch is not of this version"),
+    ):
         raw = json.loads(described.read_text())
         described.write_text(json.dumps(raw | {"lineage": {"sketch": kept}}))
         assert main(["drift", str(records), "--against", f"{tmp_path}/registry/digits@0001"]) == 2
@@ -113,5 +116,7 @@ def test_a_version_on_vertex_keeps_the_sketch_in_its_bucket(fake, federated, buc
     version = VertexTarget(params, registry).register(*write_model(tmp_path / "made", "one"), **facts)
     assert sketch_at(f"{registry.root}/digits@{version.number}") == sketch
     bucket.blob(f"{version.uri.removeprefix('gs://bucket/')}/version.json").delete()
-    with pytest.raises(InputError, match="digits 1: expected a version that keeps a sketch of its data, received one"):
+    with pytest.raises(
+        InputError, match="digits 1: expected a version that keeps a sketch of its data, received one that has none"
+    ):
         sketch_at(f"{registry.root}/digits@{version.number}")

@@ -1,0 +1,118 @@
+"""A log of predictions, for `tpu-pipelines monitor`: one JSON line for each that is drawn."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import queue
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from components.errors import InputError
+from components.interface import MULTI_LABEL, REGRESSION
+from components.serving.exported import ExportedModel
+
+_MOST_WAITING = 1000  # Requests; where what was asked goes with them, each may hold a body.
+_MOST_WAITING_BODIES = 32
+_END_SECONDS = 5.0
+
+Content = Callable[[], Sequence[Any]]  # Instances of a request, as JSON has them; parsed where nobody waits for it.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answers:
+    model: ExportedModel
+    time: datetime.datetime
+    outputs: np.ndarray
+    places: Sequence[int]
+    seconds: float
+    content: Content | None
+
+
+class PredictionLog:
+    """A file that gets a share of all predictions, written by a thread of its own.
+
+    No answer waits for it: what the file does not take in time is left out, and the first failure is told on stderr.
+
+    Args:
+        path: The file; lines are added to it.
+        share: Share of the predictions that are logged, above 0.
+        with_content: Whether what was asked is logged too.
+        version: The version of the model, as its registry has it; empty where it is of none.
+
+    Raises:
+        InputError: If the file cannot be written.
+    """
+
+    def __init__(self, path: str, share: float, with_content: bool = False, version: str = "") -> None:
+        try:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise InputError(
+                f"Cannot log predictions to {path}: {error.strerror}. Expected a file that can be written, in a folder "
+                "that is there. Choose another --log."
+            ) from error
+        self._share, self._with_content, self._version = share, with_content, version
+        self._waiting: queue.Queue[_Answers | None] = queue.Queue(
+            _MOST_WAITING_BODIES if with_content else _MOST_WAITING
+        )
+        self._has_failed = False
+        self._random = random.Random()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def add(self, model: ExportedModel, outputs: np.ndarray, seconds: float, content: Content | None = None) -> None:
+        """Draw from the predictions of a request, float32[N, …], which took so long; returns at once."""
+        places = [place for place in range(len(outputs)) if self._random.random() < self._share]
+        if places:
+            time = datetime.datetime.now(datetime.UTC)
+            content = content if self._with_content else None
+            with contextlib.suppress(queue.Full):
+                self._waiting.put_nowait(_Answers(model, time, outputs, places, seconds, content))
+
+    def close(self) -> None:
+        """Write what waits, for some seconds at most, and close the file."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=_END_SECONDS)
+            self._thread.join(_END_SECONDS)
+        if not self._thread.is_alive():
+            self._file.close()
+
+    def _run(self) -> None:
+        while (answers := self._waiting.get()) is not None:
+            try:
+                self._file.write("".join(self._lines(answers)).encode())
+            except Exception as error:  # Whatever it is, the server answers on.
+                if not self._has_failed:
+                    message = f"Predictions are missing from the log: {error!r}; told once."
+                    print(json.dumps({"severity": "ERROR", "message": message}), file=sys.stderr, flush=True)
+                self._has_failed = True
+
+    def _lines(self, answers: _Answers) -> Iterator[str]:
+        model, contents = answers.model, answers.content() if answers.content else None
+        for place in answers.places:
+            line = {
+                "time": answers.time.isoformat(timespec="milliseconds"),
+                "model": model.name,
+                "version": self._version,
+                **_say(model, answers.outputs[place]),
+                "ms": round(answers.seconds * 1e3, 2),
+            }
+            if contents is not None:
+                line["content"] = contents[place]
+            yield json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _say(model: ExportedModel, output: np.ndarray) -> dict[str, Any]:
+    answer = model.answer(output)
+    if model.task == REGRESSION:
+        return {"values": dict(answer)}
+    if model.task == MULTI_LABEL:
+        return {"labels": dict(answer)}
+    name, confidence = answer[0]
+    return {"class": name, "confidence": confidence}

@@ -1,0 +1,106 @@
+"""Claims about predictions that were logged beside those that a version's evaluation saw."""
+
+import json
+
+import numpy as np
+import pytest
+
+from components.artifacts import ModelInfo
+from components.errors import InputError
+from components.serving.exported import ExportedModel
+from components.serving.prediction_log import PredictionLog
+from pipelines.cli.main import main
+from pipelines.monitoring import watch
+
+
+@pytest.fixture(scope="module")
+def version(finished_run):
+    return f"{finished_run[0]}/registry/digits@champion"
+
+
+@pytest.fixture(scope="module")
+def outputs(finished_run):
+    with np.load(finished_run[0] / "digits" / "evaluation" / "predictions.npz") as predictions:
+        return predictions["probabilities"]
+
+
+@pytest.fixture
+def write(finished_run, tmp_path):
+    """Logs answers as the server does; returns the file."""
+    info = ModelInfo.load(finished_run[0] / "digits" / "model")
+    model = ExportedModel("digits", info.class_names, info.input, None, info.input)
+
+    def write(outputs, version="0001", ms=2.0):
+        log = PredictionLog(str(tmp_path / "log.jsonl"), 1.0, version=version)
+        log.add(model, outputs, ms / 1e3)
+        log.close()
+        return tmp_path / "log.jsonl"
+
+    return write
+
+
+def drifted(watched):
+    return {shift.figure for shift in watched.shifts if shift.drifted}
+
+
+def test_answers_like_those_of_the_evaluation_do_not_drift(version, outputs, write):
+    watched = watch(write(outputs[::2]), version, latency_ms=10)
+    assert (watched.version, watched.num_predictions, watched.ms) == ("digits 0001", len(outputs[::2]), (2.0, 2.0))
+    assert [shift.figure for shift in watched.shifts if shift.drifted] == []
+    assert {shift.figure for shift in watched.shifts} == {"confidence", "classes", "latency"}
+
+
+def test_less_confidence_does(version, outputs, write):
+    unsure = 0.5 * outputs + 0.5 / outputs.shape[1]
+    assert drifted(watch(write(unsure), version)) == {"confidence"}
+
+
+def test_other_classes_and_slow_answers_do(version, outputs, write):
+    order = np.argsort(outputs.argmax(axis=1), kind="stable")
+    assert "classes" in drifted(watch(write(outputs[order[:200]], ms=20.0), version))
+    assert "latency" in drifted(watch(write(outputs), version, latency_ms=10))
+
+
+def test_few_slow_answers_are_chance(version, outputs, write):
+    write(outputs[:96])
+    watched = watch(write(outputs[96:102], ms=50.0), version, latency_ms=10)
+    (latency,) = (shift for shift in watched.shifts if shift.figure == "latency")
+    assert latency.effect == pytest.approx(6 / 102)
+    assert not latency.drifted
+
+
+def test_lines_of_others_and_damaged_ones_are_left_out_and_said(version, outputs, write, capsys):
+    path = write(outputs)
+    write(outputs[:7], version="0002")
+    with open(path, "a") as file:
+        file.write('{"time": "20')
+    assert main(["monitor", str(path), "--against", version, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["left_out"] == {"of version 0002": 7, "no prediction of a class": 1}
+    assert main(["monitor", str(path), "--against", version, "--latency-ms", "0.1"]) == 3
+    out = capsys.readouterr().out
+    assert f"{len(outputs)} predictions of digits 0001, without 7 lines: of version 0002" in out
+    assert "0.1 ms allowed" in out
+
+
+def test_a_log_without_predictions_of_the_version_is_refused(version, outputs, write, tmp_path):
+    with pytest.raises(InputError, match="expected lines of its predictions of a class, received 7 of version 0002"):
+        watch(write(outputs[:7], version="0002"), version)
+    with pytest.raises(InputError, match=r"Cannot read .*nowhere\.jsonl: No such file"):
+        watch(tmp_path / "nowhere.jsonl", version)
+    with pytest.raises(InputError, match="expected a registered version"):
+        watch(tmp_path / "log.jsonl", "runs/digits")
+
+
+def test_false_alarms_are_rare(version, outputs, write):
+    """Of pairs that are drawn from the same answers; the version's own are one half of them."""
+    from components.answers import sketch_outputs
+    from components.drift import find_shifts
+
+    generator, alarms = np.random.default_rng(0), 0
+    names = [f"{i}" for i in range(outputs.shape[1])]
+    for _ in range(500):
+        order = generator.permutation(len(outputs))
+        new, old = (sketch_outputs("", names, outputs[part]) for part in (order[:200], order[200:]))
+        alarms += any(shift.drifted for shift in find_shifts(new, old))
+    assert alarms <= 5
