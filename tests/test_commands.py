@@ -126,7 +126,7 @@ def test_tensorboard_shows_the_curves(tmp_path):
 def test_the_steps_commands_run_as_they_stand(tmp_path):
     """Each once, in the order in which deploy_model's README has them; then those of the others."""
     order = ["create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model"]
-    order.append("predict_batch")
+    order += ["predict_batch", "find_drift"]
     steps = [one for one in commands(in_blocks) if one.startswith("python -m components.") and "images:DIR" not in one]
     for command in sorted(steps, key=lambda one: (order.index(one.split()[2].split(".")[1]), "--minimum" not in one)):
         done = subprocess.run(_here(command, tmp_path), capture_output=True, text=True, cwd=tmp_path, check=False)

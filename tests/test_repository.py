@@ -12,6 +12,7 @@ from components.create_tfrecords import WriteParams
 from components.deploy_model import DeployParams
 from components.evaluate_model import EvaluateParams
 from components.export_model import ExportParams
+from components.find_drift import DriftParams
 from components.predict_batch import PredictParams
 from components.preflight_training import PreflightParams
 from components.train_model import TrainParams
@@ -25,6 +26,7 @@ STEPS = {
     "export_model": ExportParams,
     "deploy_model": DeployParams,
     "predict_batch": PredictParams,
+    "find_drift": DriftParams,
 }
 USES = {"predict_batch": "create_tfrecords"}  # It answers what that one reads: the sources are the same.
 ALLOWED_TOP_LEVEL = {"components", "pipelines", "docker", "tests", "pyproject.toml", "README.md", "Makefile"}

@@ -19,7 +19,7 @@ from components.serving.exported import ExportedModel
 
 _MOST_WAITING = 1000  # Requests; where what was asked goes with them, each may hold a body.
 _MOST_WAITING_BODIES = 32
-_END_SECONDS = 5.0
+_END_SECONDS = 2.0
 
 Content = Callable[[], Sequence[Any]]  # Instances of a request, as JSON has them; parsed where nobody waits for it.
 

@@ -51,7 +51,7 @@ def _drift(arguments: argparse.Namespace) -> int:
     new, old = (sketch_at(place) for place in (arguments.records, arguments.against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
-        from pipelines.drift_page import write_page
+        from components.find_drift.drift_page import write_page
 
         write_page(new, old, shifts, arguments.output)
     if arguments.json:

@@ -8,10 +8,13 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kfp import dsl
+from sklearn.datasets import load_digits
 
 from components import command_line
+from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.machine_spec import PaidMachine
@@ -29,6 +32,7 @@ _STEPS = {
     "export_model": "ExportParams",
     "deploy_model": "DeployParams",
     "predict_batch": "PredictParams",
+    "find_drift": "DriftParams",
 }
 
 
@@ -82,6 +86,7 @@ def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_j
     values["TrainParams"] = {"model": "digits_cnn", "model_parameters": {"filters": 4}, "epochs": 7}
     values["TrainParams"]["stages"] = (Stage(3, ("conv*",)), Stage(4, learning_rate=0.5))
     values["PreflightParams"] = {"training": TrainParams(**values["TrainParams"]), "paid": PaidMachine("v6e-1")}
+    values["DriftParams"] = {"against": "registry/digits@champion"}
     values["EvaluateParams"] = {"minimum": {"accuracy": 1.0}, "top_k": 3}
     values["DeployParams"] = {"registry": "r", "model_name": "m", "lineage": {"config": {"epochs": 4}}}
     params = _params(step)(**values.get(_STEPS[step], {}))
@@ -255,6 +260,24 @@ def test_predict_batch_component_answers(digits_records, exported_digits, tmp_pa
     assert _record(predictions)["state"] == "succeeded"
 
 
+def test_find_drift_component_says_what_has_drifted_and_fails_only_where_it_is_to(digits_records, tmp_path):
+    drift, page = (_artifact(kind, tmp_path, kind.__name__) for kind in (dsl.Artifact, dsl.HTML))
+    digits = load_digits()
+    np.savez(tmp_path / "pale.npz", x=(digits.images * 9).astype(np.uint8), y=digits.target)
+    write_records(WriteParams(f"npz:{tmp_path}/pale.npz", num_workers=1), tmp_path / "pale")
+    records = dsl.Dataset(name="records", uri=str(tmp_path / "pale"))
+    find = _component("find_drift").python_func
+    assert find(records=records, drift=drift, page=page, against=str(tmp_path / "pale")) is False
+    assert drift.metadata == {"alike": True, "drifted": []}
+    assert find(records=records, drift=drift, page=page, against=str(digits_records)) is True
+    assert {"brightness", "contrast"} <= set(drift.metadata["drifted"])
+    assert Path(page.path).read_text() == (Path(drift.path) / "drift.html").read_text()
+    assert json.loads((Path(drift.path) / "drift.json").read_text())["drifted"] is True
+    assert _record(drift)["state"] == "succeeded"
+    with pytest.raises(InputError, match=r"Stopped, since the data have drifted from those of .*: "):
+        find(records=records, drift=drift, page=page, against=str(digits_records), stop=True)
+
+
 @pytest.mark.parametrize("step", _STEPS)
 def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     """Every step is told to read what is not there."""
@@ -272,6 +295,7 @@ def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     values["preflight_training"] = {"training": values["train_model"]}
     values["deploy_model"] = {"registry": str(tmp_path / "registry"), "model_name": "digits"}
     values["predict_batch"] = {"source": f"images:{gone}"}
+    values["find_drift"] = {"against": gone}
     with pytest.raises(InputError, match="gone"):
         component.python_func(**artifacts, **values.get(step, {}))
     record = _record(artifacts[outputs[0]])

@@ -1,0 +1,21 @@
+"""Compare data: `python -m components.find_drift --records DIR --against VERSION --output DIR`."""
+
+import sys
+
+from components import command_line
+from components.find_drift import DriftParams, find_drift
+
+
+def main() -> int:
+    """Run the step; returns the exit code."""
+    return command_line.run_step(
+        find_drift,
+        DriftParams,
+        reads={"records": "create_tfrecords"},
+        example="--records records --against runs/registry/digits@champion --output drift",
+        accepted="alike",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

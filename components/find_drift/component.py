@@ -1,0 +1,43 @@
+"""KFP wrapper of find_drift."""
+
+from typing import Dict
+
+from kfp import dsl
+
+from components.container import STEPS_IMAGE, in_place_of_shell
+
+
+@in_place_of_shell
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+def find_drift(
+    records: dsl.Input[dsl.Dataset],
+    drift: dsl.Output[dsl.Artifact],
+    page: dsl.Output[dsl.HTML],
+    against: str,
+    confidence: float = 0.99,
+    stop: bool = False,
+    fingerprint: Dict[str, str] = {},
+) -> bool:
+    """Compare records with those that a version was made of; returns whether they have drifted."""
+    inputs = dict(locals())
+    import pathlib
+    import shutil
+
+    from components.errors import InputError
+    from components.find_drift import DriftParams, find_drift
+    from components.find_drift.finding import DRIFT_PAGE_FILE
+    from components.step_inputs import params_from
+    from components.step_record import step_record
+
+    with step_record("find_drift", drift.path):
+        params = params_from(inputs, DriftParams)
+        output = pathlib.Path(drift.path)
+        result = find_drift(params, pathlib.Path(records.path), output)
+        shutil.copyfile(output / DRIFT_PAGE_FILE, page.path)
+        drift.metadata.update({"alike": result.alike, "drifted": list(result.drifted)})
+        if params.stop and not result.alike:
+            raise InputError(
+                f"Stopped, since the data have drifted from those of {params.against}: {', '.join(result.drifted)}. "
+                "Look at the page, and correct the data or leave stop out."
+            )
+        return not result.alike

@@ -1,0 +1,35 @@
+"""Compares the figures of two data sets, and writes what differs."""
+
+from pathlib import Path
+
+from components import progress, storage
+from components.data_sketch import sketch_at
+from components.drift import as_dict, find_shifts
+from components.find_drift.drift_page import write_page
+from components.find_drift.params import DriftParams, DriftResult
+
+DRIFT_FILE, DRIFT_PAGE_FILE = "drift.json", "drift.html"
+_STEP = "find_drift"
+
+
+def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftResult:
+    """Compare records with those that a version was made of, or with others.
+
+    Args:
+        params: The others, and when a difference counts.
+        records_dir: Folder that create_tfrecords wrote.
+        output: Gets drift.json and drift.html; appears whole or not at all.
+
+    Raises:
+        InputError: If either has no figures that can be compared.
+    """
+    storage.require_output(output, DRIFT_FILE)
+    new, old = sketch_at(str(records_dir)), sketch_at(params.against)
+    shifts = find_shifts(new, old, params.confidence)
+    drifted = tuple(shift.figure for shift in shifts if shift.drifted)
+    with storage.staged_directory(output) as staged:
+        storage.write_json(staged / DRIFT_FILE, as_dict(shifts))
+        write_page(new, old, shifts, staged / DRIFT_PAGE_FILE)
+    told = f"{', '.join(drifted)} drifted" if drifted else "nothing has drifted"
+    progress.say(_STEP, f"{told}, of {len(shifts)} figures of {new.num_examples:,} examples")
+    return DriftResult(not drifted, drifted)
