@@ -1,6 +1,7 @@
 """The words of all texts, counted before the vocabulary is made of them."""
 
 import dataclasses
+import heapq
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from components.create_tfrecords.sources.spans import Span, read_content
 from components.create_tfrecords.telling import STEP
 from components.errors import InputError
 from components.identities import identify
-from components.text import build_vocabulary, split_words
+from components.text import split_words
 from components.workers import in_processes
 
-MOST_COMMON = 202  # Ids, as `build_vocabulary` has them: two hundred words, which are half of what is written.
+_MOST_COMMON = 200  # Words, which are half of what is written.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Survey:
 
 def list_common(counts: Counter[bytes]) -> dict[str, int]:
     """Return how often each of the most frequent words stands in the texts, and under the empty name all others."""
-    ranked = build_vocabulary(counts, MOST_COMMON)
-    common = {word.decode(): counts[word] for word in ranked}
+    ranked = heapq.nsmallest(_MOST_COMMON, counts.items(), key=lambda item: (-item[1], item[0]))
+    common = {word.decode(): count for word, count in ranked}
     return {**common, "": counts.total() - sum(common.values())}
 
 
