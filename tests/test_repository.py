@@ -28,7 +28,10 @@ STEPS = {
     "predict_batch": PredictParams,
     "find_drift": DriftParams,
 }
-USES = {"predict_batch": "create_tfrecords"}  # It answers what that one reads: the sources are the same.
+USES = {
+    "predict_batch": "create_tfrecords",  # It answers what that one reads: the sources are the same.
+    "find_drift": "create_tfrecords",  # It measures pictures as that one does.
+}
 ALLOWED_TOP_LEVEL = {"components", "pipelines", "docker", "tests", "pyproject.toml", "README.md", "Makefile"}
 ALLOWED_TOP_LEVEL |= {"requirements.lock", "LICENSE", "CHANGELOG.md"}
 

@@ -92,11 +92,11 @@ def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
             return Sample(key, text=text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
         rule = ImageRule(None, params.channels, upright=params.apply_rotation)
         pixels = decode_pixels(listing.read(example), rule) if listing.images is None else listing.images[example]
-        return Sample(key, _thumbnail(pixels))
+        return Sample(key, thumbnail(pixels))
     return None
 
 
-def _thumbnail(pixels: np.ndarray) -> str:
+def thumbnail(pixels: np.ndarray) -> str:
     """Return a small picture's address, which holds it; a smaller one stays as it is."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     if max(image.size) > _THUMBNAIL_PIXELS:

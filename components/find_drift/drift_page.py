@@ -1,4 +1,4 @@
-"""The page of a comparison of data: every figure with both histograms, what has drifted first."""
+"""The page of a comparison of data: every figure with both histograms, what has drifted first, and with pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +6,25 @@ from pathlib import Path
 from components import storage
 from components.data_sketch import DataSketch
 from components.drift import Shift, figures_of
+from components.find_drift.pictures import choose_pictures
 from components.histograms import draw_histograms
 
 NEW, OLD = "these", "those before"
 _COLOURS = {NEW: "orange", OLD: "blue"}
 
 
-def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: Path) -> None:
-    """Write the page of two data sets and of the differences between them, which `find_shifts` has found."""
+def write_page(
+    new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: Path, places: tuple[str, str] = ("", "")
+) -> None:
+    """Write the page of two data sets and of the differences between them, which `find_shifts` has found.
+
+    Args:
+        new: Sketch of the data.
+        old: Sketch of those that they are held against.
+        shifts: The differences.
+        path: File to write.
+        places: Folders of both; of records on this machine the page shows pictures of what has drifted.
+    """
     from components import page
 
     pairs = figures_of(new, old)
@@ -21,6 +32,10 @@ def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: 
         name: draw_histograms(name.replace("_", " "), {NEW: ours, OLD: theirs}, _COLOURS)
         for name, (ours, theirs) in pairs.items()
     }
+    drifted = [shift.figure for shift in shifts if shift.drifted]
+    pictures = {
+        series: choose_pictures(place, drifted) for series, place in zip((NEW, OLD), places, strict=True) if place
+    }
     template = page.environment(Path(__file__).parent).get_template("drift.html.jinja")
-    text = template.render(new=new, old=old, shifts=shifts, charts=charts, colours=_COLOURS)
+    text = template.render(new=new, old=old, shifts=shifts, charts=charts, colours=_COLOURS, pictures=pictures)
     storage.write_bytes(path, text.encode())

@@ -29,7 +29,7 @@ def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftRes
     drifted = tuple(shift.figure for shift in shifts if shift.drifted)
     with storage.staged_directory(output) as staged:
         storage.write_json(staged / DRIFT_FILE, as_dict(shifts))
-        write_page(new, old, shifts, staged / DRIFT_PAGE_FILE)
+        write_page(new, old, shifts, staged / DRIFT_PAGE_FILE, (str(records_dir), params.against))
     told = f"{', '.join(drifted)} drifted" if drifted else "nothing has drifted"
     progress.say(_STEP, f"{told}, of {len(shifts)} figures of {new.num_examples:,} examples")
     return DriftResult(not drifted, drifted)

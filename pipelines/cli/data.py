@@ -53,7 +53,7 @@ def _drift(arguments: argparse.Namespace) -> int:
     if arguments.output:
         from components.find_drift.drift_page import write_page
 
-        write_page(new, old, shifts, arguments.output)
+        write_page(new, old, shifts, arguments.output, (arguments.records, arguments.against))
     if arguments.json:
         print(json.dumps(as_dict(shifts)))
     else:

@@ -22,6 +22,7 @@ from components.registry.folder import ModelRegistry
 from components.step_inputs import params_from, whole_numbers
 from components.train_model import TrainParams
 from components.train_model.params import Stage
+from tests.html_page import Page
 
 _OF_THE_CACHE = ("data_version", "fingerprint")  # Inputs that no step reads: a platform's cache does.
 _STEPS = {
@@ -272,6 +273,8 @@ def test_find_drift_component_says_what_has_drifted_and_fails_only_where_it_is_t
     assert find(records=records, drift=drift, page=page, against=str(digits_records)) is True
     assert {"brightness", "contrast"} <= set(drift.metadata["drifted"])
     assert Path(page.path).read_text() == (Path(drift.path) / "drift.html").read_text()
+    pictures = Page(Path(page.path).read_text()).values("src")
+    assert len(pictures) >= 2 * 6 * 2, "six of either, of each figure of pictures that has drifted"
     assert json.loads((Path(drift.path) / "drift.json").read_text())["drifted"] is True
     assert _record(drift)["state"] == "succeeded"
     with pytest.raises(InputError, match=r"Stopped, since the data have drifted from those of .*: "):

@@ -1,0 +1,79 @@
+"""Pictures of records for a page, from the least to the greatest of a figure."""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from components import storage
+from components.artifacts import KEY_FEATURE, Manifest
+from components.create_tfrecords.copies import thin_out
+from components.create_tfrecords.data_page import thumbnail
+from components.create_tfrecords.measuring import FIGURES, measure_pictures
+from components.decoding import decode_batch
+from components.images import UnreadableImageError
+from components.interface import IMAGE, ImageInput
+from components.records import RAW, DamagedRecordError, find_records, read_fields
+from components.registry.opening import parse_reference
+
+_MOST_READ, _SHOWN = 200, 6
+_FROM, _TO = 0.05, 0.95  # Shares of the pictures below the first and the last that are shown.
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A picture: its name, its figure, and its address, which holds it."""
+
+    key: str
+    value: float
+    address: str
+
+
+def choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, tuple[Picture, ...]]:
+    """Return pictures by figure, of the first records of a folder on this machine.
+
+    Args:
+        place: Folder that create_tfrecords wrote, or whatever else data are compared with: then there are none.
+        figures: Names of figures; of those that are not measured of pictures there are none.
+    """
+    places = {figure.name: i for i, figure in enumerate(FIGURES[IMAGE])}
+    if storage.is_remote(place) or parse_reference(place) is not None:
+        return {}
+    manifest = Manifest.read_from(place)
+    if not isinstance(manifest.input, ImageInput):
+        return {}
+    try:
+        keys, pictures = _read(Path(place), manifest, manifest.input)
+    except (OSError, DamagedRecordError, UnreadableImageError):
+        return {}  # Figures are compared though the records were moved away, or are damaged.
+    measured = measure_pictures([thin_out(picture) for picture in pictures])
+    chosen = {}
+    for name in figures:
+        if name in places and places[name] < measured.shape[1]:
+            scale, values = FIGURES[IMAGE][places[name]].scale, measured[:, places[name]]
+            shares = np.linspace(_FROM, _TO, min(_SHOWN, len(values)))
+            some = np.argsort(values, kind="stable")[np.rint(shares * (len(values) - 1)).astype(int)].tolist()
+            chosen[name] = tuple(Picture(keys[i], float(values[i] * scale), thumbnail(pictures[i])) for i in some)
+    return chosen
+
+
+def _read(folder: Path, manifest: Manifest, inputs: ImageInput) -> tuple[list[str], np.ndarray]:
+    """Return the names of the first records, and their pictures, uint8[N, height, width, channels]."""
+    fields = list(itertools.islice(_records(folder, manifest), _MOST_READ))
+    keys = [own[KEY_FEATURE][0].decode("utf-8", "replace") for own in fields]
+    contents = [own[inputs.feature][0] for own in fields]
+    if inputs.encoding != RAW:
+        return keys, decode_batch(contents, inputs)
+    return keys, np.stack([np.frombuffer(content, np.uint8).reshape(inputs.fed_shape) for content in contents])
+
+
+def _records(folder: Path, manifest: Manifest) -> Iterator[dict[str, list[bytes]]]:
+    """Yield the fields of every record, in the order in which they are stored."""
+    for shard in itertools.chain.from_iterable(split.shards for split in manifest.splits.values()):
+        with contextlib.ExitStack() as files:
+            lengths, file = (files.enter_context(open(folder / shard.name, "rb")) for _ in range(2))
+            for _, num_bytes in find_records(lengths):
+                yield read_fields(file.read(num_bytes))
