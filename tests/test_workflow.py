@@ -182,7 +182,7 @@ def test_a_pull_request_is_tested_as_ci_does():
     assert (REPOSITORY / TESTS.split()[1]).is_file()
 
 
-@pytest.mark.slow  # Compiles twice in processes of their own: half a minute.
+@pytest.mark.heavy  # Compiles twice in processes of their own: half a minute.
 def test_every_line_for_a_pull_request_runs(runner):
     install, before, compare = lines_of("pull-request", "preflight")
     (comment,) = lines_of("pull-request", "comment")
@@ -201,7 +201,7 @@ def test_every_line_for_a_pull_request_runs(runner):
     assert "a run costs " in outputs(runner)["comment"], "a refusal is told too"
 
 
-@pytest.mark.slow  # Four commands in processes of their own: half a minute.
+@pytest.mark.heavy  # Four commands in processes of their own: half a minute.
 def test_every_line_of_retraining_runs_and_nothing_is_sent_twice(runner):
     install, retrain = lines_of("retrain", "submit")
     again, wait = lines_of("retrain", "wait")
@@ -218,7 +218,7 @@ def test_every_line_of_retraining_runs_and_nothing_is_sent_twice(runner):
     assert (runner.folder / "summary").read_text().count("### ") == 3
 
 
-@pytest.mark.slow  # Two commands in processes of their own: 15 s.
+@pytest.mark.heavy  # Two commands in processes of their own: 15 s.
 def test_every_line_of_cloud_build_runs(runner):
     build = yaml.safe_load((EXAMPLES / "cloudbuild.yaml").read_text())
     (runner.checkout / "mine.yaml").write_text(MINE)
@@ -233,7 +233,7 @@ def test_every_line_of_cloud_build_runs(runner):
     assert len(runner.fake.pipeline_jobs) == 1
 
 
-@pytest.mark.slow  # Three commands in processes of their own: half a minute.
+@pytest.mark.heavy  # Three commands in processes of their own: half a minute.
 def test_every_line_of_gitlab_runs(runner):
     jobs = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text())
     (runner.checkout / "mine.yaml").write_text(MINE)

@@ -11,7 +11,7 @@ _TOLERANCES = {"loss": 1e-5, "weights, sgd": 1e-5, "weights, adam": 1e-4, "weigh
 @pytest.mark.parametrize(
     "backend",
     [
-        "tensorflow",
+        pytest.param("tensorflow", marks=pytest.mark.heavy),  # Traces a step for every task and optimizer: 7 s.
         pytest.param("jax", marks=pytest.mark.slow),  # Compiles a step for every task and optimizer: 20 s.
     ],
 )

@@ -229,6 +229,7 @@ def build_model(image_shape, num_classes):
 """
 
 
+@pytest.mark.heavy  # Traces a loop for every format: 5 s.
 def test_a_model_of_images_with_a_loop_exports(quick, digits_records, tmp_path, judged_here):
     """LiteRT has no loop over a changing batch, and calibrates none; masks of dropout are not exported."""
     (tmp_path / "loop.py").write_text(_WITH_LOOP)

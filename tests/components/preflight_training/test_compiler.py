@@ -281,6 +281,7 @@ def test_augmentation_compiles_on_tensorflow_too(cache_dir):
         pytest.param(
             {"model": DENSE, "model_parameters": {}, "residency": "device", "steps_per_execution": 3, **EVERYTHING},
             id="everything",
+            marks=pytest.mark.heavy,  # Compiles the largest step of all: 5 s.
         ),
     ],
 )

@@ -61,6 +61,7 @@ def _no_child_may_start(monkeypatch):
     monkeypatch.setattr(sandbox, "_run_child", refuse)
 
 
+@pytest.mark.heavy  # Two processes that import the compiler: 5 s.
 def test_crash_is_a_verdict_and_the_next_child_takes_up_the_rest(model_file, tmp_path, monkeypatch):
     """It aborts while it builds for 16 images, as libtpu does on an internal error, and not for others."""
     before = "import os, sys\n    if not os.path.exists({0!r}):\n        open({0!r}, 'w').close()\n        os.abort()"
@@ -94,6 +95,7 @@ def test_a_child_finds_the_module_of_an_import_path_and_its_exit_is_a_verdict(tm
     assert not list((tmp_path / "cache").glob("*.json"))
 
 
+@pytest.mark.heavy  # A process that imports the compiler, and waiting: 5 s.
 def test_a_long_compilation_says_now_and_then_that_it_goes_on_and_is_given_up(model_file, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sandbox, "_SAY_EVERY_SECONDS", 0.5)
     task, limits = make_task(model_file("import time; time.sleep(600)")), dataclasses.replace(LIMITS, timeout_seconds=3)

@@ -57,7 +57,11 @@ def _ways(*steps):
 @pytest.mark.parametrize(
     ("changes", "several"),
     [
-        ({}, [*_ways(0), {"residency": "device", "steps_per_execution": 7}]),
+        pytest.param(
+            {},
+            [*_ways(0), {"residency": "device", "steps_per_execution": 7}],
+            marks=pytest.mark.heavy,  # Compiles anew for each: 10 s.
+        ),
         pytest.param(EVERYTHING, _ways(0, 1, 7, 100), marks=pytest.mark.slow),  # A minute: each compiles anew.
     ],
 )

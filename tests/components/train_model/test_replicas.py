@@ -64,6 +64,7 @@ def plain(quick, tmp_path):
     )
 
 
+@pytest.mark.heavy  # Two processes that import and compile: 10 s.
 def test_two_replicas_learn_what_one_learns(plain, digits_records, tmp_path, run_step):
     whole = train_model(plain, digits_records, tmp_path / "one")
     halves = _train(

@@ -85,11 +85,13 @@ def whole(digits_records, tmp_path_factory):
     )
 
 
+@pytest.mark.heavy  # Trainings in processes of their own: 10 s.
 def test_killed_training_continues_to_the_same_weights(whole, digits_records, tmp_path, run_step_here, step_command):
     keras.utils.clear_session()  # Layers are called as in a process of its own.
     _assert_killed_training_continues(_PARAMS, digits_records, whole, tmp_path, run_step_here, step_command)
 
 
+@pytest.mark.heavy  # A training in a process of its own: 6 s.
 def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights(whole, digits_records, tmp_path):
     """A minute lies between two checkpoints: none would be due."""
     keras.utils.clear_session()  # Layers are called as in a process of its own.

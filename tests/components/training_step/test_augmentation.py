@@ -176,6 +176,7 @@ print("all hold")
 """
 
 
+@pytest.mark.heavy  # A process that imports both backends: 5 s.
 def test_all_of_it_holds_with_jax(run_with_jax):
     assert run_with_jax(_WITH_JAX).strip() == "all hold"
 

@@ -93,6 +93,7 @@ def _killed_between_stages(params, records, output):
             train_model(params, records, output)
 
 
+@pytest.mark.heavy  # Three trainings: 5 s.
 def test_frozen_layers_rest_and_a_session_that_begins_between_stages_gives_the_same(quick, digits_records, tmp_path):
     stages = (Stage(1, ("conv*",), 0.01), Stage(1, ("dense*",)))
     params = replace(quick, epochs=2, stages=stages, ema_decay=0.9, learning_rate_schedule="cosine")

@@ -188,6 +188,7 @@ def test_saved_model_knows_nothing_of_augmentation(quick, digits_records, traine
     assert [layer["class_name"] for layer in saved] == [layer["class_name"] for layer in plain]
 
 
+@pytest.mark.heavy  # Four trainings: 4 s.
 def test_averaged_weights_are_those_validated_and_saved(normalised, quick, digits_records, tmp_path):
     from components.model_loading.trained import load_trained_model, predict
 
