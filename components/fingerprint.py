@@ -6,6 +6,7 @@ catalogue, weights. A template's strings count in the same way.
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,11 +23,17 @@ ROOT = Path(__file__).parent.parent
 _OUR_PACKAGES = ("components", "pipelines")
 # They carry data, try again and show progress, and compute nothing.
 _WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tenacity", "tqdm"})
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "PyYAML"}  # To list all takes 0.1 s.
 _TEMPLATES = (".jinja", ".html")
 _FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
 _JOINING = ("join", "joinpath", "Path", "PurePath")
 _READ_BYTES = 1 << 20
 _LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator)  # Most nodes of a tree; they lead to nothing.
+
+
+References = tuple[tuple[tuple[int, str], ...], frozenset[str]]
+# Of every content that this process has read; may be kept for the next one, since a content's are always the same.
+references_known: dict[str, References] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,27 +73,46 @@ def digest_files(files: dict[str, Path]) -> str:
     return total.hexdigest()
 
 
-def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = (ROOT,), data_folders: Sequence[Path] = ()) -> Code:
+def code_of(
+    modules: Iterable[str | Path],
+    roots: Sequence[Path] = (ROOT,),
+    data_folders: Sequence[Path] = (),
+    looked_up: "LookedUp | None" = None,
+) -> Code:
     """Return the code of modules.
 
     Args:
         modules: Dotted names, as `components.train_model.component`, or absolute paths of files.
         roots: Folders in which imports are looked for, in this order; what lies in none of them is a library.
         data_folders: Folders in which data files are looked for, beside those of the code.
+        looked_up: Places that were looked up for other modules a moment ago, in the same folders; more are added.
     """
-    trace = _Trace(roots, data_folders)
+    trace = _Trace(roots, data_folders, looked_up or LookedUp())
     for module in modules:
         trace.add_module(module) if isinstance(module, str) else trace.add_file(module)
     return Code(trace.files, frozenset(trace.libraries))
 
 
+@dataclasses.dataclass(frozen=True)
+class LookedUp:
+    """Places of modules and references of files, for as long as no file changes.
+
+    Attributes:
+        modules: Files that importing a module runs; None for a library.
+        files: Modules that a file imports, and data files that it names.
+    """
+
+    modules: dict[str, list[Path] | None] = dataclasses.field(default_factory=dict)
+    files: dict[Path, tuple[list[str], list[Path]]] = dataclasses.field(default_factory=dict)
+
+
 class _Trace:
     """The files and libraries that are reached so far, from one import to the next."""
 
-    def __init__(self, roots: Sequence[Path], data_folders: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], data_folders: Sequence[Path], looked_up: LookedUp) -> None:
         self.files: dict[str, Path] = {}
         self.libraries: set[str] = set()
-        self._roots, self._data_folders = roots, data_folders
+        self._roots, self._data_folders, self._looked_up = roots, data_folders, looked_up
         self._followed: set[Path | str] = set()
 
     def add_module(self, module: str) -> None:
@@ -95,9 +121,11 @@ class _Trace:
         if module in self._followed or library in sys.stdlib_module_names:
             return
         self._followed.add(module)
-        if _is_library(library):  # Also where a file of that name lies beside the model: Python takes this one.
-            self.libraries.add(library)
-        elif files := _module_files(module, self._roots):
+        if module not in self._looked_up.modules:
+            # Also where a file of that name lies beside the model: Python takes the library.
+            files = None if _is_library(library) else _module_files(module, self._roots)
+            self._looked_up.modules[module] = files
+        if files := self._looked_up.modules[module]:
             # A package on the way to a module only has to be imported: what it offers to others decides nothing here.
             self.files |= {self._name(package): package for package in files[:-1]}
             self.add_file(files[-1])
@@ -110,13 +138,22 @@ class _Trace:
         if path in self._followed or path.suffix not in (".py", *_TEMPLATES):
             return
         self._followed.add(path)
+        if path not in self._looked_up.files:
+            self._looked_up.files[path] = self._look_up(path)
+        modules, named = self._looked_up.files[path]
+        for module in modules:
+            self.add_module(module)
+        for file in named:
+            self.add_file(file)
+
+    def _look_up(self, path: Path) -> tuple[list[str], list[Path]]:
+        """Return the modules that a file imports, and the data files that it names."""
         imports, strings = _references(path.read_bytes(), path.suffix == ".py")
         package = self._name(path).split("/")[:-1]
-        for level, name in imports:
-            self.add_module(".".join([*package[: len(package) - level + 1], name] if level else [name]))
-        for text in strings:
-            for named in self._named(text, path):
-                self.add_file(named)
+        modules = [
+            ".".join([*package[: len(package) - level + 1], name] if level else [name]) for level, name in imports
+        ]
+        return modules, [file for text in strings for file in self._named(text, path)]
 
     def _root(self, path: Path) -> Path | None:
         return next((root for root in self._roots if path.is_relative_to(root)), None)
@@ -136,8 +173,15 @@ class _Trace:
                 yield plain if root and plain.is_relative_to(root) else folder / text
 
 
-@functools.cache
-def _references(source: bytes, is_python: bool) -> tuple[tuple[tuple[int, str], ...], frozenset[str]]:
+def _references(source: bytes, is_python: bool) -> References:
+    """Return what a file refers to, found once for a content."""
+    key = f"{'python' if is_python else 'template'} {hashlib.sha256(source).hexdigest()}"
+    if key not in references_known:
+        references_known[key] = _find_references(source, is_python)
+    return references_known[key]
+
+
+def _find_references(source: bytes, is_python: bool) -> References:
     """Return the modules that a file imports, as (level, name), and the strings in it that may name a file.
 
     `from a import b` means `a.b`, whether `b` is a module or not.
@@ -242,11 +286,12 @@ def is_installed(path: Path) -> bool:
 
 @functools.cache
 def _version(library: str) -> str:
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        names = sorted(set(_distributions().get(library, [])))
-        return ", ".join(importlib.metadata.version(name) for name in names)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(_DISTRIBUTIONS.get(library, library))
+    if PathFinder.find_spec(library) is None:
+        return ""
+    names = sorted(set(_distributions().get(library, [])))
+    return ", ".join(importlib.metadata.version(name) for name in names)
 
 
 @functools.cache

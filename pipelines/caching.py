@@ -5,15 +5,17 @@ import functools
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components import storage
+from components import fingerprint, storage
 from components.create_tfrecords.sources.listing import Listing
 from components.errors import InputError
-from components.fingerprint import Code, code_of, digest_files
+from components.fingerprint import Code, LookedUp, code_of, digest_files
 from components.model_loading.lookup import model_code
+from components.preflight_training import remembering, sandbox
 from components.preflight_training.compiler import versions as compiler_versions
 from pipelines import STEP_TABLE, STEPS
 from pipelines.config import Config
@@ -31,7 +33,29 @@ def _digest(*parts: Any) -> str:
 
 @functools.cache
 def _code(step: str) -> Code:
-    return code_of([f"components.{step}.component"])
+    return _codes()[step]
+
+
+@functools.cache
+def _codes() -> dict[str, Code]:
+    """Return the code of every step; what their files refer to is kept for the next time, by the files' contents."""
+    own = digest_files({"": Path(fingerprint.__file__)})
+    memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
+    kept = remembering.recall(memo, _read_references) or {}
+    fingerprint.references_known.update(kept)
+    looked_up = LookedUp()
+    codes = {step: code_of([f"components.{step}.component"], looked_up=looked_up) for step in STEPS}
+    used = fingerprint.references_known
+    if used.keys() != kept.keys():
+        remembering.keep(memo, {key: [imports, sorted(names)] for key, (imports, names) in used.items()})
+    return codes
+
+
+def _read_references(content: Any) -> dict[str, fingerprint.References]:
+    return {
+        key: (tuple((int(level), str(name)) for level, name in imports), frozenset(map(str, names)))
+        for key, (imports, names) in content.items()
+    }
 
 
 def code_version(step: str) -> str:

@@ -11,6 +11,7 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from components.create_tfrecords.sources.listing import Listing
 from components.errors import InputError
 from components.model_loading.lookup import named_files
 from components.registry.opening import open_registry, parse_reference
@@ -26,8 +27,13 @@ LOG_FILE = "run.log"
 _MARKERS = (SUMMARY_FILE, LOG_FILE)
 
 
-def check_run(config: Config, workspace: Path) -> DatasetPlan:
+def check_run(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
     """Check all that can be known in advance: the data's shape and splits, the batch, the champion, the workspace.
+
+    Args:
+        config: Configuration of the run.
+        workspace: Folder of the runs.
+        listing: Examples of its data; None to list them.
 
     Raises:
         InputError: On the first thing that is wrong.
@@ -40,7 +46,7 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
             "Use another name."
         )
     _check_run_dir(config, run_dir)
-    plan = check_data(config)
+    plan = check_data(config, listing)
     if config.deploy and is_on_vertex(config.deploy.registry) and not config.deploy.artifacts_uri:
         raise InputError(
             "Cannot register on Vertex AI without a place for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
@@ -51,13 +57,17 @@ def check_run(config: Config, workspace: Path) -> DatasetPlan:
     return plan
 
 
-def check_data(config: Config) -> DatasetPlan:
+def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
     """Check, by listing the data alone, that they fit the batch and the splits that are asked for.
+
+    Args:
+        config: Configuration of the run.
+        listing: Examples of its data; None to list them.
 
     Raises:
         InputError: On the first thing that is wrong.
     """
-    plan = plan_dataset(config.data)
+    plan = plan_dataset(config.data, listing)
     config.training.check_batch_fits(plan.split_examples["train"])
     splits = {"gate": config.gate.split, **({"export": config.export.split} if config.export else {})}
     for section, split in splits.items():

@@ -116,7 +116,8 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
     Raises:
         InputError: If the data or the configuration cannot be used.
     """
-    after, summary = fingerprints_here(config, workspace), last_summary(config, workspace)
+    summary = last_summary(config, workspace)
+    after = fingerprints_here(config, workspace, summary.fingerprints if summary else {})
     if summary is None:
         return _first(config.name)
     since = str(workspace / config.name)

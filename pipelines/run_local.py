@@ -17,9 +17,9 @@ from typing import Any, TextIO
 from components import storage
 from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE, REPORT_FILE, Manifest
 from components.create_tfrecords.params import LOCAL
-from components.create_tfrecords.planning import DatasetPlan
 from components.create_tfrecords.sources import csv_file
-from components.create_tfrecords.sources.kinds import find_source
+from components.create_tfrecords.sources.kinds import find_source, list_examples
+from components.create_tfrecords.sources.listing import Listing
 from components.deploy_model.params import VERTEX, DeployResult
 from components.device import describe_host
 from components.errors import InputError
@@ -75,7 +75,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
     run_dir = workspace / config.name
     cache_dir = workspace / ".cache" / config.name
     with _only_run(run_dir, cache_dir):
-        data = _data_version(plan, workspace)
+        data = _data_version(plan.listing, workspace)
         made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
         session = _LocalRun(config, data, run_dir, cache_dir, force)
         if needs_check(config) and not session.is_trained:
@@ -92,19 +92,27 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         return session.finish(start, made_of)
 
 
-def fingerprints_here(config: Config, workspace: Path) -> dict[str, str]:
+def fingerprints_here(config: Config, workspace: Path, known: Mapping[str, str] = {}) -> dict[str, str]:
     """Return what a run in a workspace follows from, without running it; see `fingerprints`.
+
+    Args:
+        config: The run's configuration.
+        workspace: Folder of the runs.
+        known: Fingerprints of a run that has been there: the very same is not checked once more.
 
     Raises:
         InputError: If the data or the configuration cannot be used.
     """
     workspace = workspace.absolute()
-    plan = check_run(with_registry(config, workspace), workspace)
-    return fingerprints(config, _data_version(plan, workspace))
+    listing = list_examples(config.data)
+    made_of = fingerprints(config, _data_version(listing, workspace))
+    if made_of != known:
+        check_run(with_registry(config, workspace), workspace, listing)
+    return made_of
 
 
-def _data_version(plan: DatasetPlan, workspace: Path) -> str:
-    return data_version(plan.listing, workspace / ".cache" / "sources")
+def _data_version(listing: Listing, workspace: Path) -> str:
+    return data_version(listing, workspace / ".cache" / "sources")
 
 
 def with_registry(config: Config, workspace: Path) -> Config:

@@ -1,10 +1,12 @@
 import dataclasses
+import functools
 import json
 import os
 
 import numpy as np
 import pytest
 
+from components import fingerprint
 from components.create_tfrecords import WriteParams, plan_dataset
 from components.errors import InputError
 from components.machine_spec import PaidMachine
@@ -222,3 +224,28 @@ def test_a_linked_folder_in_a_declared_one_counts_by_its_content(tmp_path):
         (tmp_path / "elsewhere" / "a.npz").write_text(content)
         versions.add(caching.step_keys(config, "v")["train_model"])
     assert len(versions) == 2
+
+
+@pytest.fixture
+def anew(tmp_path, monkeypatch):
+    """A function that forgets what this process knows of the steps' code, as a new one would."""
+    monkeypatch.setenv("TPU_PIPELINES_CACHE_DIR", str(tmp_path))
+
+    def forget():
+        monkeypatch.setattr(fingerprint, "references_known", {})
+        monkeypatch.setattr(caching, "_codes", functools.cache(caching._codes.__wrapped__))
+        return {step: code.digest for step, code in caching._codes().items()}
+
+    return forget
+
+
+def test_what_files_refer_to_is_found_once_for_a_content(anew, monkeypatch, tmp_path):
+    first = anew()
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "_find_references", lambda *_: pytest.fail("a file was read again"))
+        assert anew() == first
+    (memo,) = tmp_path.glob("preflight/references-*.json")
+    kept = json.loads(memo.read_text())
+    kept["content"] = {key: [[], []] for key in kept["content"]}
+    memo.write_text(json.dumps(kept))
+    assert anew() == first, "a damaged memo is none"
