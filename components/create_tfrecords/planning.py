@@ -21,7 +21,7 @@ class DatasetPlan:
 
     Attributes:
         listing: The examples.
-        order: int64 indices into the listing, by split; splits without examples are left out.
+        order: int32 indices into the listing, by split, int64 from 2³¹ examples on; splits without any are left out.
         split_rule: Rule by which the splits are made, in words.
         whole: The order in which all would be stored, were there one split.
     """

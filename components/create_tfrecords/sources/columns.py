@@ -13,6 +13,7 @@ import numpy as np
 from components.storage import StoredFile
 
 _LOOKED_AT_ONCE = 1 << 16
+_LARGEST_END = 2**32 - 1
 
 
 class Column:
@@ -43,11 +44,11 @@ class Column:
 
 
 class Pieces(Sequence[bytes]):
-    """Bytes of several lengths in one buffer, and 8 bytes for each.
+    """Bytes of several lengths in one buffer, and 4 bytes for each, or 8 where all take more than 4 GiB.
 
     Args:
         content: The pieces, one after the other.
-        ends: int64[count]: where each ends.
+        ends: uint32[count] or int64[count]: where each ends.
 
     Example:
         >>> pieces = Pieces.collect([b"a", b"bc"])
@@ -107,7 +108,7 @@ class Pieces(Sequence[bytes]):
 
 
 class Names(Sequence[str]):
-    """Strings in one buffer: their UTF-8 and 8 bytes each.
+    """Strings in one buffer: their UTF-8 and 4 bytes each; see `Pieces`.
 
     Args:
         encoded: Their UTF-8.
@@ -216,16 +217,18 @@ class PiecesBuilder:
     """Pieces that come one at a time."""
 
     def __init__(self) -> None:
-        self._content, self._ends = bytearray(), array.array("q")
+        self._content, self._ends = bytearray(), array.array("I")
 
     def add(self, piece: bytes) -> None:
         """Add a piece."""
         self._content += piece
+        if len(self._content) > _LARGEST_END and self._ends.typecode == "I":
+            self._ends = array.array("q", self._ends)
         self._ends.append(len(self._content))
 
     def columns(self) -> tuple[bytearray, np.ndarray]:
         """Return the arguments of `Pieces`."""
-        return self._content, _as_array(self._ends, np.int64)
+        return self._content, _as_array(self._ends, np.uint32 if self._ends.typecode == "I" else np.int64)
 
 
 class NamesBuilder:

@@ -67,7 +67,7 @@ def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
     return Listing(
         source=params.source,
         keys=listed.names,
-        labels=labels[listed.folder_of],
+        labels=labels.astype(np.int32)[listed.folder_of],
         class_names=classes,
         splits=None if splits is None else splits[listed.folder_of],
         root=location,

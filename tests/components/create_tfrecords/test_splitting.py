@@ -177,6 +177,14 @@ def test_storage_order_is_a_permutation_that_follows_keys_not_places():
     assert [backwards[i] for i in storage_order(backwards, seed=1)] == [KEYS[i] for i in order]
 
 
+def test_storage_order_is_that_of_the_hashes_though_it_is_made_of_parts():
+    keys = [*KEYS, *KEYS[:10]]  # Equal ones stay in their order.
+    order = storage_order(keys, seed=1)
+    assert order.dtype == np.int32
+    assert order.tolist() == np.argsort(hash_unit(1, "order", keys), kind="stable").tolist()
+    assert storage_order([], seed=1).tolist() == []
+
+
 def test_what_repeats_is_told_apart_by_label_and_count():
     assert list(tell_apart(["b", "a", "a", "a"], np.array([0, 1, 2, 1]))) == ["b", "a/1/1", "a/2/1", "a/1/2"]
 
