@@ -29,6 +29,8 @@ from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import judged_here
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
 
+pytestmark = pytest.mark.heavy  # A language model is trained, judged and exported, several times: 25 s.
+
 GATE = EvaluateParams(
     maximum={"bits_per_character": 5.0}, max_regression={"bits_per_character": 0.0}, backend="tensorflow"
 )

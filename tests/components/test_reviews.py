@@ -25,6 +25,8 @@ from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import QUICK
 
+pytestmark = pytest.mark.heavy  # A model of texts is trained and exported, and another beside it: 20 s.
+
 TEXTS = ["A lovely, SUPERB film<br />great", "dull plot; awful script", "", "wörter, die keiner kennt"]
 
 

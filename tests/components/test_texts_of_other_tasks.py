@@ -27,6 +27,8 @@ _MODEL = """
 import keras
 from keras import layers
 
+pytestmark = pytest.mark.heavy  # A model is trained for each task: 10 s.
+
 
 def build_model(vocabulary_size, num_tokens, {size}):
     return keras.Sequential([

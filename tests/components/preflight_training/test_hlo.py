@@ -393,6 +393,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.heavy  # A process that imports JAX and TensorFlow: 5 s.
 def test_flops_of_a_real_step_are_near_those_that_jax_counts(run_with_jax):
     """JAX counts what is no product too."""
     found = json.loads(run_with_jax(_COUNT, "digits_cnn", "[8, 8, 1]", "v5e-1"))

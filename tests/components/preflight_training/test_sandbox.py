@@ -78,6 +78,7 @@ def test_crash_is_a_verdict_and_the_next_child_takes_up_the_rest(model_file, tmp
         compile_one(task, tmp_path, batch_size=16)
 
 
+@pytest.mark.heavy  # A process that imports the compiler: 3 s.
 def test_a_child_that_takes_too_much_memory_is_a_verdict(model_file, tmp_path):
     task = make_task(model_file("held = b'1' * (1 << 30); import time; time.sleep(600)"))
     outcome = compile_one(task, tmp_path, dataclasses.replace(LIMITS, memory_mib=1000))
@@ -86,6 +87,7 @@ def test_a_child_that_takes_too_much_memory_is_a_verdict(model_file, tmp_path):
     assert not list(tmp_path.glob("*.json"))
 
 
+@pytest.mark.heavy  # A process that imports the compiler: 3 s.
 def test_a_child_finds_the_module_of_an_import_path_and_its_exit_is_a_verdict(tmp_path, monkeypatch):
     """It sees what this process can import: else it would say that there is no such module."""
     (tmp_path / "my_package_model.py").write_text("def build_model(**_):\n    raise SystemExit\n")
@@ -208,6 +210,7 @@ def _wait_for(condition, seconds=20.0):
     return found
 
 
+@pytest.mark.heavy  # A process that imports the compiler: 3 s.
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_child_ends_when_its_parent_is_killed(model_file, tmp_path):
     marker = tmp_path / "building"  # Renamed to its name, so that it is never seen without the child's number in it.

@@ -100,6 +100,7 @@ for steps in (0, 7):
 """
 
 
+@pytest.mark.heavy  # A process that imports JAX and TensorFlow: 5 s.
 def test_divergence_names_its_step_and_keeps_the_last_good_checkpoint(dense, digits_records, tmp_path, run_with_jax):
     """The loss is looked at when a block ends: none that diverged within one is kept."""
     params = asdict(replace(dense, learning_rate=1e30, checkpoint_seconds=0.0))

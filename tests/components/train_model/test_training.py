@@ -274,6 +274,7 @@ def other_checkpoints(quick, digits_records, tmp_path_factory):
     return root / "checkpoints"
 
 
+@pytest.mark.heavy  # Two trainings: 4 s.
 def test_checkpoint_of_another_training_is_ignored(quick, digits_records, other_checkpoints, tmp_path, capfd):
     checkpoints = shutil.copytree(other_checkpoints, tmp_path / "checkpoints")
     result = train_model(replace(quick, epochs=1), digits_records, tmp_path / "model", checkpoints)
@@ -286,6 +287,7 @@ def test_checkpoint_of_another_training_is_ignored(quick, digits_records, other_
     assert len(list((tmp_path / "model" / "tensorboard").iterdir())) == 1
 
 
+@pytest.mark.heavy  # Two trainings: 4 s.
 def test_best_weights_of_another_training_are_not_taken(quick, digits_records, tmp_path):
     """Another training may have written its best weights into the folder and died before its checkpoint."""
     source = tmp_path / "plain.py"
