@@ -120,7 +120,18 @@ def entries(place: str, ask: Callable[[str], Submission | None], price: Callable
         if entry.is_open and entry.run and (run := ask(entry.run)):
             known[i] = entry.with_run(run, price(run.machine))
             record(place, known[i])
-    return sorted(known, key=lambda entry: entry.at, reverse=True)
+    return _paid_once(sorted(known, key=lambda entry: entry.at))[::-1]
+
+
+def _paid_once(known: Sequence[Entry]) -> list[Entry]:
+    """Return decisions, the oldest first, of which several at the same moment may have found the same run needed."""
+    begun = {entry.run: entry.at for entry in reversed(known) if entry.needed}
+    return [
+        entry
+        if not entry.needed or begun[entry.run] == entry.at
+        else dataclasses.replace(entry, training_hours=0.0, usd=None)
+        for entry in known
+    ]
 
 
 def as_table(known: Sequence[Entry]) -> str:
@@ -145,5 +156,6 @@ def write_page(known: Sequence[Entry], name: str, path: Path) -> None:
     from components import page
 
     template = page.environment(Path(__file__).parent).get_template("retrain_history.html.jinja")
+    runs = len({entry.run for entry in known if entry.needed})
     paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
-    storage.write_bytes(path, template.render(entries=known, name=name, paid=paid).encode())
+    storage.write_bytes(path, template.render(entries=known, name=name, paid=paid, runs=runs).encode())

@@ -1,5 +1,6 @@
 """Claims about what makes another run necessary: on Vertex AI, through its real client, and on this machine."""
 
+import dataclasses
 import datetime
 import json
 import os
@@ -10,7 +11,7 @@ import pytest
 from google.cloud import aiplatform_v1 as v1
 
 from components.errors import InputError
-from pipelines import caching
+from pipelines import caching, retrain_history
 from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.retrain import Occasion, decide_here
@@ -255,7 +256,19 @@ def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
     assert code == 0
     assert "running" not in table, "what went on is asked for again"
     assert len(table.splitlines()) == 5
-    assert "4 decisions, 3 of them to run" in " ".join(Page(page.read_text()).words)
+    assert "4 decisions, 3 runs" in " ".join(Page(page.read_text()).words)
+
+
+def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):
+    run = retrain_history.Entry("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
+    for second in (1, 2):
+        at = f"2026-11-23T03:07:0{second}+00:00"
+        retrain_history.record(str(tmp_path), dataclasses.replace(run, at=at))
+    later, first = retrain_history.entries(str(tmp_path), lambda run: None, lambda machine: None)
+    assert (first.training_hours, first.usd) == (0.5, 2.4)
+    assert (later.needed, later.run, later.training_hours, later.usd) == (True, "digits-1", 0.0, None)
+    retrain_history.write_page([later, first], "digits", tmp_path / "page.html")
+    assert "2 decisions, 1 run, 2.40 $" in " ".join((tmp_path / "page.html").read_text().split())
 
 
 def test_a_step_that_is_left_out_is_no_other_code(fake, retrain):
