@@ -18,6 +18,8 @@ from components.serving.instances import render_predictions
 from components.train_model import train_model
 from tests.components.conftest import QUICK, judged_here
 
+pytestmark = pytest.mark.heavy  # A model is trained for each task: 10 s.
+
 _NEUTRAL, _PRAISE, _BLAME = (
     ["film", "plot", "scene", "actor", "story"],
     ["great", "lovely", "superb"],
@@ -26,8 +28,6 @@ _NEUTRAL, _PRAISE, _BLAME = (
 _MODEL = """
 import keras
 from keras import layers
-
-pytestmark = pytest.mark.heavy  # A model is trained for each task: 10 s.
 
 
 def build_model(vocabulary_size, num_tokens, {size}):
