@@ -220,17 +220,10 @@ def storage_order(keys: Sequence[str], seed: int) -> np.ndarray:
     Ordered a part of all places after the other, since NumPy needs 8 bytes for each that it orders at once.
     """
     places = hash_unit(seed, "order", keys)
+    parts = np.multiply(places, _ORDERED_PARTS, out=np.empty(len(places), np.uint8), casting="unsafe")
     order, at = np.empty(len(places), np.int32 if len(places) < 2**31 else np.int64), 0
     for part in range(_ORDERED_PARTS):
-        low, high = part / _ORDERED_PARTS, (part + 1) / _ORDERED_PARTS
-        inside = np.concatenate([*_indices_between(places, low, high, order.dtype), np.empty(0, order.dtype)])
+        inside = np.flatnonzero(parts == part)
         order[at : at + len(inside)] = inside[np.argsort(places[inside], kind="stable")]
         at += len(inside)
     return order
-
-
-def _indices_between(places: np.ndarray, low: float, high: float, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """Yield the indices of places from `low` to below `high`, in their order, of some at a time."""
-    for at in range(0, len(places), _LOOKED_AT_ONCE):
-        some = places[at : at + _LOOKED_AT_ONCE]
-        yield (np.flatnonzero((some >= low) & (some < high)) + at).astype(dtype)

@@ -13,7 +13,6 @@ import numpy as np
 from components.storage import StoredFile
 
 _LOOKED_AT_ONCE = 1 << 16
-_LARGEST_END = 2**32 - 1
 
 
 class Column:
@@ -187,10 +186,10 @@ def pick(column: Sequence[Any], places: np.ndarray) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Sizes and versions of files, 16 bytes each.
+    """Sizes and versions of files, 12 bytes each, or 16 where one has 4 GiB.
 
     Attributes:
-        sizes: int64[count], in bytes.
+        sizes: uint32[count] or int64[count], in bytes.
         versions: uint64[count]: digests of what changes with a file.
     """
 
@@ -213,22 +212,39 @@ class Files:
         return Files(self.sizes[places], self.versions[places])
 
 
+class _NumbersBuilder:
+    """Numbers from 0 on that come one at a time: 4 bytes each, or 8 once one needs them."""
+
+    def __init__(self) -> None:
+        self._numbers = array.array("I")
+
+    def add(self, number: int) -> None:
+        """Add a number."""
+        try:
+            self._numbers.append(number)
+        except OverflowError:
+            self._numbers = array.array("q", self._numbers)
+            self._numbers.append(number)
+
+    def numbers(self) -> np.ndarray:
+        """Return all of them, uint32[count] or int64[count]."""
+        return _as_array(self._numbers, np.uint32 if self._numbers.typecode == "I" else np.int64)
+
+
 class PiecesBuilder:
     """Pieces that come one at a time."""
 
     def __init__(self) -> None:
-        self._content, self._ends = bytearray(), array.array("I")
+        self._content, self._ends = bytearray(), _NumbersBuilder()
 
     def add(self, piece: bytes) -> None:
         """Add a piece."""
         self._content += piece
-        if len(self._content) > _LARGEST_END and self._ends.typecode == "I":
-            self._ends = array.array("q", self._ends)
-        self._ends.append(len(self._content))
+        self._ends.add(len(self._content))
 
     def columns(self) -> tuple[bytearray, np.ndarray]:
         """Return the arguments of `Pieces`."""
-        return self._content, _as_array(self._ends, np.uint32 if self._ends.typecode == "I" else np.int64)
+        return self._content, self._ends.numbers()
 
 
 class NamesBuilder:
@@ -254,16 +270,16 @@ class FilesBuilder:
     """Files that come one at a time."""
 
     def __init__(self) -> None:
-        self._sizes, self._versions = array.array("q"), array.array("Q")
+        self._sizes, self._versions = _NumbersBuilder(), array.array("Q")
 
     def add(self, file: StoredFile) -> None:
         """Add a file."""
-        self._sizes.append(file.num_bytes)
+        self._sizes.add(file.num_bytes)
         self._versions.append(int.from_bytes(hashlib.blake2b(file.version.encode(), digest_size=8).digest(), "little"))
 
     def columns(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the arguments of `Files`."""
-        return _as_array(self._sizes, np.int64), _as_array(self._versions, np.uint64)
+        return self._sizes.numbers(), _as_array(self._versions, np.uint64)
 
     def files(self) -> Files:
         """Return all of them."""

@@ -111,7 +111,7 @@ class Listing:
             digest.update("\0".join(self.keys[part]).encode())
             digest.update(repr(self.labels[part].tolist()).encode())
             if self.files:
-                digest.update(self.files.sizes[part].tobytes() + self.files.versions[part].tobytes())
+                digest.update(self.files.sizes[part].astype(np.int64).tobytes() + self.files.versions[part].tobytes())
         return digest.hexdigest()
 
     def content_digest(self) -> str:

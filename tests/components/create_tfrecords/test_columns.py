@@ -1,13 +1,19 @@
-"""Claims about columns of very many strings."""
+"""Claims about columns of very many strings and files."""
 
-from components.create_tfrecords.sources import columns
-from components.create_tfrecords.sources.columns import Pieces
+import numpy as np
+
+from components.create_tfrecords.sources.columns import Files, Pieces
+from components.storage import StoredFile
 
 
-def test_pieces_beyond_the_largest_number_of_four_bytes_are_found_too(monkeypatch):
-    monkeypatch.setattr(columns, "_LARGEST_END", 5)
+def test_files_of_four_gibibytes_and_more_keep_their_size():
+    files = [StoredFile("a", 2**32 - 1, "1"), StoredFile("b", 2**32, "2"), StoredFile("c", 5, "3")]
+    assert Files.collect(files).sizes.tolist() == [2**32 - 1, 2**32, 5]
+    assert Files.collect(files).sizes.itemsize == 8 == 2 * Files.collect(files[::2]).sizes.itemsize
+
+
+def test_pieces_are_found_by_ends_of_eight_bytes_too():
     held = [b"ab", b"", b"cde", b"f", b"ghij"]
-    pieces = Pieces.collect(held)
-    assert list(pieces) == held
-    assert [pieces[place] for place in range(5)] == held
-    assert pieces._ends.itemsize == 8 == 2 * Pieces.collect(held[:3])._ends.itemsize
+    pieces = Pieces(b"".join(held), np.cumsum([len(piece) for piece in held], dtype=np.int64))
+    assert pieces == Pieces.collect(held)
+    assert [pieces[place] for place in range(5)] == held == pieces.at(np.arange(5))
