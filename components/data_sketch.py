@@ -52,7 +52,6 @@ class DataSketch:
     class_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     targets: Mapping[str, Moments] = dataclasses.field(default_factory=dict)
     distributions: Mapping[str, Distribution] = dataclasses.field(default_factory=dict)
-
     num_training: int = 0
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -177,6 +177,17 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
         offset += num_bytes
 
 
+def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield every record of a TFRecord file with its frame, and where it begins.
+
+    Raises:
+        DamagedRecordError: See `find_records`; what a record holds is not looked at.
+    """
+    for offset, num_bytes in find_records(file):
+        file.seek(offset)
+        yield file.read(num_bytes), offset
+
+
 def read_fields(frame: bytes) -> dict[str, list[Any]]:
     """Return the values of every field of a record, from its frame.
 

@@ -15,7 +15,7 @@ from components.deploy_model.params import VERTEX
 from components.drift import find_shifts
 from components.errors import InputError
 from components.progress import say
-from components.registry.opening import open_registry, origin_of, parse_reference
+from components.registry.opening import open_registry, origin_of_version, parse_reference
 from components.registry.reference import reference
 from pipelines.config import Config
 from pipelines.settings import Settings
@@ -47,12 +47,11 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
     Raises:
         InputError: If the data or the registry cannot be used.
     """
-    champion = _champion_of(config, settings)
-    referred = parse_reference(champion)
-    if referred is None or referred[0].find(referred[1]) is None:
+    referred = parse_reference(_champion_of(config, settings))
+    champion = referred and referred[0].find(referred[1])
+    if not referred or not champion:
         return Drift(True, "there is no registered champion whose data these could be compared with")
-    origin = origin_of(champion)
-    assert origin is not None
+    origin = origin_of_version(referred[0].model_name, champion)
     if not origin.lineage.get(SKETCH):
         return Drift(True, f"{origin.name} keeps no sketch of its data, so that nobody can say whether they drifted")
     before = sketch_of(origin)

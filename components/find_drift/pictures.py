@@ -1,6 +1,5 @@
 """Pictures of records for a page, from the least to the greatest of a figure."""
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from components.create_tfrecords.measuring import FIGURES, measure_pictures
 from components.decoding import decode_batch
 from components.images import UnreadableImageError
 from components.interface import IMAGE, ImageInput
-from components.records import RAW, DamagedRecordError, find_records, read_fields
+from components.records import RAW, DamagedRecordError, read_fields, read_frames
 from components.registry.opening import parse_reference
 
 _MOST_READ, _SHOWN = 200, 6
@@ -73,7 +72,5 @@ def _read(folder: Path, manifest: Manifest, inputs: ImageInput) -> tuple[list[st
 def _records(folder: Path, manifest: Manifest) -> Iterator[dict[str, list[bytes]]]:
     """Yield the fields of every record, in the order in which they are stored."""
     for shard in itertools.chain.from_iterable(split.shards for split in manifest.splits.values()):
-        with contextlib.ExitStack() as files:
-            lengths, file = (files.enter_context(open(folder / shard.name, "rb")) for _ in range(2))
-            for _, num_bytes in find_records(lengths):
-                yield read_fields(file.read(num_bytes))
+        with open(folder / shard.name, "rb") as file:
+            yield from (read_fields(frame) for frame, _ in read_frames(file))

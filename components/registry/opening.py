@@ -19,7 +19,7 @@ from components.registry.reference import (
     check_registry,
     is_on_vertex,
 )
-from components.registry.versions import VERSION_FILE, Registry, Version
+from components.registry.versions import VERSION_FILE, RegisteredVersion, Registry, Version
 
 
 def parse_reference(text: str) -> tuple[Registry, str] | None:
@@ -43,21 +43,20 @@ def parse_reference(text: str) -> tuple[Registry, str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The origin of a registered version: the model's name with the version's number, and its lineage."""
+    """The origin of a registered version: the model's name, the version's number, and its lineage."""
 
-    name: str
+    model_name: str
+    number: str
     lineage: Mapping[str, Any]
 
     @property
-    def number(self) -> str:
-        """The version's number."""
-        return self.name.rpartition(" ")[2]
+    def name(self) -> str:
+        """The name of both in words."""
+        return f"{self.model_name} {self.number}"
 
 
 def origin_of(text: str) -> Origin | None:
     """Return the origin of `REGISTRY/MODEL@VERSION_OR_ALIAS`; None if the text is not such a reference.
-
-    The lineage is empty where somebody else has registered the version.
 
     Raises:
         InputError: If there is no such version.
@@ -71,13 +70,19 @@ def origin_of(text: str) -> Origin | None:
             f"There is no {wanted!r} of {registry.model_name!r} in {registry.root}: expected a version to compare "
             "with. Name its number, or promote one."
         )
-    name, place = f"{registry.model_name} {version.number}", f"{version.uri}/{VERSION_FILE}"
+    return origin_of_version(registry.model_name, version)
+
+
+def origin_of_version(model_name: str, version: RegisteredVersion) -> Origin:
+    """Return the origin of a version; the lineage is empty where somebody else has registered it."""
+    place = f"{version.uri}/{VERSION_FILE}"
     if isinstance(version, Version):
-        return Origin(name, version.lineage)
+        return Origin(model_name, version.number, version.lineage)
     if not storage.exists(place):
-        return Origin(name, {})
+        return Origin(model_name, version.number, {})
     with tempfile.TemporaryDirectory(prefix="version-") as scratch:
-        return Origin(name, Version.load(storage.localize(place, Path(scratch)).parent).lineage)
+        described = storage.localize(place, Path(scratch))
+        return Origin(model_name, version.number, Version.load(described.parent).lineage)
 
 
 def open_registry(root: Path | str, model_name: str) -> Registry:

@@ -22,7 +22,7 @@ from components.create_tfrecords.sources.spans import Span, Spans
 from components.errors import InputError
 from components.identities import IDENTITY_TYPE, identify
 from components.interface import IMAGE, TEXT
-from components.records import DamagedRecordError, find_records, read_fields
+from components.records import DamagedRecordError, read_fields, read_frames
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 
@@ -87,10 +87,8 @@ def _fields_of(file: Container) -> list[str]:
 
 
 def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
-    with storage.open_file(file.path) as lengths, storage.open_file(file.path) as content:
-        for offset, num_bytes in find_records(lengths):
-            content.seek(offset)
-            yield content.read(num_bytes), offset
+    with storage.open_file(file.path) as content:
+        yield from read_frames(content)
 
 
 def _read_file(file: Container, chosen: Chosen) -> Iterator[_Row]:
