@@ -23,6 +23,7 @@ from components.machine_spec import MachineSpec, PaidMachine, parse_machine
 from components.model_loading.lookup import check_model
 from components.preflight_training.params import PreflightParams
 from components.registry.reference import reference
+from components.slice_values import SIZE
 from components.train_model.params import Stage, TrainParams
 from pipelines import STEP_TABLE, step_resources
 from pipelines.step_resources import StepResources
@@ -272,7 +273,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
         sections[section] = _build(params, values, fixed, section)
     try:
         sections["gate"].check_task(sections["data"].asked)
-        sections["gate"].check_slices([CLASS, LENGTH, *sections["data"].slice_columns])
+        sections["gate"].check_slices([CLASS, LENGTH, SIZE, *sections["data"].slice_columns])
     except InputError as error:
         raise InputError(f"Section gate: {error}") from error
     machine = raw.get("machine")

@@ -65,6 +65,7 @@ class EncodedExample:
         picture: Small picture from which an image's look is taken.
         figures: Figures of it beside those of the picture, as `measuring.FIGURES` has them: height and width, or words,
             thousandths of them that are unknown, and tenths of bytes for each. None where it is not measured.
+        num_pixels: Pixels of an image's file, before it is resized.
     """
 
     fields: Mapping[str, bytes | int]
@@ -72,6 +73,7 @@ class EncodedExample:
     picture: np.ndarray | None = None
     counts: tuple[int, ...] = ()
     figures: tuple[int, ...] | None = None
+    num_pixels: int = 0
 
 
 class Encoder(Protocol):
@@ -136,8 +138,16 @@ class ImageEncoder:
         # Of what stays encoded the look alone tells that two files hold the same pixels.
         identity = known if known and pixels is content else identify(payload)
         was_turned = self.image.upright and isinstance(content, bytes) and is_turned(content)
-        figures = _size_of(content) if is_measured(identity, self.measured_share) else None
-        return EncodedExample({ImageInput.feature: payload}, identity, thin_out(pixels), (was_turned,), figures)
+        height, width = content.shape[:2] if isinstance(content, np.ndarray) else size_of_image(content)
+        sides = min(height, MOST_COUNTED), min(width, MOST_COUNTED)
+        return EncodedExample(
+            {ImageInput.feature: payload},
+            identity,
+            thin_out(pixels),
+            (was_turned,),
+            sides if is_measured(identity, self.measured_share) else None,
+            height * width,
+        )
 
     def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
         if self.input.encoding == ENCODED:
@@ -251,12 +261,6 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
     measured_share = min(1.0, MOST_MEASURED / len(listing.keys))
     encoder = ImageEncoder(listing.root, image, inputs, params.jpeg_quality, measured_share)
     return encoder, payload + _RECORD_OVERHEAD_BYTES
-
-
-def _size_of(content: Any) -> tuple[int, int]:
-    """Return height and width of an image file or an array, at most the most that is counted."""
-    height, width = content.shape[:2] if isinstance(content, np.ndarray) else size_of_image(content)
-    return min(height, MOST_COUNTED), min(width, MOST_COUNTED)
 
 
 def _margin(size: tuple[int, int] | None, share: float) -> tuple[int, int]:

@@ -23,6 +23,8 @@ from components.create_tfrecords.splitting import LEFT_OUT
 from components.create_tfrecords.targets import check_variation, describe_targets
 from components.interface import CLASSIFICATION, REGRESSION, TEXT
 
+_BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
+
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
     """Write the records of a merger again, now as a plan has it: copied, since a record does not say its split."""
@@ -102,14 +104,13 @@ class Merger:
         self._add_books(part, examples=indices[part.kept])
 
     def _add_books(self, part: Part, examples: np.ndarray) -> None:
-        books = {name: getattr(part, name) for name in ("sizes", "identities", "counts", "figures", "looks")}
-        for name, rows in {"examples": examples, **books}.items():
+        for name, rows in {"examples": examples, **{name: getattr(part, name) for name in _BOOKS}}.items():
             if rows is not None:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
     def books(self, places: np.ndarray) -> Part:
-        """Return the books of some examples, by their places in the order of what is stored, without looks."""
-        own = {name: self._columns[name].rows()[places] for name in ("sizes", "identities", "counts", "figures")}
+        """Return the books of some examples, by their places in the order of what is stored."""
+        own = {name: self._columns[name].rows()[places] for name in _BOOKS if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 
     def move_records(self, folder: Path) -> _Records:
@@ -143,6 +144,10 @@ class Merger:
     def identities(self) -> dict[str, np.ndarray]:
         """Return their identities, uint64[…] each."""
         return self._by_split("identities")
+
+    def num_pixels(self) -> dict[str, np.ndarray]:
+        """Return the pixels of images' files, int32[…] each; empty for texts."""
+        return self._by_split("num_pixels") if "num_pixels" in self._columns else {}
 
     def find_copies(self, listing: Listing, words: np.ndarray | None) -> tuple[Copies, np.ndarray]:
         """Find the copies, of texts by uint64[num_examples] of words; returns the splits too, int8[num_examples].

@@ -20,6 +20,7 @@ from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.sources.spans import place_of, read_content
 from components.errors import InputError
 from components.identities import IDENTITY_TYPE
+from components.interface import IMAGE
 from components.records import encode_example, frame_record
 from components.workers import ahead
 
@@ -44,6 +45,7 @@ class Part:
         counts: Counts of each that the split's statistics add up, int32[kept, …]: those of `measuring.COUNTS`.
         figures: Figures of each as `measuring.FIGURES` has them, int16[kept, …]; -1 where it is not measured.
         looks: Looks of images, uint8[kept, 8, 9]; None for texts.
+        num_pixels: Pixels of each image's file, int32[kept]; None for texts.
         bad: Examples that were set aside.
         odd: The name and shape of an image unlike the others, which ends the writing.
     """
@@ -56,6 +58,7 @@ class Part:
     counts: np.ndarray
     figures: np.ndarray
     looks: np.ndarray | None = None
+    num_pixels: np.ndarray | None = None
     bad: tuple[Quarantined, ...] = ()
     odd: tuple[str, tuple[int, ...]] | None = None
 
@@ -114,6 +117,7 @@ def write_part(
     """
     kind, digests = encoder.input.kind, bytearray()
     kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
+    num_pixels = array.array("i")
     bad, odd, seen = [], None, _Seen(kind)
     held = [None] * len(keys) if contents is None else contents
     read = ahead(functools.partial(_try_to_read, encoder.root), place_of(encoder.root, held), keys, held)
@@ -136,6 +140,7 @@ def write_part(
             kept.append(position)
             sizes.append(len(frame))
             counts.extend(stored.counts)
+            num_pixels.append(stored.num_pixels)
             seen.add(stored)
     return Part(
         path,
@@ -146,6 +151,7 @@ def write_part(
         counts=np.array(counts).reshape(-1, len(COUNTS[kind])),
         figures=seen.figures(),
         looks=seen.looks(),
+        num_pixels=np.array(num_pixels) if kind == IMAGE else None,
         bad=tuple(bad),
         odd=odd,
     )

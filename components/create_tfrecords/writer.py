@@ -136,7 +136,7 @@ def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
     check_budget(params, plan, manifest)
     is_copy = copies.in_training_too(splits)
     save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in merger.stored().items()})
-    save_slices(staged, listing.slices, merger.stored())
+    save_slices(staged, listing.slices, merger.stored(), merger.num_pixels())
     storage.write_json(staged / COPIES_FILE, summary := copies.summary(splits))
     say_content(manifest)
     say_copies(manifest, summary, is_copy, splits)

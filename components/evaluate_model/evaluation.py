@@ -66,8 +66,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
     params.check_task(manifest.task)
-    check_slices(params, manifest, records_dir)
     manifest.split(params.split)
+    check_slices(params, manifest, records_dir)
     info = _matching_info(model_dir, manifest, "model")
     digest = model_digest(model_dir)
     with tempfile.TemporaryDirectory(prefix="champion-") as scratch:

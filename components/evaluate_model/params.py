@@ -34,8 +34,8 @@ class EvaluateParams:
             models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and promotes a
             tie.
         slices: Properties by which the examples are divided, each part to be judged by itself, so that a better mean
-            hides none that broke: `class`, of multi-label data every label, `length` of texts, in quarters, and what
-            `data.slice_columns` keeps.
+            hides none that broke: `class`, of multi-label data every label, `length` of texts and `size` of
+            images (pixels of their files), in quarters, and what `data.slice_columns` keeps.
         slice_minimum: Least accuracy of every slice; of multi-label data F1. A slice fails that is sure to be below.
         max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
             champion's in a slice. A slice fails that is sure to be worse by more.

@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 
 from components.artifacts import Manifest
+from components.errors import InputError
 from components.evaluate_model.chance import compare, find_interval
 from components.evaluate_model.influence import influences
 from components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
 from components.evaluation_info import Slice
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, Task, TextInput
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, ImageInput, Task, TextInput
 from components.metric_table import direction
-from components.slice_values import slice_names
+from components.slice_values import SIZE, load_slices
 
 # The figure of a slice: one that a single class, and a handful of examples, has as well.
 SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}
-_NUM_LENGTHS = 4
+_UNITS: Mapping[str, str] = {LENGTH: "tokens", SIZE: "pixels"}
+_NUM_QUARTERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,13 @@ def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) 
     Raises:
         InputError: If they do not have a property that is asked for.
     """
-    kept = [CLASS, *([LENGTH] if isinstance(manifest.input, TextInput) else []), *slice_names(records_dir)]
+    known = [CLASS, *([LENGTH] if isinstance(manifest.input, TextInput) else [])]
+    kept = [*known, *load_slices(records_dir, params.split)]
+    if SIZE in params.slices and SIZE not in kept and isinstance(manifest.input, ImageInput):
+        raise InputError(
+            f"Cannot divide the examples by {SIZE!r}, as slices asks: expected the sizes of all pictures beside the "
+            f"records, received none in {records_dir}, which an older version wrote. Run create_tfrecords again."
+        )
     params.check_slices(kept)
 
 
@@ -62,7 +70,8 @@ def find_slices(
         manifest: The data set, of any task but a language model.
         labels: Targets of all examples, each shaped as `Interface.target_shape` says.
         outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
-        properties: Arrays of all examples by name: `length`, int[examples], and columns of the records, str[examples].
+        properties: Arrays of all examples by name: `length`, int[examples], and what the records keep; see
+            `load_slices`.
     """
     parts = [part for name in params.slices for part in _divide(name, manifest, labels, properties)]
     confidence = params.confidence
@@ -72,17 +81,10 @@ def find_slices(
 
 
 def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mapping[str, np.ndarray]) -> Iterator[_Part]:
-    if name == LENGTH:
-        lengths = properties[LENGTH]
-        edges = np.unique(np.quantile(lengths, np.linspace(0, 1, _NUM_LENGTHS + 1)[1:], method="inverted_cdf"))
-        quarters = np.searchsorted(edges, lengths)  # The first that its length is not above.
-        for i in range(len(edges)):
-            rows = np.flatnonzero(quarters == i)
-            yield _Part(name, f"{lengths[rows].min():,} to {lengths[rows].max():,} tokens", rows, len(rows))
-    elif name != CLASS:
-        values, places = np.unique(properties[name], return_inverse=True)
-        for i, value in enumerate(values.tolist()):
-            rows = np.flatnonzero(places == i)
+    if name != CLASS:
+        values = properties[name]
+        groups = _by_value(values) if values.dtype.kind == "U" else _in_quarters(values, _UNITS[name])
+        for value, rows in groups:
             yield _Part(name, value, rows, len(rows))
     elif manifest.task == CLASSIFICATION:
         for i in np.unique(labels).tolist():
@@ -92,6 +94,20 @@ def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mappi
         for i, count in enumerate((labels > 0).sum(axis=0).tolist()):
             if count:
                 yield _Part(name, manifest.class_names[i], np.arange(len(labels)), count, label=i)
+
+
+def _by_value(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    names, places = np.unique(values, return_inverse=True)
+    for i, name in enumerate(names.tolist()):
+        yield name, np.flatnonzero(places == i)
+
+
+def _in_quarters(amounts: np.ndarray, unit: str) -> Iterator[tuple[str, np.ndarray]]:
+    edges = np.unique(np.quantile(amounts, np.linspace(0, 1, _NUM_QUARTERS + 1)[1:], method="inverted_cdf"))
+    quarters = np.searchsorted(edges, amounts)  # The first that its amount is not above.
+    for i in range(len(edges)):
+        rows = np.flatnonzero(quarters == i)
+        yield f"{amounts[rows].min():,} to {amounts[rows].max():,} {unit}", rows
 
 
 def _judge(part: _Part, task: Task, labels: np.ndarray, outputs: np.ndarray, top_k: int, confidence: float) -> Slice:

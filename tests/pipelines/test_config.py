@@ -270,7 +270,8 @@ def test_a_champion_is_compared_by_the_tasks_own_figure_unless_another_is_named(
 
 def test_slices_that_there_will_not_be_are_refused_before_anything_is_trained():
     raw = {"name": "x", "data": {"source": "csv:data.csv", "slice_columns": ["site"]}, "model": "digits_cnn"}
-    assert parse_config({**raw, "gate": {"slices": ["class", "site"]}}).gate.slices == ("class", "site")
+    for name in ("site", "length", "size"):
+        assert parse_config({**raw, "gate": {"slices": ["class", name]}}).gate.slices == ("class", name)
     with pytest.raises(InputError, match=r"Section gate: Cannot divide the examples by 'sit'.* Did you mean 'site'\?"):
         parse_config({**raw, "gate": {"slices": ["class", "sit"]}})
     numbers = {**raw, "data": {**raw["data"], "task": "regression"}, "gate": {"slice_minimum": 0.5}}

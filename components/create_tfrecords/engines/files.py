@@ -12,7 +12,7 @@ from components.artifacts import Quarantined
 from components.create_tfrecords.parts import Part
 from components.errors import InputError
 
-_COLUMNS = ("kept", "sizes", "identities", "counts", "figures", "looks")
+_COLUMNS = ("kept", "sizes", "identities", "counts", "figures", "looks", "num_pixels")
 
 
 def save_part(uri: str, key: str, part: Part, content: bytes) -> None:

@@ -1,7 +1,11 @@
 import dataclasses
+import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, write_records
@@ -175,6 +179,69 @@ def test_examples_are_divided_by_a_column_that_the_records_keep(tmp_path):
     (tmp_path / "records" / "slices.npz").write_bytes(b"PK")
     with pytest.raises(InputError, match=r"slices\.npz: expected what create_tfrecords wrote"):
         load_slices(tmp_path / "records", "test")
+
+
+@pytest.fixture
+def photos(tmp_path, image_folder) -> Path:
+    """Records of photos of seven sizes, some of them copies in another format, and one that is damaged."""
+    folder = image_folder(per_class=30, size=(64, 64))
+    for i, path in enumerate(sorted(folder.glob("*/*"))):
+        with Image.open(path) as original:
+            picture = original.resize((16 + 16 * (i % 7), 20))
+        picture.save(path)
+        if i < 12:
+            picture.save(path.with_suffix(".webp"), lossless=True)
+    (folder / "cat" / "damaged.png").write_bytes(b"no image")
+    params = WriteParams(f"images:{folder}", image_size=(8, 8), max_bad_fraction=0.1, num_workers=1)
+    write_records(params, tmp_path / "records")
+    assert json.loads((tmp_path / "records" / "copies.json").read_text())["exact"] == 12
+    return tmp_path / "records"
+
+
+def _num_pixels(path):
+    with Image.open(path) as picture:
+        return picture.height * picture.width
+
+
+def test_pictures_are_divided_into_quarters_by_the_size_of_their_files(photos):
+    manifest = Manifest.load(photos)
+    for split in manifest.splits:
+        batches = read_batches(photos, manifest, split, 8, with_keys=True).as_numpy_iterator()
+        keys = [key.decode() for batch in batches for key in batch["key"]]
+        folder = Path(manifest.source.removeprefix("images:"))
+        expected = [_num_pixels(folder / key) for key in keys]
+        sizes = load_slices(photos, split)["size"]
+        assert sizes.tolist() == expected, "in stored order"
+    asked = EvaluateParams(slices=("size",), split="train")
+    check_slices(asked, manifest, photos)
+    sizes = load_slices(photos, "train")
+    labels = np.zeros(len(sizes["size"]), int)
+    slices = find_slices(asked, manifest, labels, np.eye(2, dtype=np.float32)[labels][None], sizes)
+    bounds = [re.fullmatch(r"([\d,]+) to ([\d,]+) pixels", part.name).groups() for part in slices]
+    bounds = [[int(bound.replace(",", "")) for bound in pair] for pair in bounds]
+    assert [part.num_examples for part in slices] == [
+        np.count_nonzero((sizes["size"] >= least) & (sizes["size"] <= most)) for least, most in bounds
+    ]
+    assert len(bounds) == 4
+    assert sum(part.num_examples for part in slices) == len(labels)
+
+
+def test_pictures_of_one_size_are_one_slice_and_records_without_sizes_are_to_be_written_again(digits_records, tmp_path):
+    manifest = Manifest.load(digits_records)
+    asked = EvaluateParams(slices=("size",))
+    check_slices(asked, manifest, digits_records)
+    labels = np.zeros(manifest.splits["test"].num_examples, int)
+    outputs = np.eye(10, dtype=np.float32)[labels][None]
+    slices = find_slices(asked, manifest, labels, outputs, load_slices(digits_records, "test"))
+    assert [(part.name, part.num_examples) for part in slices] == [("64 to 64 pixels", len(labels))]
+    with pytest.raises(InputError, match=r"by 'size', .*an older version wrote\. Run create_tfrecords again"):
+        check_slices(asked, manifest, tmp_path)
+
+
+def test_a_column_called_like_a_property_is_the_column():
+    sizes = {"size": np.array(["S", "XL", "S"])}
+    slices = find_slices(EvaluateParams(slices=("size",)), *_classes(np.zeros(3, int), [0, 1, 0])[:3], sizes)
+    assert [(part.name, part.num_examples, part.value) for part in slices] == [("S", 2, 1.0), ("XL", 1, 0.0)]
 
 
 def test_a_column_for_slices_has_to_be_there(tmp_path):

@@ -20,9 +20,9 @@ def images(folder: Path) -> WriteParams:
     noise[7] = noise[21]  # Copies under two names, which draw different splits.
     for i, pixels in enumerate(noise):
         (folder / f"{i % 2}").mkdir(exist_ok=True, parents=True)
-        Image.fromarray(pixels).save(folder / f"{i % 2}" / f"{i}.png")
+        Image.fromarray(pixels).resize((8, 8 + i % 7)).save(folder / f"{i % 2}" / f"{i}.png")
     (folder / "0" / "damaged.png").write_bytes(b"no image")
-    return WriteParams(f"images:{folder}", max_bad_fraction=0.1)
+    return WriteParams(f"images:{folder}", max_bad_fraction=0.1, image_size=(8, 8))
 
 
 def groups(folder: Path) -> WriteParams:

@@ -71,6 +71,7 @@ def test_the_wrapper_writes_what_the_step_alone_writes(tmp_path):
         "from components.create_tfrecords.component import write_with_beam\n"
         "records = types.SimpleNamespace(path=sys.argv[1], metadata={})\n"
         "data = {'engine': 'beam', 'engine_tasks': 2.0, 'max_bad_fraction': 0.1, 'num_workers': 1.0}\n"
+        "data['image_size'] = [8.0, 8.0]\n"
         "print(json.dumps([write_with_beam.python_func(records, sys.argv[2], data), records.metadata]))\n"
     )
     done = beam.run([beam.PYTHON, "-c", script, str(tmp_path / "records"), params.source])

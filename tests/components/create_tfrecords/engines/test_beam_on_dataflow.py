@@ -38,7 +38,12 @@ def params(bucket, tmp_path, fake):
         "service_account_email": "worker@my-project.iam.gserviceaccount.com",
     }
     return WriteParams(
-        "images:gs://bucket/data", max_bad_fraction=0.1, engine_tasks=3, num_workers=1, beam_options=options
+        "images:gs://bucket/data",
+        max_bad_fraction=0.1,
+        image_size=(8, 8),
+        engine_tasks=3,
+        num_workers=1,
+        beam_options=options,
     )
 
 

@@ -113,14 +113,14 @@ def test_an_image_of_another_size_ends_the_range_that_meets_it(tmp_path, image_f
 
 
 def test_the_wrappers_write_what_the_step_alone_writes(params, tmp_path):
-    source, data = params.source, {"engine_tasks": 2.0, "max_bad_fraction": 0.1}
+    source, data = params.source, {"engine_tasks": 2.0, "max_bad_fraction": 0.1, "image_size": [8.0, 8.0]}
     places = {name: types.SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("plan", "0", "1", "out")}
     plan_parts.python_func(places["plan"], source, data)
     counts = [write_parts.python_func(places["plan"], places[str(i)], i, source, data) for i in range(2)]
     assert sum(counts) == fan_out.PartsPlan.load(tmp_path / "plan").num_parts
     parts, records = [places["0"], places["1"]], places["out"]
     alone = types.SimpleNamespace(path=str(tmp_path / "alone"), metadata={})
-    count = create_tfrecords.python_func(alone, source, max_bad_fraction=0.1)
+    count = create_tfrecords.python_func(alone, source, max_bad_fraction=0.1, image_size=[8, 8])
     assert merge_parts.python_func(places["plan"], parts, records, source, data) == count
     assert records.metadata == alone.metadata
     assert same_files(tmp_path / "out", tmp_path / "alone")

@@ -20,9 +20,10 @@ PART = Part(
     counts=np.array([[1], [0]], np.int32),
     figures=np.array([[-1] * 5, [1, 2, 3, 4, 5]], np.int16),
     looks=np.arange(144, dtype=np.uint8).reshape(2, 8, 9),
+    num_pixels=np.array([72, 2**27], np.int32),
     bad=(Quarantined("b.png", "damaged: \u00fc"),),
 )
-_COLUMNS = ("kept", "sizes", "identities", "counts", "figures", "looks")
+_COLUMNS = ("kept", "sizes", "identities", "counts", "figures", "looks", "num_pixels")
 
 
 def _assert_same(part, expected):
