@@ -14,11 +14,13 @@ install "$environment" "$lock"
 
 # Tests, headers and Cython; libclang, which TensorFlow asks for and does not load; TensorBoard's server and its pages;
 # TensorFlow's StableHLO, which nothing imports; LiteRT's part for a GPU; of Vertex AI's client all but v1, which alone is
-# asked; of Arrow what speaks to servers, and second copies of what a wheel cannot link to.
+# asked; of Arrow what speaks to servers, and second copies of what a wheel cannot link to; of AWS's services all but S3
+# and what signs in to it; test data.
 find "$environment/lib" -depth -type d \( -name tests -o -path '*/tensorflow/include' -o -path '*/site-packages/clang' \
   -o -path '*/jax/_src/internal_test_util' -o -path '*/tensorboard_data_server/bin' \
   -o -path '*/cloud/aiplatform_v1beta1' -o -path '*/site-packages/vertexai' -o -path '*/site-packages/agentplatform' \
-  -o -path '*/pyarrow/include' -o -path '*/pyarrow/src' \
+  -o -path '*/pyarrow/include' -o -path '*/pyarrow/src' -o -name test_data \
+  -o -path '*/botocore/data/*' ! -path '*/data/s3*' ! -path '*/data/sts*' ! -path '*/data/sso*' ! -path '*/data/signin*' \
   \) -exec rm -r {} +
 find "$environment/lib" -type f \( -name stablehlo_extension.so -o -name libLiteRtWebGpuAccelerator.so \
   -o -name '*.h' -o -name '*.pyx' -o -name '*.pxd' -o -path '*/tensorboard/webfiles.zip' \

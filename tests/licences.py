@@ -8,12 +8,13 @@ from pathlib import Path
 
 LOCK = Path(__file__).parent.parent / "requirements.lock"
 # They ask for their notice to be kept; of MPL, for changes of its own files.
-_WELCOME = r"\b(MIT|MIT-0|MIT-CMU|0?BSD|ISC|Apache|PSF|Python Software Foundation|MPL|Mozilla Public)\b"
+_WELCOME = r"\b(MIT|MIT-0|MIT-CMU|0?BSD|ISC|Apache|PSF|Python Software Foundation|MPL|Mozilla Public|Unlicense)\b"
 # They would ask something of whoever passes the images on, or nothing says what they ask.
 _UNWELCOME = r"GPL|General Public|SSPL|Server Side|Business Source|BUSL|Commons Clause|Proprietary|Commercial"
 # Looked at by hand: what the package does not say in its metadata, or not in these words.
 KNOWN = {
     "libtpu": "Google Cloud Platform Terms of Service: installed by whoever wants it, in no image that is passed on",
+    "sigstore-models": "MIT, by the LICENSE file that it brings",
     "namex": "Apache License 2.0, by the LICENSE file that it brings",
 }
 
