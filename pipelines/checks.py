@@ -16,6 +16,7 @@ from components.errors import InputError
 from components.model_loading.lookup import named_files
 from components.registry.opening import open_registry, parse_reference
 from components.registry.reference import MODEL_DIR, is_on_vertex
+from components.registry.signing import try_keys
 from components.registry.versions import fetch
 from pipelines import history
 from pipelines.config import Config
@@ -52,6 +53,7 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
             "Cannot register on Vertex AI without a place for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
         )
     if config.deploy:
+        try_keys(config.deploy.signing_key, config.deploy.verify_key)
         open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
     _check_champion(config, plan.listing.class_names)
     return plan

@@ -19,6 +19,7 @@ from components.machine_spec import MachineSpec
 from components.model_loading.lookup import bundle_of, named_files
 from components.registry.opening import parse_reference
 from components.registry.reference import is_on_vertex
+from components.registry.signing import public_key_text
 from components.train_model.params import TrainParams
 from pipelines.caching import lineage, platform_fingerprints
 from pipelines.config import Config, on_machine
@@ -199,6 +200,11 @@ def _check_readable(config: Config, target: str) -> None:
             f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
             f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
         )
+    if config.deploy and config.deploy.signing_key and not storage.is_remote(config.deploy.signing_key):
+        raise InputError(
+            f"{refused} a key on this machine signs nothing in a container. Received: deploy.signing_key="
+            f"{config.deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account alone may read it."
+        )
     if local := [file for file in config.model_files if not storage.is_remote(file)]:
         raise InputError(
             f"{refused} model.files names {local[0]!r}, which no container sees. Put it on gs://BUCKET/… and read it "
@@ -267,6 +273,7 @@ def _with_registry(config: Config, target: str, settings: Settings) -> Config:
         artifacts_uri=artifacts_uri,
         serving_image=image,
         encryption_key=deploy.encryption_key or settings.encryption_key,
+        verify_key=deploy.verify_key if storage.is_remote(deploy.verify_key) else public_key_text(deploy.verify_key),
     )
     return dataclasses.replace(config, deploy=deploy)
 

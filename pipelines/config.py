@@ -315,8 +315,8 @@ def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
         return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
 
     expanded = {**raw, "model": home(raw["model"])} if "model" in raw else {**raw}
-    for section, key in (("gate", "champion"), ("deploy", "registry")):
-        if isinstance(values := raw.get(section), dict) and key in values:
+    for section, key in (("gate", "champion"), *(("deploy", key) for key in ("registry", "signing_key", "verify_key"))):
+        if isinstance(values := expanded.get(section), dict) and key in values:
             expanded[section] = {**values, key: home(values[key])}
     if isinstance(data := raw.get("data"), dict) and isinstance(source := data.get("source"), str):
         kind, place = split_source(source)

@@ -438,6 +438,7 @@ def _make_runner(runner: str, config: Config) -> Any:
     data = str(Path(location).parent) if source is csv_file.SOURCE else location  # A table names files beside it.
     reads = [data, config.training.model, config.gate.champion]
     reads += config.model_files
+    reads += [config.deploy.signing_key, config.deploy.verify_key] if config.deploy else []
     mounts = []
     for path in (path for path in reads if path and not storage.is_remote(path) and os.path.exists(path)):
         if not os.path.isabs(path):

@@ -14,6 +14,7 @@ from components.interface import judged_figure
 from components.metric_table import show
 from components.registry.folder import ModelRegistry, list_models
 from components.registry.reference import CHAMPION
+from components.registry.signing import verify_version
 from components.registry.versions import Move
 from components.serving.exported import load_model
 from components.table import lay_out
@@ -106,26 +107,28 @@ def as_text(description: Mapping[str, Any]) -> str:
     return f"{facts}{lineage_text}history:\n" + "\n".join(f"  {move}" for move in moves)
 
 
-def promote(root: Path, model_name: str, number: str, reason: str = "") -> Move:
+def promote(root: Path, model_name: str, number: str, reason: str = "", verify_key: str = "") -> Move:
     """Make a version the champion by hand, once its export has loaded and answered a blank image.
 
     Raises:
-        InputError: If there is no such version, it is the champion already, or it is damaged.
+        InputError: If there is no such version, it is the champion already, damaged, or not signed with the key's pair.
     """
     model = _model(root, model_name)
     version = model.version(number)
     version.check_files()
+    if verify_key:
+        verify_version(version.directory, verify_key)
     load_model(version.export_dir)
     return model.override(number, CHAMPION, reason or _by_hand())
 
 
-def roll_back(root: Path, model_name: str, reason: str = "") -> Move:
+def roll_back(root: Path, model_name: str, reason: str = "", verify_key: str = "") -> Move:
     """Return to the champion before this one, whose files are checked first.
 
     Raises:
-        InputError: If there was none, or it is damaged.
+        InputError: If there was none, it is damaged, or not signed with the key's pair.
     """
-    return _model(root, model_name).roll_back(CHAMPION, reason or _by_hand())
+    return _model(root, model_name).roll_back(CHAMPION, reason or _by_hand(), verify_key)
 
 
 def _model(root: Path, model_name: str) -> ModelRegistry:

@@ -73,6 +73,32 @@ HELD_BY = {
         tests/components/deploy_model/test_deploying.py::test_a_model_that_the_gate_refused_is_not_even_registered
         tests/components/registry/test_folder.py::test_an_alias_that_moved_since_the_comparison_stays
         tests/components/registry/test_folder.py::test_of_two_different_ones_at_once_only_one_becomes_champion""",
+    "Signatures say what": """
+        tests/components/deploy_model/test_deploying.py::test_a_version_is_signed_and_verified_before_it_is_the_champion
+        tests/components/deploy_model/test_vertex.py::test_a_version_is_signed_in_the_bucket_and_its_servers_verify_it
+        tests/components/registry/test_signing.py::test_the_librarys_own_command_verifies_what_is_signed_here_and_the_other_way_round""",
+    "Given the public key": """
+        tests/components/registry/test_signing.py::test_what_was_changed_after_it_was_signed_is_refused
+        tests/components/registry/test_signing.py::test_another_key_is_refused
+        tests/components/registry/test_signing.py::test_a_versions_signature_is_over_all_of_it
+        tests/components/registry/test_signing.py::test_a_signature_whose_signer_passes_files_over_is_refused
+        tests/components/deploy_model/test_deploying.py::test_a_version_that_was_changed_after_it_was_signed_is_not_promoted
+        tests/pipelines/test_versions.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
+        tests/pipelines/test_versions.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
+    "A server loads a verified": """
+        tests/components/serving/test_bucket.py::test_what_is_loaded_is_a_verified_copy_that_nobody_changes_any_more
+        tests/components/serving/test_bucket.py::test_nothing_is_loaded_whose_signature_does_not_hold
+        tests/components/serving/test_params.py::test_a_key_that_did_not_arrive_is_refused""",
+    "So whoever may write": EXPLAINS,
+    "It does not stop who": EXPLAINS,
+    "Nothing is signed but": """
+        tests/components/registry/test_signing.py::test_a_version_that_is_there_unsigned_stays_unsigned
+        tests/components/deploy_model/test_deploying.py::test_a_version_from_before_stays_unsigned_and_is_said_to""",
+    "The private key is in": """
+        tests/components/registry/test_signing.py::test_the_private_key_is_in_no_file_of_a_version
+        tests/components/registry/test_signing.py::test_what_is_no_key_is_named_before_anything_is_registered
+        tests/pipelines/test_compile.py::test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_private_one_is
+        tests/components/deploy_model/test_deploying.py::test_params_check_themselves""",
     "The platform: whoever": EXPLAINS,
     "Secrets are named": """
         tests/pipelines/test_compile.py::test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first""",

@@ -31,6 +31,8 @@ def deploy_model(
     endpoint_network: str = "",
     endpoint_projects: List[str] = [],
     encryption_key: str = "",
+    signing_key: str = "",
+    verify_key: str = "",
     lineage: Dict[str, Any] = {},
     preflight: Dict[str, Any] = {},
     fingerprint: Dict[str, str] = {},

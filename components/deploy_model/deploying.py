@@ -28,7 +28,8 @@ from components.interface import CLASSIFICATION, CorpusInput, TextInput
 from components.outages import PlatformError
 from components.registry.folder import ModelRegistry
 from components.registry.opening import open_registry
-from components.registry.reference import EXPORT_DIR
+from components.registry.reference import EXPORT_DIR, SIGNATURE_FILE
+from components.registry.signing import try_keys, verify_version
 from components.registry.versions import RegisteredVersion, Registry, fetch, left_out_formats, model_digest
 from components.registry.vertex import VertexRegistry
 
@@ -47,12 +48,13 @@ def deploy_model(
 ) -> DeployResult:
     """Register a promoted model as a version and make it the champion.
 
-    1. Register. The same model and export again are the same version.
-    2. Health check: a fresh process answers examples with the registered export, as it was evaluated.
-    3. Where an endpoint is to serve it: deploy it there, and let the endpoint answer the same examples.
-    4. Move the alias, if the champion is still the one that the model was compared with.
+    1. Register, signed where there is a key. The same model and export again are the same version, as it was.
+    2. Verify its signatures, as they are read back, where there is a key for that.
+    3. Health check: a fresh process answers examples with the registered export, as it was evaluated.
+    4. Where an endpoint is to serve it: deploy it there, and let the endpoint answer the same examples.
+    5. Move the alias, if the champion is still the one that the model was compared with.
 
-    Killed at any moment and run again, it gives the same. When 2, 3 or 4 fails, the version stays, and the alias and
+    Killed at any moment and run again, it gives the same. When 2, 3, 4 or 5 fails, the version stays, and the alias and
     the endpoint's traffic stay or go back to where they were.
 
     Args:
@@ -66,12 +68,13 @@ def deploy_model(
 
     Raises:
         InputError: If the gate has not said yes to this very model, a folder or the registry is damaged, the champion
-            has changed since, or this version was rolled back.
+            has changed since, this version was rolled back, or its signatures do not hold.
         RuntimeError: If the health check fails.
     """
     storage.require_output(output, DEPLOYMENT_FILE)
+    try_keys(params.signing_key, params.verify_key)
     registry = registry or open_registry(params.registry, params.model_name)
-    target = VertexTarget(params, registry) if isinstance(registry, VertexRegistry) else _Folder(registry)
+    target = VertexTarget(params, registry) if isinstance(registry, VertexRegistry) else _Folder(params, registry)
     manifest = Manifest.load(records_dir)
     if params.endpoint and isinstance(manifest.input, CorpusInput):
         raise InputError(
@@ -106,6 +109,7 @@ def deploy_model(
     )
     check = _HealthCheck(params, version, records_dir, manifest, evaluation.split, expected)
     with tempfile.TemporaryDirectory(prefix="registered-") as scratch:
+        _require_signatures(params, version, Path(scratch))
         health = check(functools.partial(_answer_in_fresh_process, version, Path(scratch)))
     with target.serving(version, check, champion) as endpoint:
         move = registry.promote(version.number, params.alias, "; ".join(evaluation.gate.reasons), champion)
@@ -134,12 +138,24 @@ def deploy_model(
 class _Folder:
     """A registry in a folder, which serves nothing."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, params: DeployParams, registry: Registry) -> None:
         assert isinstance(registry, ModelRegistry)
-        self.register = registry.register
+        self.register = functools.partial(registry.register, signing_key=params.signing_key)
 
     def serving(self, version: RegisteredVersion, check: Any, champion: str | None) -> contextlib.nullcontext[str]:
         return contextlib.nullcontext("")
+
+
+def _require_signatures(params: DeployParams, version: RegisteredVersion, scratch: Path) -> None:
+    """Check the signatures of a version where there is a key for it, and say so where it has none."""
+    if params.verify_key:
+        verify_version(storage.localize(version.uri, scratch), params.verify_key)
+    elif params.signing_key and not storage.exists(f"{version.uri}/{SIGNATURE_FILE}"):
+        progress.say(
+            _STEP,
+            f"{params.model_name} version {version.number} was registered before, unsigned, and stays so: nothing is "
+            "signed but what this step has itself written",
+        )
 
 
 def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, manifest: Manifest) -> None:

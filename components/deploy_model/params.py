@@ -9,6 +9,7 @@ from components import storage
 from components.artifacts import DEPLOYMENT_FILE
 from components.errors import InputError, did_you_mean
 from components.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
+from components.registry.signing import is_key_itself
 from components.schema import Amount, JsonFile
 
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
@@ -51,6 +52,10 @@ class DeployParams:
         endpoint_projects: Projects that may connect to a private endpoint beside its own and its network's.
         encryption_key: Key of the user's own (CMEK) for versions and the endpoint of a registry on Vertex AI. In a
             configuration, empty is that of the settings.
+        signing_key: File of a private EC key in PEM, here or on gs://, that a new version is signed with; its password,
+            if any, is in TPU_PIPELINES_SIGNING_PASSWORD. Empty leaves versions unsigned.
+        verify_key: File of the public key, here or on gs://, or the key itself in PEM: the alias moves only once the
+            version's signatures are verified with it, and on Vertex AI its servers verify them too. Empty is no check.
         lineage: Facts to record with the version beside what the artifacts say, as the run and its configuration.
         preflight: Findings of preflight_training on the machine of the training, which the version keeps; empty where
             there was no preflight.
@@ -72,6 +77,8 @@ class DeployParams:
     endpoint_network: str = ""
     endpoint_projects: tuple[str, ...] = ()
     encryption_key: str = ""
+    signing_key: str = ""
+    verify_key: str = ""
     lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preflight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -120,6 +127,13 @@ class DeployParams:
             raise InputError(
                 f"A registry in a folder has no encryption_key. Received: {self.encryption_key!r} with registry="
                 f"{self.registry!r}. Leave it out."
+            )
+        if is_key_itself(self.signing_key):
+            raise InputError("signing_key must be the place of a key, as gs://BUCKET/key.pem. Received: a key itself.")
+        if self.verify_key and not self.signing_key:
+            raise InputError(
+                "verify_key judges what the step has registered, and nothing signs that. Set signing_key too, or leave "
+                "verify_key out."
             )
         if not 1 <= self.endpoint_traffic <= 100:
             raise InputError(f"endpoint_traffic must be from 1 to 100. Received: {self.endpoint_traffic}.")

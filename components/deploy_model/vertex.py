@@ -7,6 +7,7 @@ deployment, the label of a version.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -25,8 +26,9 @@ from components.deploy_model.reaching import address_of, check_access, endpoint_
 from components.errors import InputError
 from components.outages import Backoff, ExistsError, MissingError, OutageError, PlatformError
 from components.registry.folder import fill_version
-from components.registry.reference import EXPORT_DIR
-from components.registry.versions import RegisteredVersion, model_digest, version_digest
+from components.registry.reference import EXPORT_DIR, SIGNATURE_FILE
+from components.registry.signing import public_key_text
+from components.registry.versions import RegisteredVersion, describe_file, model_digest, version_digest
 from components.registry.vertex import (
     DIGEST_LABEL,
     MODEL_LABEL,
@@ -35,7 +37,7 @@ from components.registry.vertex import (
     VertexVersion,
     as_label,
 )
-from components.serving.params import ServeParams
+from components.serving.params import VERIFY_VARIABLE, ServeParams
 from components.vertex_service import types
 
 _MODELS, _ENDPOINTS = "ModelService", "EndpointService"
@@ -113,11 +115,12 @@ class VertexTarget:
         """
         registry, digest = self._registry, version_digest(model_dir, export_dir)
         facts = {"metrics": metrics, "reasons": reasons, "lineage": lineage, "parent": parent}
+        store = functools.cache(lambda: self._store(digest, model_dir, export_dir, facts))
 
         def find_or_upload() -> VertexVersion:
             versions = registry.versions(DIGEST_LABEL, as_label(digest))
             if not versions:
-                self._upload(self._store(digest, model_dir, export_dir, facts), digest, model_digest(model_dir), facts)
+                self._upload(store(), digest, model_digest(model_dir), facts)
                 versions = registry.versions(DIGEST_LABEL, as_label(digest))
             if not versions:
                 raise OutageError(f"{registry.name} is being created, and its version cannot be found yet.")
@@ -131,10 +134,15 @@ class VertexTarget:
         return {"encryption_spec": {"kms_key_name": key}} if key else {}
 
     def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: Mapping[str, Any]) -> str:
-        """Copy a version's files to where they stay; the same content has the same place."""
+        """Copy a version's files to where they stay; the same content has the same place.
+
+        Where it is signed, the place is the signature's: of two that are written at once no file goes to the other.
+        """
         uri = f"{self._params.artifacts_uri.rstrip('/')}/{self._registry.model_name}/{digest[:32]}"
         with tempfile.TemporaryDirectory(prefix="version-") as folder:
-            fill_version(Path(folder), model_dir, export_dir, **facts)
+            fill_version(Path(folder), model_dir, export_dir, **facts, signing_key=self._params.signing_key)
+            if self._params.signing_key:
+                uri += f"-{describe_file(Path(folder) / SIGNATURE_FILE)['sha256'][:8]}"
             storage.upload(Path(folder), uri)
         return uri
 
@@ -144,6 +152,7 @@ class VertexTarget:
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models/upload
         """
         registry, lineage, serving = self._registry, facts["lineage"], ServeParams()
+        key = public_key_text(self._params.verify_key)
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
         # Every label every time: one that a version lacks would be read from the model.
         labels = {
@@ -169,6 +178,7 @@ class VertexTarget:
                     "predict_route": serving.predict_route,
                     "health_route": serving.health_route,
                     "ports": [{"container_port": serving.port}],
+                    "env": [{"name": VERIFY_VARIABLE, "value": key}] if key else [],
                 },
                 "labels": labels,
                 **self._encryption,

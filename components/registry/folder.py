@@ -23,8 +23,10 @@ from components.registry.reference import (
     check_alias,
     check_model_name,
 )
+from components.registry.signing import sign_version, verify_version
 from components.registry.versions import (
     ALIASES_FILE,
+    UNLISTED,
     VERSION_FILE,
     Move,
     Version,
@@ -142,8 +144,11 @@ class ModelRegistry:
         reasons: Sequence[str],
         lineage: Mapping[str, Any],
         parent: str = "",
+        signing_key: str = "",
     ) -> Version:
         """Add a version, or find the one that has this content already; no alias moves.
+
+        One that is found stays as it is, signed or not: nothing is signed but what this call has itself written.
 
         Args:
             model_dir: Folder that train_model wrote.
@@ -152,6 +157,7 @@ class ModelRegistry:
             reasons: The gate's.
             lineage: Origin of the model.
             parent: The version that it was compared with.
+            signing_key: File of the private key to sign it with; empty leaves it unsigned.
         """
         digest = version_digest(model_dir, export_dir)
         storage.require_writable(self.directory)
@@ -163,7 +169,14 @@ class ModelRegistry:
             number = f"{max([0, *map(int, self._used_numbers())]) + 1:04d}"
             with storage.staged_directory(self._versions_dir / number) as staged:
                 fill_version(
-                    staged, model_dir, export_dir, metrics=metrics, reasons=reasons, lineage=lineage, parent=parent
+                    staged,
+                    model_dir,
+                    export_dir,
+                    metrics=metrics,
+                    reasons=reasons,
+                    lineage=lineage,
+                    parent=parent,
+                    signing_key=signing_key,
                 )
             return self.version(number)
 
@@ -213,11 +226,16 @@ class ModelRegistry:
                 raise InputError(f"Version {number} of {self.model_name!r} is the {alias} already.")
             return self._move(alias, self.version(number), HAND, reason)
 
-    def roll_back(self, alias: str, reason: str) -> Move:
+    def roll_back(self, alias: str, reason: str, verify_key: str = "") -> Move:
         """Take the last promotion back: the alias returns to where it stood before. Again: one further back.
 
+        Args:
+            alias: Alias to move.
+            reason: Why, in words.
+            verify_key: Public key by which that version must be signed; empty asks for no signature.
+
         Raises:
-            InputError: If there is nothing to return to, or that version is damaged.
+            InputError: If there is nothing to return to, or that version is damaged, or not signed so.
         """
         with self._lock():
             stack: list[str] = []
@@ -231,7 +249,10 @@ class ModelRegistry:
                     f"Cannot roll {alias} of {self.model_name!r} back: expected an earlier one, received "
                     f"{'only version ' + stack[0] if stack else 'none at all'} in {self.root}."
                 )
-            return self._move(alias, self.version(stack[-2]), ROLLBACK, reason)
+            version = self.version(stack[-2])
+            if verify_key:
+                verify_version(version.directory, verify_key)
+            return self._move(alias, version, ROLLBACK, reason)
 
     def _move(self, alias: str, version: Version, by: str, reason: str) -> Move:
         version.check_files()
@@ -294,12 +315,14 @@ def fill_version(
     reasons: Sequence[str],
     lineage: Mapping[str, Any],
     parent: str,
+    signing_key: str = "",
 ) -> None:
     """Write what a version is: its files, and version.json beside them; the arguments are those of `register`."""
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    files = {path.relative_to(directory).as_posix(): describe_file(path) for path in paths}
+    names = {path: path.relative_to(directory).as_posix() for path in paths}
+    files = {name: describe_file(path) for path, name in names.items() if name not in UNLISTED}
     version = Version(
         directory=directory,
         digest=digest_listing(files),
@@ -313,6 +336,8 @@ def fill_version(
         files=files,
     )
     storage.write_json(directory / VERSION_FILE, version.as_dict())
+    if signing_key:
+        sign_version(directory, signing_key)
 
 
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:

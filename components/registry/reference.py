@@ -9,6 +9,7 @@ CHAMPION = "champion"
 
 
 MODEL_DIR, EXPORT_DIR, VERSIONS_DIR = "model", "export", "versions"
+SIGNATURE_FILE = "model.sig"  # Of the folder that it lies in: a version, and its export.
 
 
 # How an alias came to move: a run's gate said so, somebody said so, or somebody took the last promotion back.

@@ -23,9 +23,11 @@ from components.artifacts import (
 from components.errors import InputError
 from components.export_info import ExportInfo
 from components.interface import TextInput
-from components.registry.reference import EXPORT_DIR, MODEL_DIR, VERSION_NUMBER, VERSIONS_DIR
+from components.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNATURE_FILE, VERSION_NUMBER, VERSIONS_DIR
 
 VERSION_FILE, ALIASES_FILE = "version.json", "aliases.json"
+# What a version holds beside the files that it lists: a signature is over these, and version.json.
+UNLISTED = {VERSION_FILE, SIGNATURE_FILE, f"{EXPORT_DIR}/{SIGNATURE_FILE}"}
 
 
 _CHECKSUM, _OLD_CHECKSUM = "sha256", "crc32c"
@@ -46,7 +48,7 @@ class Version:
         metrics: Scalar metrics by name.
         reasons: The gate's.
         lineage: Origin of the version: data fingerprint, run, configuration, code.
-        files: Size in bytes and SHA-256 of every file, by its path; CRC32C in older versions.
+        files: Size in bytes and SHA-256 of every file but the signatures, by its path; CRC32C in older versions.
     """
 
     directory: Path
@@ -137,7 +139,7 @@ class Version:
         with ThreadPoolExecutor() as pool:
             faults = [words for words in pool.map(compare, expected) if words]
         there = {f"{start}{path.relative_to(top).as_posix()}" for path in top.rglob("*") if path.is_file()}
-        others = sorted(there - {*expected, VERSION_FILE})
+        others = sorted(there - {*expected, *UNLISTED})
         faults += [f"{name} is not of this version" for name in others if _is_seen(name)]
         if not faults and not part and self.digest != self._digest_of_files():
             faults.append(f"{VERSION_FILE} lists files of another digest than {self.digest[:16]}…")

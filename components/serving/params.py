@@ -23,6 +23,7 @@ _LEAST = {
 }
 _HIGHEST_PORT = 65535
 # https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements#aip-variables
+VERIFY_VARIABLE = "TPU_PIPELINES_VERIFY_KEY"
 _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_PREDICT_ROUTE": "predict_route"}
 
 
@@ -57,6 +58,8 @@ class ServeParams:
             class, confidence, milliseconds; `tpu-pipelines monitor` reads it. Empty logs none.
         log_share: Share of the predictions that are logged.
         log_content: Log also what was asked, but of KServe's second protocol.
+        verify: File of a public key, here or on gs://, or the key itself in PEM: the export is loaded only if its
+            signature holds. Empty asks for no signature.
     """
 
     host: str = "127.0.0.1"
@@ -79,6 +82,7 @@ class ServeParams:
     log: str = ""
     log_share: float = 0.1
     log_content: bool = False
+    verify: str = ""
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -110,7 +114,7 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of ServeParams that Vertex tells a container, which must listen on every address.
 
     Raises:
-        InputError: If AIP_HTTP_PORT is no number.
+        InputError: If AIP_HTTP_PORT is no number, or TPU_PIPELINES_VERIFY_KEY is there and empty.
 
     Example:
         >>> vertex_defaults({"AIP_HTTP_PORT": "8080", "AIP_PREDICT_ROUTE": "/v1/models/m:predict"})
@@ -122,4 +126,10 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
             settings["port"] = int(settings["port"])
         except ValueError as error:
             raise InputError(f"AIP_HTTP_PORT must be a number. Received: {settings['port']!r}.") from error
+    if VERIFY_VARIABLE in environ:
+        settings["verify"] = environ[VERIFY_VARIABLE]
+        if not settings["verify"].strip():  # A secret that did not arrive is no wish to serve anything.
+            raise InputError(
+                f"{VERIFY_VARIABLE} must be a public key. Received: an empty one. Set it, or take it away."
+            )
     return {"host": "0.0.0.0", **settings}

@@ -18,6 +18,7 @@ import uvicorn
 from components.errors import InputError
 from components.interface import ImageInput
 from components.registry.reference import VERSIONS_DIR
+from components.registry.signing import fetch_verified
 from components.registry.versions import fetch_folder
 from components.serving.application import Application
 from components.serving.connections import Connection, Places, connection_limit
@@ -158,7 +159,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _load(export_uri: str, params: ServeParams, work: Path) -> ExportedModel:
-    return load_model(fetch_folder(export_uri, work), params.int8, params.num_threads)
+    verified = functools.partial(fetch_verified, export_uri, params.verify, work)
+    export_dir = verified() if params.verify else fetch_folder(export_uri, work)
+    return load_model(export_dir, params.int8, params.num_threads)
 
 
 def _announce(model: ExportedModel, listener: socket.socket, params: ServeParams) -> str:

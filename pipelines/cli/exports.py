@@ -1,4 +1,4 @@
-"""Commands that use an exported model: predict, serve."""
+"""Commands that use an exported model: predict, serve, verify."""
 
 import argparse
 import json
@@ -155,7 +155,30 @@ def _serve(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _add_verify(commands: Any) -> None:
+    verify = commands.add_parser(
+        "verify",
+        epilog="Example: tpu-pipelines verify digits@champion --key signing.pub",
+        help="verify the signatures of a registered version, or of an export",
+        description="Verify the signatures of a registered version, or of an export: every file is as it was signed, "
+        "and there is no other. Exit code 2 where it is not, or the signature is missing or another key's.",
+    )
+    _add_model(verify)
+    verify.add_argument("--key", required=True, metavar="FILE", help="the public key in PEM, here or on gs://")
+    verify.set_defaults(command=_verify)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from components.registry.signing import verify_export
+    from pipelines.exports import find_export
+
+    uri = find_export(arguments.model, arguments.workspace)
+    show_text(f"{verify_export(uri, arguments.key)} is as it was signed with the private key of {arguments.key}")
+    return DONE
+
+
 COMMANDS: tuple[Callable[[Any], None], ...] = (
     _add_predict,
     _add_serve,
+    _add_verify,
 )

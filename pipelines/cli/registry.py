@@ -26,6 +26,12 @@ def _add_registry(commands: Any) -> None:
         "--registry", type=user_path, metavar="DIR", help="a registry elsewhere than in the workspace"
     )
     registry.add_argument("--reason", default="", metavar="TEXT", help="goes into the history")
+    registry.add_argument(
+        "--verify",
+        default="",
+        metavar="FILE",
+        help="move the champion only to a version whose signatures hold for this public key",
+    )
     registry.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     registry.set_defaults(command=_registry)
 
@@ -40,6 +46,8 @@ def _registry(arguments: argparse.Namespace) -> int:
     if not least <= bool(name) + bool(version) <= most:
         words = {"list": "[NAME]", "show": "NAME [VERSION]", "promote": "NAME VERSION", "rollback": "NAME"}[action]
         raise InputError(f"Expected registry {action} {words}. Received: registry {action} {name} {version}".rstrip())
+    if arguments.verify and action not in ("promote", "rollback"):
+        raise InputError(f"registry {action} verifies nothing: --verify is of promote and rollback. Use `verify`.")
     answer: Any
     if action == "list":
         answer = registry.as_rows(root, name)
@@ -48,8 +56,9 @@ def _registry(arguments: argparse.Namespace) -> int:
         answer = registry.describe(root, name, version)
         text = registry.as_text(answer)
     else:
-        move = registry.promote(root, name, version, arguments.reason) if action == "promote" else None
-        answer = dataclasses.asdict(move or registry.roll_back(root, name, arguments.reason))
+        how = arguments.reason, arguments.verify
+        move = registry.promote(root, name, version, *how) if action == "promote" else None
+        answer = dataclasses.asdict(move or registry.roll_back(root, name, *how))
         text = f"{name} version {answer['version']} is the champion, after {answer['previous'] or 'none'}"
     if arguments.json:
         print(json.dumps(answer))

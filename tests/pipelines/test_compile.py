@@ -30,6 +30,7 @@ from pipelines.training_pipeline import training_pipeline
 from tests.cli import REPOSITORY, assert_user_error, readme_model, tpu_pipelines_here
 from tests.fakes import jobsets
 from tests.fakes.vertex_rules import hosts_of
+from tests.signing_keys import write_keys
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TARGETS = ("vertex", "kubeflow")
@@ -690,6 +691,19 @@ def test_a_registry_on_vertex_ai_needs_to_know_where(tmp_path):
         compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, f"deploy.registry={REGISTRY}")
     with pytest.raises(InputError, match=r"cannot fetch the serving image 'tpu-pipelines/serving:latest'"):
         compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex", settings=SETTINGS)
+
+
+def test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_private_one_is(tmp_path):
+    private, public = write_keys(tmp_path)
+    registered = SERVING_IMAGE, "deploy.registry=vertex", f"deploy.verify_key={public}"
+    path = tmp_path / "pipeline.yaml"
+    compile_digits("vertex", path, *registered, "deploy.signing_key=gs://keys/signing.pem", settings=SETTINGS)
+    text = path.read_text()
+    assert "gs://keys/signing.pem" in text
+    assert "BEGIN PUBLIC KEY" in text
+    assert "PRIVATE KEY" not in text
+    with pytest.raises(InputError, match=r"a key on this machine signs nothing in a container.*signing\.pem"):
+        compile_digits("vertex", path, *registered, f"deploy.signing_key={private}", settings=SETTINGS)
 
 
 def test_a_private_endpoint_wants_steps_that_run_in_its_network(tmp_path):

@@ -4,7 +4,9 @@ import shutil
 import pytest
 
 from components.registry.folder import ModelRegistry
+from components.registry.signing import sign_version
 from pipelines import cli
+from tests.signing_keys import write_keys
 
 
 @pytest.fixture
@@ -84,6 +86,7 @@ def test_rollback_and_promote_move_the_champion_and_keep_the_reason(call, worksp
         (("promote", "digits"), "Expected registry promote NAME VERSION. Received: registry promote digits"),
         (("list", "digits", "0001"), "Expected registry list [NAME]"),
         (("show",), "Expected registry show NAME [VERSION]"),
+        (("show", "digits", "--verify", "signing.pub"), "registry show verifies nothing"),
         (("rollback", "digits", "0001"), "Expected registry rollback NAME"),
         (("show", "digit"), "Did you mean 'digits'?"),
         (("promote", "digits", "0003"), "expected one of 0001, 0002"),
@@ -96,6 +99,39 @@ def test_mistakes_give_exit_code_2_and_say_what_is_right(call, words, message):
     assert code == 2
     assert error.startswith("error: ")
     assert message in error
+
+
+def test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed(call, workspace):
+    private, public = write_keys(workspace / "keys")
+    registry = ModelRegistry(workspace / "registry", "digits")
+    for words in (("rollback", "digits"), ("promote", "digits", "0001")):
+        code, error = call(*words, "--verify", public)
+        assert (code, len(error.splitlines())) == (2, 1)
+        assert "0001: expected it as signed with the private key of" in error
+    assert registry.aliases() == {"champion": "0002"}
+    sign_version(registry.version("0001").directory, private)
+    assert call("rollback", "digits", "--verify", public)[0] == 0
+    assert registry.aliases() == {"champion": "0001"}
+
+
+def test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed(workspace, capsys):
+    private, public = write_keys(workspace / "keys")
+    version = ModelRegistry(workspace / "registry", "digits").version("0001")
+
+    def verify(model):
+        code = cli.main(["verify", str(model), "--key", public, "--workspace", str(workspace)])
+        return code, "".join(capsys.readouterr())
+
+    code, said = verify("digits@0001")
+    assert (code, len(said.splitlines())) == (2, 1)
+    sign_version(version.directory, private)
+    for model in ("digits@0001", version.directory, version.export_dir):
+        assert verify(model) == (0, f"{version.directory} is as it was signed with the private key of {public}\n")
+    shutil.copytree(version.export_dir, workspace / "export")
+    assert verify(workspace / "export") == (
+        0,
+        f"{workspace / 'export'} is as it was signed with the private key of {public}\n",
+    )
 
 
 def test_a_version_that_does_not_answer_is_not_promoted(call, workspace):

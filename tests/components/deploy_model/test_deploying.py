@@ -12,6 +12,8 @@ from components.deploy_model import DeployParams, deploy_model
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
 from components.registry.folder import ModelRegistry
+from components.registry.signing import verify_version
+from tests.signing_keys import write_keys
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
 
@@ -194,11 +196,61 @@ def test_a_damaged_evaluation_is_named(params, folders, name):
         ({"health_check_examples": 0}, "Received: 0"),
         ({"health_check_tolerance": 0.0}, r"Received: 0\.0"),
         ({"health_check_tolerance": float("nan")}, "Received: nan"),
+        (
+            {"signing_key": "-----BEGIN PRIVATE KEY-----\nM"},
+            r"signing_key must be the place of .*: a key itself\.$",
+        ),
+        ({"verify_key": "signing.pub"}, "Set signing_key too"),
     ],
 )
 def test_params_check_themselves(values, words):
     with pytest.raises(InputError, match=words):
         DeployParams(**{"registry": "registry", "model_name": "digits", **values})
+
+
+@pytest.fixture
+def signing(params, tmp_path):
+    """The parameters, with a pair of keys."""
+    private, public = write_keys(tmp_path / "keys")
+    return dataclasses.replace(params, signing_key=private, verify_key=public)
+
+
+def test_a_version_is_signed_and_verified_before_it_is_the_champion(signing, folders, registry):
+    deploy_model(signing, **folders)
+    champion = registry.find("champion")
+    verify_version(champion.directory, signing.verify_key)
+    champion.check_files()
+
+
+class _Meddling(ModelRegistry):
+    """Somebody else changes what was registered."""
+
+    def register(self, *folders, **facts):
+        version = super().register(*folders, **facts)
+        (version.export_dir / "added.bin").write_bytes(b"")
+        return version
+
+
+def test_a_version_that_was_changed_after_it_was_signed_is_not_promoted(signing, folders, registry):
+    with pytest.raises(InputError, match=r"Refused .*0001: .*Extra files found .*: export/added\.bin"):
+        deploy_model(signing, **folders, registry=_Meddling(signing.registry, "digits"))
+    assert registry.aliases() == {}
+    assert not folders["output"].exists()
+
+
+def test_a_version_from_before_stays_unsigned_and_is_said_to(params, signing, folders, registry, capsys):
+    deploy_model(params, **folders)
+    deploy_model(dataclasses.replace(signing, verify_key=""), **folders)
+    assert "version 0001 was registered before, unsigned, and stays so" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"received no model\.sig in it"):
+        deploy_model(signing, **folders)
+
+
+def test_keys_that_are_no_pair_are_named_before_anything_is_registered(signing, folders, registry, tmp_path):
+    _, other = write_keys(tmp_path / "others")
+    with pytest.raises(InputError, match="Key mismatch"):
+        deploy_model(dataclasses.replace(signing, verify_key=other), **folders)
+    assert registry.numbers() == ()
 
 
 def test_the_command_line_deploys(params, folders, registry, run_step_here):

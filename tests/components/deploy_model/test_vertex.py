@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from components.errors import InputError
 from components.evaluate_model.champion import Champion, find_champion
 from components.evaluation_info import RegisteredChampion
 from components.outages import Backoff, PlatformError
+from components.registry.signing import verify_folder, verify_version
 from components.registry.versions import model_digest
 from components.registry.vertex import VertexRegistry
 from components.serving.params import ServeParams
@@ -23,6 +25,7 @@ from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex, canonical
 from tests.registered import write_model
+from tests.signing_keys import write_keys
 
 ROOT = "projects/my-project/locations/us-west1/models"
 PARAMS = DeployParams(
@@ -295,6 +298,19 @@ def test_traffic_that_never_comes_is_taken_back(world):
         world.release(0.9, world.digest(0.8))
     assert world.endpoints == {"digits": {"1": 100}}
     assert world.versions["1"] == ["champion", "default"]
+
+
+def test_a_version_is_signed_in_the_bucket_and_its_servers_verify_it(world, tmp_path):
+    private, public = write_keys(tmp_path / "keys")
+    params = dataclasses.replace(PARAMS, signing_key=private, verify_key=public)
+    assert world.release(0.9, NOBODY, params) == world.release(0.9, NOBODY, params) == "1"
+    (model,) = world.fake.models[canonical(f"{ROOT}/digits")]
+    (variable,) = model.container_spec.env
+    assert (variable.name, variable.value) == ("TPU_PIPELINES_VERIFY_KEY", Path(public).read_text())
+    place = model.artifact_uri.removesuffix("/export")
+    verify_version(storage.localize(place, tmp_path / "whole"), public)
+    verify_folder(storage.localize(model.artifact_uri, tmp_path / "as_the_service_copies_it"), public)
+    assert "PRIVATE" not in str(world.fake.calls)
 
 
 def test_without_an_endpoint_a_version_is_registered_alone(world):

@@ -45,6 +45,12 @@ def test_port_that_is_no_number_is_refused():
         vertex_defaults({"AIP_HTTP_PORT": "http"})
 
 
+def test_a_key_that_did_not_arrive_is_refused():
+    assert vertex_defaults({"TPU_PIPELINES_VERIFY_KEY": "-----BEGIN"}) == {"host": "0.0.0.0", "verify": "-----BEGIN"}
+    with pytest.raises(InputError, match=r"TPU_PIPELINES_VERIFY_KEY must be a public key\. Received: an empty one"):
+        vertex_defaults({"TPU_PIPELINES_VERIFY_KEY": "\n"})
+
+
 def test_readme_lists_every_parameter_with_its_default():
     readme = (Path(params.__file__).parent / "README.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", readme, re.MULTILINE))
