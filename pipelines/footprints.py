@@ -8,8 +8,9 @@ from typing import Any, Self
 from components.artifacts import PREFLIGHT_FILE
 from components.deploy_model.params import PREFLIGHT
 from components.errors import InputError
+from components.footprint import Footprint
 from components.preflight_training.findings import PreflightReport
-from components.preflight_training.footprint import Footprint, footprint_of
+from components.preflight_training.footprint import footprint_of
 from components.preflight_training.wording import dollars, memory, time
 from components.registry.opening import Origin, origin_of
 from components.table import lay_out

@@ -15,12 +15,12 @@ from components.create_tfrecords.sources.kinds import list_examples
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
+from components.footprint import Footprint
 from components.interface import REGRESSION
 from components.machine_spec import MachineSpec, PaidMachine, Slice, parse_machine
 from components.preflight_training import data, sandbox
 from components.preflight_training.examining import FEED_BATCH, CompilationsAhead
 from components.preflight_training.findings import PreflightReport
-from components.preflight_training.footprint import Footprint
 from components.preflight_training.report import write_report
 from components.progress import say
 from pipelines.config import Config, preflight_params

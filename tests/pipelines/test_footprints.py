@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from components.errors import InputError
-from components.preflight_training.footprint import Footprint
+from components.footprint import Footprint
 from pipelines.footprints import Baseline, Comparison, load_baseline
 from tests.cli import assert_user_error, tpu_pipelines_here
 
