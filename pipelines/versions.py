@@ -15,7 +15,7 @@ from components.metric_table import show
 from components.registry.folder import ModelRegistry, list_models
 from components.registry.reference import CHAMPION
 from components.registry.signing import verify_version
-from components.registry.versions import Move
+from components.registry.versions import CARD_FILE, Move
 from components.serving.exported import load_model
 from components.table import lay_out
 
@@ -90,6 +90,7 @@ def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
         "aliases": aliases,
         **version.as_dict(),
         "directory": str(version.directory),
+        "card": str(version.directory / CARD_FILE) if CARD_FILE in version.files else "",
         "history": history,
     }
 

@@ -25,7 +25,9 @@ HELD_BY = {
         tests/components/test_table.py::test_control_characters_are_escaped_and_nothing_else
         tests/components/evaluate_model/test_report.py::test_report_shows_hostile_names_as_text_and_never_as_markup
         tests/components/evaluate_model/test_report.py::test_report_forbids_itself_scripts_and_the_network
-        tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup""",
+        tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup
+        tests/components/deploy_model/test_card.py::test_what_strangers_named_stays_text
+        tests/components/deploy_model/test_card.py::test_notes_stay_a_quotation_whatever_they_hold""",
     "Whoever may write the source": """
         tests/components/create_tfrecords/test_writer.py::test_the_fingerprint_changes_with_one_pixel_one_label_or_the_order
         tests/components/deploy_model/test_deploying.py::test_an_evaluation_of_another_model_is_refused""",

@@ -35,6 +35,8 @@ def deploy_model(
     verify_key: str = "",
     lineage: Dict[str, Any] = {},
     preflight: Dict[str, Any] = {},
+    licence: str = "",
+    notes: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> None:
     """Register a promoted model and, once it has answered, make it the champion."""

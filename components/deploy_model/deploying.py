@@ -19,6 +19,7 @@ from components.answers import ANSWERS, sketch_outputs
 from components.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
 from components.data_sketch import SKETCH, DataSketch
 from components.deploy_model import health_check
+from components.deploy_model.card import read_facts, write_card
 from components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult, HealthCheckResult
 from components.deploy_model.vertex import Answer, VertexTarget
 from components.errors import InputError
@@ -92,20 +93,24 @@ def deploy_model(
     _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)
     champion = evaluation.registered_champion.digest if evaluation.registered_champion else None
     expected = _evaluated_answers(evaluation_dir, manifest)
+    lineage = {
+        "dataset": {"source": manifest.source, "fingerprint": manifest.fingerprint},
+        "split": evaluation.split,
+        SKETCH: dataclasses.asdict(DataSketch.make(manifest)),
+        **_keep_answers(manifest, evaluation.split, expected),
+        **params.lineage,
+        **({PREFLIGHT: params.preflight} if params.preflight else {}),
+    }
+    parent = registry.number_of(champion or "")
+    told = read_facts(params, registry, (records_dir, model_dir, export_dir), manifest, evaluation, lineage, parent)
     version = target.register(
         model_dir,
         export_dir,
         metrics=evaluation.metrics,
         reasons=evaluation.gate.reasons,
-        lineage={
-            "dataset": {"source": manifest.source, "fingerprint": manifest.fingerprint},
-            "split": evaluation.split,
-            SKETCH: dataclasses.asdict(DataSketch.make(manifest)),
-            **_keep_answers(manifest, evaluation.split, expected),
-            **params.lineage,
-            **({PREFLIGHT: params.preflight} if params.preflight else {}),
-        },
-        parent=registry.number_of(champion or ""),
+        lineage=lineage,
+        parent=parent,
+        card=write_card(told),
     )
     check = _HealthCheck(params, version, records_dir, manifest, evaluation.split, expected)
     with tempfile.TemporaryDirectory(prefix="registered-") as scratch:

@@ -7,6 +7,7 @@ from typing import Any
 
 from components import storage
 from components.artifacts import DEPLOYMENT_FILE
+from components.deploy_model.front_matter import is_licence
 from components.errors import InputError, did_you_mean
 from components.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
 from components.registry.signing import is_key_itself
@@ -15,6 +16,7 @@ from components.schema import Amount, JsonFile
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
 PREFLIGHT = "preflight"  # In the lineage of a version: what its training takes of a machine.
 VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
+_LONGEST_NOTES = 10_000
 _KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
 _NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
 _ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # What Vertex AI takes, with room for the endpoint that tries a version.
@@ -59,6 +61,9 @@ class DeployParams:
         lineage: Facts to record with the version beside what the artifacts say, as the run and its configuration.
         preflight: Findings of preflight_training on the machine of the training, which the version keeps; empty where
             there was no preflight.
+        licence: Identifier of the model's licence, from SPDX's list or Hugging Face's, as `apache-2.0`, for its card.
+            Empty is none stated.
+        notes: Text of the user's own in the model's card, shown as it is.
     """
 
     registry: str
@@ -81,6 +86,8 @@ class DeployParams:
     verify_key: str = ""
     lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preflight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    licence: str = ""
+    notes: str = ""
 
     def __post_init__(self) -> None:
         check_model_name(self.model_name)
@@ -92,6 +99,13 @@ class DeployParams:
             raise InputError(
                 f"health_check_tolerance must be above 0 and at most 1. Received: {self.health_check_tolerance}."
             )
+        if self.licence and not is_licence(self.licence):
+            raise InputError(
+                "licence must be an identifier from SPDX's list or Hugging Face's, as apache-2.0. Received: "
+                f"{self.licence!r}."
+            )
+        if len(self.notes) > _LONGEST_NOTES:
+            raise InputError(f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.")
         if self.artifacts_uri and not storage.is_on_google(self.artifacts_uri):
             raise InputError(f"artifacts_uri must be on gs://. Received: {self.artifacts_uri!r}.")
         if self.endpoint and not re.fullmatch(_ENDPOINT, self.endpoint):

@@ -28,7 +28,14 @@ from components.outages import Backoff, ExistsError, MissingError, OutageError, 
 from components.registry.folder import fill_version
 from components.registry.reference import EXPORT_DIR, SIGNATURE_FILE
 from components.registry.signing import public_key_text
-from components.registry.versions import RegisteredVersion, describe_file, model_digest, version_digest
+from components.registry.versions import (
+    CARD_FILE,
+    RegisteredVersion,
+    describe_file,
+    model_digest,
+    short_digest,
+    version_digest,
+)
 from components.registry.vertex import (
     DIGEST_LABEL,
     MODEL_LABEL,
@@ -105,6 +112,7 @@ class VertexTarget:
         reasons: Sequence[str],
         lineage: Mapping[str, Any],
         parent: str = "",
+        card: str = "",
     ) -> VertexVersion:
         """Add a version, or find the one that has this content already; the arguments as in `ModelRegistry.register`.
 
@@ -114,7 +122,7 @@ class VertexTarget:
             InputError: If the service or the bucket refuses.
         """
         registry, digest = self._registry, version_digest(model_dir, export_dir)
-        facts = {"metrics": metrics, "reasons": reasons, "lineage": lineage, "parent": parent}
+        facts = {"metrics": metrics, "reasons": reasons, "lineage": lineage, "parent": parent, "card": card}
         store = functools.cache(lambda: self._store(digest, model_dir, export_dir, facts))
 
         def find_or_upload() -> VertexVersion:
@@ -154,6 +162,9 @@ class VertexTarget:
         registry, lineage, serving = self._registry, facts["lineage"], ServeParams()
         key = public_key_text(self._params.verify_key)
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
+        described = f"{metrics}; {'; '.join(facts['reasons'])}"
+        if facts["card"]:
+            described = f"{uri}/{CARD_FILE}; {described}"
         # Every label every time: one that a version lacks would be read from the model.
         labels = {
             DIGEST_LABEL: as_label(digest),
@@ -161,8 +172,8 @@ class VertexTarget:
             PARENT_LABEL: facts["parent"],
             "tpu_pipelines_data": as_label(lineage.get("dataset", {}).get("fingerprint", "")),
             "tpu_pipelines_run": re.sub(r"[^a-z0-9_-]", "-", str(lineage.get("run", "")).lower())[:63],
-            "tpu_pipelines_code": _short_digest(lineage.get("code")),
-            "tpu_pipelines_config": _short_digest(lineage.get("config")),
+            "tpu_pipelines_code": short_digest(lineage.get("code")),
+            "tpu_pipelines_config": short_digest(lineage.get("config")),
         }
         exists = bool(registry.versions())
         request = {
@@ -171,7 +182,7 @@ class VertexTarget:
             "model_id": "" if exists else registry.model_name,
             "model": {
                 "display_name": registry.model_name,
-                "version_description": f"{metrics}; {'; '.join(facts['reasons'])}"[:_DESCRIPTION_LENGTH],
+                "version_description": described[:_DESCRIPTION_LENGTH],
                 "artifact_uri": f"{uri}/{EXPORT_DIR}",
                 "container_spec": {
                     "image_uri": self._params.serving_image or SERVING_IMAGE,
@@ -483,7 +494,3 @@ def _deployed_id(endpoint: str, model_name: str, number: str) -> str:
     """Return an id of ten digits, as many as one may have."""
     digest = hashlib.sha256(f"{endpoint.rpartition('/')[2]} {model_name}@{number}".encode()).hexdigest()
     return str(10**9 + int(digest, 16) % (9 * 10**9))
-
-
-def _short_digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] if value else ""

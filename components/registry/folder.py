@@ -26,6 +26,7 @@ from components.registry.reference import (
 from components.registry.signing import sign_version, verify_version
 from components.registry.versions import (
     ALIASES_FILE,
+    CARD_FILE,
     UNLISTED,
     VERSION_FILE,
     Move,
@@ -144,6 +145,7 @@ class ModelRegistry:
         reasons: Sequence[str],
         lineage: Mapping[str, Any],
         parent: str = "",
+        card: str = "",
         signing_key: str = "",
     ) -> Version:
         """Add a version, or find the one that has this content already; no alias moves.
@@ -157,6 +159,7 @@ class ModelRegistry:
             reasons: The gate's.
             lineage: Origin of the model.
             parent: The version that it was compared with.
+            card: Text of its model card; empty for none.
             signing_key: File of the private key to sign it with; empty leaves it unsigned.
         """
         digest = version_digest(model_dir, export_dir)
@@ -176,6 +179,7 @@ class ModelRegistry:
                     reasons=reasons,
                     lineage=lineage,
                     parent=parent,
+                    card=card,
                     signing_key=signing_key,
                 )
             return self.version(number)
@@ -315,11 +319,14 @@ def fill_version(
     reasons: Sequence[str],
     lineage: Mapping[str, Any],
     parent: str,
+    card: str = "",
     signing_key: str = "",
 ) -> None:
     """Write what a version is: its files, and version.json beside them; the arguments are those of `register`."""
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)
+    if card:
+        storage.write_bytes(directory / CARD_FILE, card.encode())
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     names = {path: path.relative_to(directory).as_posix() for path in paths}
     files = {name: describe_file(path) for path, name in names.items() if name not in UNLISTED}

@@ -25,7 +25,7 @@ from components.export_info import ExportInfo
 from components.interface import TextInput
 from components.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNATURE_FILE, VERSION_NUMBER, VERSIONS_DIR
 
-VERSION_FILE, ALIASES_FILE = "version.json", "aliases.json"
+VERSION_FILE, ALIASES_FILE, CARD_FILE = "version.json", "aliases.json", "README.md"
 # What a version holds beside the files that it lists: a signature is over these, and version.json.
 UNLISTED = {VERSION_FILE, SIGNATURE_FILE, f"{EXPORT_DIR}/{SIGNATURE_FILE}"}
 
@@ -333,6 +333,11 @@ def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
         return {"num_bytes": path.stat().st_size, checksum: file_crc32c(path)}
     with open(path, "rb") as file:
         return {"num_bytes": path.stat().st_size, checksum: hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def short_digest(value: Any) -> str:
+    """Return sixteen letters that are equal for equal values that JSON can hold; empty for nothing."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] if value else ""
 
 
 def _is_seen(name: str) -> bool:

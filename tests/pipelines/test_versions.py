@@ -66,6 +66,8 @@ def test_show_tells_all_of_the_champion_or_of_a_version(call, finished_run):
     assert "version: '0002'" in out
     assert out.splitlines()[-1].endswith("gate     0001 → 0002  it beats 0001")
     shown = json.loads(call("show", "digits", "0001", "--json")[1])
+    assert shown["card"] == f"{shown['directory']}/README.md"
+    assert json.loads(call("show", "digits", "0002", "--json")[1])["card"] == "", "it was registered without one"
     assert shown["lineage"]["config"] == finished_run[1]["config"]
     assert [move["version"] for move in shown["history"]] == ["0001", "0002"]
 

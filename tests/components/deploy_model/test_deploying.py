@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 
 from components.artifacts import Manifest
 from components.data_sketch import DataSketch
@@ -86,6 +87,8 @@ def test_the_first_model_is_registered_checked_and_made_champion(params, folders
     answers = champion.lineage.pop("answers")
     assert answers["num_examples"] == manifest.split("test").num_examples == sum(answers["class_counts"].values())
     assert champion.lineage == {"dataset": dataset, "sketch": sketch, "split": "test", "run": "digits"}
+    assert "README.md" in champion.files
+    assert ModelCard.load(champion.directory / "README.md").data.model_name == "digits"
     assert json.loads((folders["output"] / "deployment.json").read_text()) == dataclasses.asdict(result)
 
 

@@ -215,6 +215,15 @@ def test_the_first_version_is_registered_served_and_made_the_champion(world):
     assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-2"
 
 
+def test_the_card_lies_beside_the_export_and_the_description_begins_with_its_address(world):
+    facts = {"metrics": {"accuracy": 0.9}, "reasons": ["passed: it is better"], "lineage": LINEAGE}
+    version = VertexTarget(PARAMS, world.registry()).register(*world.folders(0.9), **facts, card="# digits\n")
+    (model,) = world.fake.models[canonical(f"{ROOT}/digits")]
+    card = f"{version.uri}/README.md"
+    assert storage.read_bytes(card) == b"# digits\n"
+    assert model.version_description == f"{card}; accuracy 0.9; passed: it is better"
+
+
 def test_an_endpoint_of_a_regression_answers_with_values(world, monkeypatch):
     monkeypatch.setattr(Sure, "answer", "values")
     world.spoiled = [{"values": {"a": 0.9, "b": 4.0}}] * 99

@@ -45,6 +45,21 @@ def promote(registry, number, against):
     return registry.promote(number, "champion", "it is better", digest)
 
 
+def test_the_same_model_with_another_card_is_the_same_version_and_keeps_its_card(registry, register):
+    version = register("one", card="# one\n")
+    assert register("one", card="# another\n") == version
+    assert (version.directory / "README.md").read_text() == "# one\n"
+    version.check_files()
+    (version.directory / "README.md").unlink()
+    assert version.damage()[0].startswith("README.md should be ")
+
+
+def test_a_version_without_a_card_is_whole(register):
+    version = register("one")
+    assert "README.md" not in version.files
+    version.check_files()
+
+
 def test_a_version_holds_model_export_and_where_it_comes_from(registry, register):
     version = register("one", parent="")
     assert version == registry.version("0001") == registry.versions()[0]

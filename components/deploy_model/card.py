@@ -1,0 +1,435 @@
+"""The model card of a version: its README.md, in the format of Hugging Face, from what the steps before have measured.
+
+https://huggingface.co/docs/hub/model-cards
+
+A section of their template of which nothing is known is left out. The same facts give the same bytes: what a registry
+decides, as the version's number and the day, stands in `version.json` beside it.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from components.artifacts import CODE_FILE, COPIES_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo, Split
+from components.data_sketch import DataSketch, sketch_of
+from components.deploy_model.front_matter import front_matter
+from components.deploy_model.markdown import environment, plain
+from components.deploy_model.params import PREFLIGHT, DeployParams
+from components.drift import Shift, find_shifts
+from components.errors import InputError
+from components.evaluation_info import Evaluation, Slice
+from components.export_info import ExportInfo
+from components.footprint import Footprint
+from components.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    REGRESSION,
+    CorpusInput,
+    ImageInput,
+    TextInput,
+)
+from components.metric_table import BY_NAME, direction, show, task_metrics
+from components.registry.opening import origin_of_version
+from components.registry.versions import Registry, short_digest
+from components.serving.params import ServeParams
+from components.text import START
+
+_TEMPLATES = environment(Path(__file__).parent)
+_CLASSES = 20  # Rows of the table of classes.
+_SLICES = 10
+_DRIFTED = 5
+_NAME = 60  # Characters of a class's or a slice's name.
+# In this order, and where they are not off.
+_SETTINGS = (
+    "epochs",
+    "stages",
+    "batch_size_per_replica",
+    "num_replicas",
+    "optimizer",
+    "learning_rate",
+    "learning_rate_scaling",
+    "learning_rate_schedule",
+    "warmup_epochs",
+    "weight_decay",
+    "random_flip",
+    "random_crop_pixels",
+    "random_resized_crop",
+    "mixup_alpha",
+    "label_smoothing",
+    "ema_decay",
+    "early_stopping_epochs",
+    "precision",
+    "backend",
+    "sharding",
+)
+_OFF: tuple[Any, ...] = (None, 0, "", "none", "auto", "replicated", [], ())
+
+
+@dataclasses.dataclass(frozen=True)
+class CardFacts:
+    """The facts that a card tells.
+
+    Attributes:
+        model_name: Name of the model in the registry.
+        manifest: The data.
+        copies: Content of `copies.json`; empty where there is none.
+        model: The trained model.
+        has_code: Whether code of the user's own lies beside it, without which it cannot be rebuilt.
+        evaluation: The judgement.
+        export: The export; None where it does not say what it is.
+        lineage: Origin of the version.
+        champion: The version that it was compared with; empty if there was none.
+        shifts: Differences of the data from the champion's; None where they are not known.
+        licence: Identifier of the licence; empty where none was stated.
+        notes: Words of whoever made it.
+    """
+
+    model_name: str
+    manifest: Manifest
+    copies: Mapping[str, Any]
+    model: ModelInfo
+    has_code: bool
+    evaluation: Evaluation
+    export: ExportInfo | None
+    lineage: Mapping[str, Any]
+    champion: str = ""
+    shifts: Sequence[Shift] | None = None
+    licence: str = ""
+    notes: str = ""
+
+
+def read_facts(
+    params: DeployParams,
+    registry: Registry,
+    folders: tuple[Path, Path, Path],
+    manifest: Manifest,
+    evaluation: Evaluation,
+    lineage: Mapping[str, Any],
+    champion: str,
+) -> CardFacts:
+    """Read what a card tells.
+
+    Args:
+        params: Licence and notes.
+        registry: The model's.
+        folders: Folders that create_tfrecords, train_model and export_model wrote.
+        manifest: The first one's manifest.
+        evaluation: The model's.
+        lineage: Origin of the version.
+        champion: Number of the version that it was compared with; empty if there was none.
+    """
+    records_dir, model_dir, export_dir = folders
+    copies: Any = {}
+    with contextlib.suppress(OSError, ValueError):  # Older records have none.
+        copies = json.loads((records_dir / COPIES_FILE).read_bytes())
+    shifts = None
+    with contextlib.suppress(InputError):  # It keeps no sketch, or one of other data.
+        if champion and (version := registry.find(champion)):
+            before = sketch_of(origin_of_version(registry.model_name, version))
+            shifts = find_shifts(DataSketch.make(manifest), before)
+    return CardFacts(
+        model_name=params.model_name,
+        manifest=manifest,
+        copies=copies if isinstance(copies, dict) else {},
+        model=ModelInfo.load(model_dir),
+        has_code=(model_dir / CODE_FILE).is_file(),
+        evaluation=evaluation,
+        export=ExportInfo.load(export_dir) if (export_dir / EXPORT_FILE).is_file() else None,
+        lineage=lineage,
+        champion=champion,
+        shifts=shifts,
+        licence=params.licence,
+        notes=params.notes,
+    )
+
+
+def write_card(facts: CardFacts) -> str:
+    """Return the card: YAML between lines of dashes, and Markdown."""
+    manifest, evaluation = facts.manifest, facts.evaluation
+    results = _results(facts)
+    yaml_text = front_matter(
+        name=facts.model_name,
+        licence=facts.licence,
+        kind=manifest.input.kind,
+        task=manifest.task,
+        formats=facts.export.formats if facts.export else {},
+        source=manifest.source,
+        fingerprint=manifest.fingerprint,
+        split=evaluation.split,
+        figures={result.name: (result.label, result.value) for result in results},
+    )
+    footprint = _footprint(facts.lineage)
+    text = _TEMPLATES.get_template("card.md.jinja").render(
+        facts=facts,
+        manifest=manifest,
+        evaluation=evaluation,
+        training=facts.model.training,
+        results=results,
+        num_judged=_num_judged(evaluation),
+        answers=_answers(manifest),
+        takes=_takes(manifest.input),
+        never_shown=[*_never_shown(manifest)],
+        limits=[*_limits(facts, results)],
+        drifted=[shift for shift in facts.shifts or () if shift.drifted][:_DRIFTED],
+        classes=_classes(manifest),
+        num_classes=len(manifest.class_names),
+        settings=_settings(facts.model),
+        hours=_hours(facts.model.training),
+        slices=_worst(evaluation.slices),
+        footprint=footprint,
+        compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
+        price=f"${footprint.usd_per_run:,.2f}" if footprint and footprint.usd_per_run >= 0.01 else "less than $0.01",
+        examples=_pairs({name: f"{split.num_examples:,}" for name, split in manifest.splits.items()}),
+        copies=_copies(facts.copies),
+        code={step: str(digest)[:16] for step, digest in sorted(dict(facts.lineage.get("code") or {}).items())},
+        config=short_digest(facts.lineage.get("config")),
+        example=_EXAMPLES[manifest.input.kind],
+        port=ServeParams().port,
+        name_of=_name,
+        show=show,
+        size=_size,
+        interval=_interval,
+    )
+    return f"---\n{yaml_text}---\n\n{text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """One figure of the evaluation, and in words its interval, the champion's figure and the difference from that."""
+
+    name: str
+    label: str
+    value: float
+    interval: str
+    champion: str
+    difference: str
+
+    @property
+    def shown(self) -> str:
+        return show(self.value)
+
+
+def _results(facts: CardFacts) -> list[_Result]:
+    """Return the figures that the model was judged by: where some examples are no judges, those of the others."""
+    evaluation = facts.evaluation
+    ours, theirs = evaluation.challenger, evaluation.champion or {}
+    if evaluation.unseen and evaluation.unseen.scalars:
+        ours, theirs = (*evaluation.unseen.scalars, {})[:2]
+    top_k = evaluation.challenger.get("top_k")
+    results = []
+    for name, metric in task_metrics(facts.manifest.task).items():
+        value, before = ours.get(name), theirs.get(name)
+        if value is None or (name == "top_k_accuracy" and top_k == 1):
+            continue
+        interval = _interval(name, evaluation.intervals.get(name))
+        champion = difference = ""
+        if before is not None:
+            champion, difference = show(before, value), _signed(value - before)
+            known = evaluation.differences.get(name)
+            if known and known.bounds:
+                low, high = sorted(bound * metric.direction for bound in known.bounds)
+                difference += f" ({_signed(low)} to {_signed(high)})"
+        label = metric.label.format(metrics=SimpleNamespace(top_k=top_k))
+        results.append(_Result(name, label, value, interval, champion, difference))
+    return results
+
+
+def _interval(name: str, bounds: tuple[float, float] | None) -> str:
+    """Return bounds in words; a formula may put them where no figure can be."""
+    if bounds is None or not all(map(math.isfinite, bounds)):
+        return ""
+    least = -math.inf if name == "r2" else 0.0
+    return f"{show(max(bounds[0], least))} to {show(min(bounds[1], BY_NAME[name].most))}"
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.4f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _num_judged(evaluation: Evaluation) -> int:
+    unseen = evaluation.unseen
+    return unseen.num_examples if unseen and unseen.scalars else int(evaluation.challenger.get("num_examples", 0))
+
+
+def _name(text: str) -> str:
+    return plain(text, _NAME)
+
+
+def _answers(manifest: Manifest) -> str:
+    """Say what a model of these data gives."""
+    count = f"{len(manifest.class_names):,}"
+    return {
+        CLASSIFICATION: f"the probability of each of {count} classes",
+        MULTI_LABEL: f"the probability of each of {count} labels, any number of which may be right",
+        REGRESSION: "a number" if count == "1" else f"{count} numbers",
+        LANGUAGE_MODEL: f"the probability of each of {count} characters to come next",
+    }[manifest.task]
+
+
+def _takes(inputs: Any) -> str:
+    """Say what such a model takes."""
+    if isinstance(inputs, ImageInput):
+        height, width, channels = inputs.image_shape
+        return f"an image ({height} × {width} pixels, {'grey' if channels == 1 else 'in colour'})"
+    if isinstance(inputs, CorpusInput):
+        return f"the last {inputs.num_tokens:,} characters of a text"
+    side = "last" if inputs.truncate == START else "first"
+    return f"a text (of which the {side} {inputs.num_tokens:,} tokens count)"
+
+
+_EXAMPLES = {"image": "photo.jpg", "text": "'a text'", "corpus": "'The beginning of a text'"}
+_RANGES = {
+    "brightness": "a mean brightness from {} to {} of 255",
+    "height": "a height from {} to {} pixels",
+    "width": "a width from {} to {} pixels",
+    "words": "{} to {} words",
+}
+
+
+def _never_shown(manifest: Manifest) -> Iterator[str]:
+    """Say what the training data hold nothing of."""
+    train, inputs = manifest.splits.get(TRAIN), manifest.input
+    if manifest.task == CLASSIFICATION:
+        yield f"Whatever else it is given, it answers one of its {len(manifest.class_names):,} classes all the same."
+    if manifest.task == REGRESSION and train:
+        for name, target in zip(manifest.class_names[:_CLASSES], train.targets, strict=False):
+            yield (
+                f"No training example has a '{_name(name)}' below {target.minimum:.4g} or above {target.maximum:.4g}."
+            )
+    if isinstance(inputs, CorpusInput):
+        yield f"Characters other than its {len(manifest.class_names):,} are all the same to it."
+    figures = train.distributions if train else {}
+    ranges = [
+        words.format(f"{figures[name].minimum:,.4g}", f"{figures[name].maximum:,.4g}")
+        for name, words in _RANGES.items()
+        if name in figures and figures[name].minimum < figures[name].maximum
+    ]
+    if ranges:
+        yield f"The {inputs.plural} that it was trained on have {_listed(ranges)}; of others nothing is known."
+
+
+def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
+    """Say what the figures leave open, and where the model is weak."""
+    manifest, evaluation = facts.manifest, facts.evaluation
+    split, plural = evaluation.split, manifest.input.plural
+    judged = next((result for result in results if result.interval), None)
+    if judged:
+        yield (
+            f"{judged.label} on {_num_judged(evaluation):,} {plural} says that the true one lies in {judged.interval}, "
+            "with 95 % confidence."
+        )
+    yield from _weak_classes(manifest, evaluation)
+    error = evaluation.challenger.get("calibration_error")
+    if error is not None:
+        yield f"Its probabilities are off by {show(error)} on average (expected calibration error)."
+    yield from _text_limits(manifest)
+    statistics = manifest.splits[split].statistics if split in manifest.splits else {}
+    if also := statistics.get("num_also_in_train"):
+        yield f"{also:,} of the {split} {plural} stand in the training data too, which flatters the figures."
+    sets = facts.copies.get("contradictory")
+    if sets and isinstance(sets, int):
+        yield f"{sets:,} sets of copies have several labels: at least one of each set is wrong."
+    if evaluation.unseen:
+        yield evaluation.unseen.reason.removeprefix("passed: ").capitalize() + "."
+    if drifted := [shift.figure for shift in facts.shifts or () if shift.drifted]:
+        names = _listed([f"'{_name(name)}'" for name in drifted[:_DRIFTED]])
+        yield f"Its data have drifted from those of version {facts.champion}: {names}."
+
+
+def _weak_classes(manifest: Manifest, evaluation: Evaluation) -> Iterator[str]:
+    train = manifest.splits.get(TRAIN)
+    if manifest.task in (CLASSIFICATION, MULTI_LABEL) and train and train.class_counts:
+        least, name = min(zip(train.class_counts, manifest.class_names, strict=True), key=lambda pair: pair[0])
+        of_all = f"{least:,} of {train.num_examples:,} {manifest.input.plural}"
+        yield f"The class that it was shown least is '{_name(name)}', in {of_all}."
+    if absent := evaluation.challenger.get("num_absent_classes"):
+        yield f"{absent:,} classes have no example in the {evaluation.split} split: nothing is known of them."
+    for part in _worst(evaluation.slices)[:1]:
+        bounds = f" ({_interval(part.metric, part.interval)})" if part.interval else ""
+        yield (
+            f"It is worst where {plain(part.by)} is '{_name(part.name)}': {part.metric} {show(part.value)}{bounds} on "
+            f"{part.num_examples:,} {manifest.input.plural}."
+        )
+
+
+def _text_limits(manifest: Manifest) -> Iterator[str]:
+    inputs, train = manifest.input, manifest.splits.get(TRAIN)
+    if not isinstance(inputs, TextInput) or not train:
+        return
+    told = train.statistics
+    if cut := told.get("num_truncated"):
+        part = "start" if inputs.truncate == START else "end"
+        yield (
+            f"{cut / train.num_examples:.1%} of the training texts are longer than {inputs.num_tokens:,} tokens: it "
+            f"never saw their {part}."
+        )
+    if told.get("num_tokens"):
+        yield f"{told['num_unknown'] / told['num_tokens']:.1%} of the training texts' tokens are not in its vocabulary."
+
+
+def _worst(slices: Sequence[Slice]) -> list[Slice]:
+    """Return the slices with the worst figures, the worst first."""
+    return sorted(slices, key=lambda part: part.value * (direction(part.metric) or 1))[:_SLICES]
+
+
+def _classes(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
+    """Return classes with their number of examples in every split, the largest first."""
+    splits: Sequence[Split] = tuple(manifest.splits.values())
+    if manifest.task not in (CLASSIFICATION, MULTI_LABEL):
+        return []
+    rows = list(zip(manifest.class_names, zip(*(split.class_counts for split in splits), strict=True), strict=True))
+    return sorted(rows, key=lambda row: -sum(row[1]))[:_CLASSES]
+
+
+def _settings(model: ModelInfo) -> dict[str, Any]:
+    """Return the hyper-parameters that are not off, by name."""
+    training = model.training
+    settings = {name: training[name] for name in _SETTINGS if training.get(name) not in _OFF}
+    parameters = {"model_parameters": dict(model.parameters)} if model.parameters else {}
+    return {**parameters, **settings, **({"seed": training["seed"]} if "seed" in training else {})}
+
+
+def _hours(training: Mapping[str, Any]) -> float | None:
+    """Return the hours that a machine was in use for the training; None where nothing says so."""
+    paid: Any = training.get("paid_seconds")
+    seconds: Any = sum(paid.values()) if isinstance(paid, Mapping) else training.get("seconds")
+    return seconds / 3600 if isinstance(seconds, int | float) else None
+
+
+def _footprint(lineage: Mapping[str, Any]) -> Footprint | None:
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return Footprint.read(lineage[PREFLIGHT])
+    return None
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _copies(copies: Mapping[str, Any]) -> str:
+    """Return what is known of copies among the examples, in words."""
+    words = {"exact": "equal to another example", "near": "nearly so", "across_splits": "sets of them across splits"}
+    known = {name: copies[name] for name in words if isinstance(copies.get(name), int)}
+    if known and not any(known.values()):
+        return "none"
+    return ", ".join(f"{count:,} {words[name]}" for name, count in known.items())
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _size(num_bytes: int) -> str:
+    """Return a size in the unit that it is read in.
+
+    Example:
+        >>> _size(6_065_344), _size(16_911_433_728)
+        ('5.8 MiB', '15.8 GiB')
+    """
+    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"

@@ -1,0 +1,113 @@
+"""The YAML at the top of a model card, by which Hugging Face's hub finds, shows and compares models.
+
+https://github.com/huggingface/hub-docs/blob/main/modelcard.md
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from components.deploy_model.markdown import plain
+from components.interface import CLASSIFICATION, CORPUS, IMAGE, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, TEXT
+
+# As in https://huggingface.co/docs/hub/repositories-licenses of August 2026; any other is `other` there, with a name.
+_HUB_LICENCES = """
+    afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+    bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5
+    cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0
+    cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0
+    cdla-permissive-2.0 cdla-sharing-1.0 creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0
+    etalab-2.0 eupl-1.1 eupl-1.2 fair-noncommercial-research-license gemma gfdl gpl gpl-2.0 gpl-3.0
+    grok2-community h-research intel-research isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2 llama3 llama3.1 llama3.2
+    llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openmdw-1.0 openmdw-1.1 openrail
+    openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib
+"""
+_LICENCE = r"[A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?"  # As SPDX's and the hub's are.
+_PIPELINES = {
+    (IMAGE, CLASSIFICATION): "image-classification",
+    (IMAGE, MULTI_LABEL): "image-classification",
+    (TEXT, CLASSIFICATION): "text-classification",
+    (TEXT, MULTI_LABEL): "text-classification",
+    (CORPUS, LANGUAGE_MODEL): "text-generation",
+}
+# Where https://huggingface.co/metrics has another name for a figure than we have.
+_METRICS = {
+    "macro_f1": "f1",
+    "micro_f1": "f1",
+    "macro_precision": "precision",
+    "macro_recall": "recall",
+    "macro_roc_auc": "roc_auc",
+    "mean_absolute_error": "mae",
+    "r2": "r_squared",
+}
+
+
+def is_licence(text: str) -> bool:
+    """Return whether a text can be the identifier of a licence.
+
+    Example:
+        >>> is_licence("Apache-2.0"), is_licence("openrail++"), is_licence("all rights reserved")
+        (True, True, False)
+    """
+    return re.fullmatch(_LICENCE, text) is not None
+
+
+def front_matter(
+    *,
+    name: str,
+    licence: str,
+    kind: str,
+    task: str,
+    formats: Mapping[str, Any],
+    source: str,
+    fingerprint: str,
+    split: str,
+    figures: Mapping[str, tuple[str, float]],
+) -> str:
+    """Return the YAML, without the lines of dashes around it.
+
+    A data set stands in it by its own name alone: it is none of the hub's, so there is no `datasets`.
+
+    Args:
+        name: Name of the model.
+        licence: Identifier of its licence; empty where none was stated.
+        kind: Kind of example, as `image`.
+        task: Task of the model.
+        formats: Formats of the export, by name.
+        source: Source of the examples.
+        fingerprint: The data set's.
+        split: The split that was scored.
+        figures: Label and value of every figure, by our name.
+    """
+    pipeline = _PIPELINES.get((kind, task), "")
+    task_type = pipeline or f"{kind}-{task}"
+    metrics = [
+        # Fewer digits than a double has tell as much.
+        {"type": _METRICS.get(figure, figure), "value": float(f"{value:.6g}"), "name": label}
+        for figure, (label, value) in figures.items()
+        if math.isfinite(value)
+    ]
+    tags = ["tpu-pipelines", kind, {MULTI_LABEL: "multi-label", REGRESSION: REGRESSION}.get(task, "")]
+    tags += ["tflite"] if {"float", "int8"} & formats.keys() else []
+    content = {
+        **_licence_fields(licence),
+        "library_name": "keras",
+        **({"pipeline_tag": pipeline} if pipeline else {}),
+        "tags": [tag for tag in tags if tag],
+        **({"metrics": list(dict.fromkeys(metric["type"] for metric in metrics))} if metrics else {}),
+    }
+    if metrics:
+        dataset = {"type": "custom", "name": plain(source), "split": split, "revision": fingerprint}
+        results = {"task": {"type": task_type}, "dataset": dataset, "metrics": metrics}
+        content["model-index"] = [{"name": name, "results": [results]}]
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1 << 16)
+
+
+def _licence_fields(licence: str) -> dict[str, str]:
+    identifier = licence.lower()  # SPDX's are the same in any case; the hub's are in this one.
+    if not licence or identifier in _HUB_LICENCES.split():
+        return {"license": identifier} if licence else {}
+    return {"license": "other", "license_name": identifier}

@@ -1,0 +1,66 @@
+"""Markdown whose text comes from strangers: names of classes, columns and files stay text, whatever they hold."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+
+_LONGEST = 200  # Characters of a name or a sentence's value that are shown; a gate's reason has as many at most.
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# What CommonMark and its extensions give a meaning anywhere; `_` only where it is no part of a word.
+_MARKS = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")
+# What begins a heading, a list or a line across the page.
+_START = re.compile(r"^(?:(?=[-+=#])|(\d{1,9})(?=[.)](?:\s|$)))")
+
+
+def plain(text: str, longest: int = _LONGEST) -> str:
+    r"""Return a text on one line, without characters that nobody sees, and cut where it is longer.
+
+    Example:
+        >>> plain("a\n---\nb"), plain("abcdef", 4)
+        ('a --- b', 'abc…')
+    """
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
+def escape(text: str) -> str:
+    r"""Return Markdown that shows a text of one line as it is.
+
+    https://spec.commonmark.org/0.31.2/#backslash-escapes
+
+    Example:
+        >>> print(escape("# <b>digits_cnn</b> | *1*"))
+        \# &lt;b&gt;digits_cnn&lt;/b&gt; \| \*1\*
+    """
+    marked = _MARKS.sub(lambda match: f"\\{match[0]}", text)
+    marked = _START.sub(lambda match: f"{match[1] or ''}\\", marked)
+    return re.sub("[&<>]", lambda match: _ENTITIES[match[0]], marked)
+
+
+def quote(text: str) -> markupsafe.Markup:
+    """Return a text of several lines as a quotation that keeps its lines, and nothing else of its Markdown."""
+    lines = [escape(plain(line, len(line) + 1)) for line in text.strip().splitlines()]
+    ends = ["\\" if line and after else "" for line, after in zip(lines, [*lines[1:], ""], strict=True)]
+    return markupsafe.Markup("\n".join(f"> {line}{end}".rstrip() for line, end in zip(lines, ends, strict=True)))
+
+
+def environment(templates: Path) -> jinja2.Environment:
+    """Return the templates of a folder, in which every value is shown as the text that it is."""
+
+    def finalize(value: Any) -> markupsafe.Markup:
+        return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(escape(plain(str(value), 1000)))
+
+    jinja = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates),
+        autoescape=True,  # With which the output of a macro is known for what it is.
+        finalize=finalize,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    jinja.filters["quote"] = quote
+    return jinja
