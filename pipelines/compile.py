@@ -200,11 +200,6 @@ def _check_readable(config: Config, target: str) -> None:
             f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
             f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
         )
-    if config.deploy and config.deploy.signing_key and not storage.is_remote(config.deploy.signing_key):
-        raise InputError(
-            f"{refused} a key on this machine signs nothing in a container. Received: deploy.signing_key="
-            f"{config.deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account alone may read it."
-        )
     if local := [file for file in config.model_files if not storage.is_remote(file)]:
         raise InputError(
             f"{refused} model.files names {local[0]!r}, which no container sees. Put it on gs://BUCKET/… and read it "
@@ -257,6 +252,12 @@ def _with_registry(config: Config, target: str, settings: Settings) -> Config:
             f"not ask the private endpoint {deploy.endpoint!r} there before it serves. Set "
             "TPU_PIPELINES_NETWORK_ATTACHMENT to an attachment of that network, or TPU_PIPELINES_NETWORK where it is "
             "peered."
+        )
+    if deploy.signing_key and not storage.is_remote(deploy.signing_key):
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: a key on this machine signs nothing in a container. "
+            f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account "
+            "alone may read it."
         )
     image = deploy.serving_image or SERVING_IMAGE
     _require_image(image, "vertex", "serving", "TPU_PIPELINES_SERVING_IMAGE")

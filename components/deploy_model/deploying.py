@@ -154,7 +154,7 @@ class _Folder:
 def _require_signatures(params: DeployParams, version: RegisteredVersion, scratch: Path) -> None:
     """Check the signatures of a version where there is a key for it, and say so where it has none."""
     if params.verify_key:
-        verify_version(storage.localize(version.uri, scratch), params.verify_key)
+        verify_version(storage.localize(version.uri, scratch), params.verify_key, version.uri)
     elif params.signing_key and not storage.exists(f"{version.uri}/{SIGNATURE_FILE}"):
         progress.say(
             _STEP,

@@ -42,18 +42,19 @@ def sign_version(directory: Path, signing_key: str) -> None:
         _sign(folder, signing_key)
 
 
-def verify_version(directory: Path, verify_key: str) -> None:
-    """Check both signatures of a version; see `verify_folder`."""
-    for folder in (directory, directory / EXPORT_DIR):
-        verify_folder(folder, verify_key)
+def verify_version(directory: Path, verify_key: str, uri: str = "") -> None:
+    """Check both signatures of a version; the arguments as in `verify_folder`."""
+    verify_folder(directory, verify_key, uri)
+    verify_folder(directory / EXPORT_DIR, verify_key, uri and f"{uri}/{EXPORT_DIR}")
 
 
-def verify_folder(folder: Path, verify_key: str) -> None:
+def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
     """Check that a folder holds what was signed: every file, unchanged and under its name, and nothing else.
 
     Args:
         folder: A version's folder, or its export.
         verify_key: File of the public key, here or in a bucket; or the key itself, in PEM.
+        uri: Place that it was fetched from, for messages; itself if not given.
 
     Raises:
         InputError: If it does not, is not signed, or was signed with another key; or the key cannot be read.
@@ -65,7 +66,7 @@ def verify_folder(folder: Path, verify_key: str) -> None:
     config = verifying.Config().set_hashing_config(_hashing())
     with _as_file(_read_public(verify_key)) as path, _naming_mistakes(f"verify with {_name(verify_key)}", "public"):
         config.use_elliptic_key_verifier(public_key=path)
-    refused = f"Refused {folder}: expected it as signed with the private key of {_name(verify_key)}, received"
+    refused = f"Refused {uri or folder}: expected it as signed with the private key of {_name(verify_key)}, received"
     if not signature.is_file():
         raise InputError(f"{refused} no {SIGNATURE_FILE} in it. Sign it, or take a version that is signed.")
     try:
@@ -91,8 +92,11 @@ def fetch_verified(uri: str, verify_key: str, scratch: Path) -> Path:
     """
     folder = fetch_folder(uri, scratch)
     if not storage.is_remote(uri):
-        folder = shutil.copytree(folder, scratch / "verified", symlinks=True)
-    verify_folder(folder, verify_key)
+        try:
+            folder = shutil.copytree(folder, scratch / "verified", symlinks=True)
+        except OSError as error:
+            raise InputError(f"Cannot copy {uri}, to verify what is loaded: {_words(error)}.") from error
+    verify_folder(folder, verify_key, uri)
     return folder
 
 
@@ -108,9 +112,10 @@ def verify_export(uri: str, verify_key: str) -> str:
     place = uri.rstrip("/").rpartition("/")[0]
     is_version = uri.rstrip("/").endswith(f"/{EXPORT_DIR}") and storage.exists(f"{place}/{VERSION_FILE}")
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
-        folder = storage.localize(place if is_version else uri, Path(scratch))
-        (verify_version if is_version else verify_folder)(folder, verify_key)
-    return place if is_version else uri
+        checked = place if is_version else uri
+        folder = storage.localize(checked, Path(scratch))
+        (verify_version if is_version else verify_folder)(folder, verify_key, checked)
+    return checked
 
 
 def try_keys(signing_key: str, verify_key: str) -> None:

@@ -371,6 +371,13 @@ def test_what_an_operation_creates_is_not_there_before_its_end_but_its_name_is_t
         assert operation.result().model_version_id == "1"
 
 
+def test_a_variable_of_a_models_container_has_a_name(fake):
+    model = {"display_name": "digits", "artifact_uri": "gs://b/1"}
+    model["container_spec"] = {**CONTAINER, "env": [{"name": "verify-key", "value": "x"}]}
+    with pytest.raises(exceptions.BadRequest, match=r"Invalid name of an environment variable: 'verify-key'"):
+        client(fake, "Model").upload_model({"parent": PARENT, "model_id": "digits", "model": model})
+
+
 def upload_later(fake):
     model = {"display_name": "digits", "artifact_uri": "gs://b/1", "container_spec": CONTAINER}
     return client(fake, "Model").upload_model({"parent": PARENT, "model_id": "digits", "model": model})

@@ -543,6 +543,7 @@ class FakeVertex(GoogleApiServer):
         rules.check_labels(model.labels)
         rules.check_aliases(model.version_aliases)
         rules.check_image(model.container_spec.image_uri, "model.container_spec.image_uri")
+        rules.check_variables(model.container_spec.env)
         rules.check_key(model.encryption_spec.kms_key_name, request.parent.split("/")[3])
         self._check_key(model.encryption_spec.kms_key_name)
         # Rule: a model's image is "ingested upon UploadModel" by the service's own account (model.proto:

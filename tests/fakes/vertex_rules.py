@@ -149,6 +149,14 @@ def _check_container(container: v1.ContainerSpec, local_images: Container[str]) 
         refuse("A container has at most 100 environment variables.")
 
 
+def check_variables(variables: Iterable[v1.EnvVar]) -> None:
+    """Refuse variables of a container whose names can be none."""
+    for variable in variables:
+        # Rule: a variable's name is a C identifier (env_var.proto: name)
+        if not re.fullmatch(r"[A-Za-z_]\w*", variable.name):
+            refuse(f"Invalid name of an environment variable: {variable.name!r}.")
+
+
 def check_image(image: str, field: str) -> None:
     """Refuse an image that is in no registry of Google Cloud."""
     # Rule: a model's image lies in Artifact or Container Registry (model.proto: ModelContainerSpec.image_uri)

@@ -5,6 +5,12 @@ from pipelines.checks import check_run
 from pipelines.config import load_config
 
 
+def test_a_key_that_cannot_sign_is_named_before_the_training(tmp_path):
+    config = load_config("digits", [f"deploy.signing_key={tmp_path / 'signing.pem'}"])
+    with pytest.raises(InputError, match=r"Cannot read .*signing\.pem.*: there is no such file"):
+        check_run(config, tmp_path)
+
+
 @pytest.mark.parametrize("folder", ["digits", "digits.runs"])
 @pytest.mark.parametrize(
     ("what", "overrides"),
