@@ -66,7 +66,7 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
     config = verifying.Config().set_hashing_config(_hashing())
     with _as_file(_read_public(verify_key)) as path, _naming_mistakes(f"verify with {_name(verify_key)}", "public"):
         config.use_elliptic_key_verifier(public_key=path)
-    refused = f"Refused {uri or folder}: expected it as signed with the private key of {_name(verify_key)}, received"
+    refused = f"Refused {uri or folder}: expected a signature that {_name(verify_key)} verifies, received"
     if not signature.is_file():
         raise InputError(f"{refused} no {SIGNATURE_FILE} in it. Sign it, or take a version that is signed.")
     try:
@@ -213,7 +213,8 @@ def _naming_mistakes(what: str, kind: str) -> Iterator[None]:
 
 
 def _words(error: Exception) -> str:
-    """Return what the library says, without the digests that it expected and received, in one line."""
+    """Return what the library says in one line, without digests and the copy's name."""
     words = " ".join(str(error).replace("\\'", "'").split()) or type(error).__name__
+    words = re.sub(r" in model '[^']*'", "", words)
     words = re.sub(r"""(Hash mismatch for '[^']*'): Expected .*?(?=["'], ["']Hash|["']\]$)""", r"\1", words)
     return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}…"

@@ -173,7 +173,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from pipelines.exports import find_export
 
     uri = find_export(arguments.model, arguments.workspace)
-    show_text(f"{verify_export(uri, arguments.key)} is as it was signed with the private key of {arguments.key}")
+    show_text(f"{arguments.key} verifies {verify_export(uri, arguments.key)}: every file is as it was signed")
     return DONE
 
 

@@ -109,7 +109,7 @@ def test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed(call, wo
     for words in (("rollback", "digits"), ("promote", "digits", "0001")):
         code, error = call(*words, "--verify", public)
         assert (code, len(error.splitlines())) == (2, 1)
-        assert "0001: expected it as signed with the private key of" in error
+        assert "0001: expected a signature that" in error
     assert registry.aliases() == {"champion": "0002"}
     sign_version(registry.version("0001").directory, private)
     assert call("rollback", "digits", "--verify", public)[0] == 0
@@ -128,11 +128,11 @@ def test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed(workspac
     assert (code, len(said.splitlines())) == (2, 1)
     sign_version(version.directory, private)
     for model in ("digits@0001", version.directory, version.export_dir):
-        assert verify(model) == (0, f"{version.directory} is as it was signed with the private key of {public}\n")
+        assert verify(model) == (0, f"{public} verifies {version.directory}: every file is as it was signed\n")
     shutil.copytree(version.export_dir, workspace / "export")
     assert verify(workspace / "export") == (
         0,
-        f"{workspace / 'export'} is as it was signed with the private key of {public}\n",
+        f"{public} verifies {workspace / 'export'}: every file is as it was signed\n",
     )
 
 

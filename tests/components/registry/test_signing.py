@@ -36,7 +36,7 @@ def registered(keys, tmp_path_factory):
     folder = tmp_path_factory.mktemp("signed")
     registry = ModelRegistry(folder / "registry", "digits")
     for weights in ("one", "two"):
-        registry.register(*write_model(folder / weights, weights), **_FACTS, signing_key=keys[0])
+        registry.register(*write_model(folder / weights, weights), **_FACTS, card="A card.\n", signing_key=keys[0])
     return registry
 
 
@@ -100,12 +100,12 @@ def _cut(version):
 
 _CHANGES = {
     "a changed byte": (_write("export/model.tflite", b"onE export"), "Hash mismatch for 'model.tflite'"),
-    "an added file": (_write("export/more.bin", b""), "Extra files found .*more.bin"),
-    "an added hidden file": (_write("export/.gitattributes", b""), "Extra files found .*.gitattributes"),
-    "a removed file": (lambda version: (version / "export" / "model.tflite").unlink(), "Missing files .*model.tflite"),
+    "an added file": (_write("export/more.bin", b""), "Extra files found: more.bin"),
+    "an added hidden file": (_write("export/.gitattributes", b""), "Extra files found: \\.gitattributes"),
+    "a removed file": (lambda version: (version / "export" / "model.tflite").unlink(), "Missing files: model.tflite"),
     "a renamed file": (
         lambda version: (version / "export" / "model.tflite").rename(version / "export" / "other.tflite"),
-        "Extra files found .*other.tflite.*Missing files .*model.tflite",
+        "Extra files found: other.tflite.*Missing files: model.tflite",
     ),
     "a link": (_link, "is a symlink"),
     "no signature": (lambda version: (version / "export" / "model.sig").unlink(), "received no model.sig in it"),
@@ -139,7 +139,7 @@ def test_what_was_changed_after_it_was_signed_is_refused(signed, keys, change):
         verify_version(signed, keys[1])
 
 
-@pytest.mark.parametrize("name", ["version.json", "model/best.weights.h5", "export/model.sig"])
+@pytest.mark.parametrize("name", ["version.json", "README.md", "model/best.weights.h5", "export/model.sig"])
 def test_a_versions_signature_is_over_all_of_it(signed, keys, name):
     _write(name, b"{}")(signed)
     with pytest.raises(InputError, match=f"Hash mismatch for '{name}'"):
@@ -247,7 +247,7 @@ def test_on_a_bucket_a_version_and_the_export_alone_are_verified(registered, key
     assert verify_export("gs://bucket/all/0001/export", keys[1]) == "gs://bucket/all/0001"
     assert verify_export("gs://bucket/copy", "gs://bucket/signing.pub") == "gs://bucket/copy"
     bucket.blob("copy/more").upload_from_string("")
-    with pytest.raises(InputError, match=r"^Refused gs://bucket/copy: .*Extra files found .*more"):
+    with pytest.raises(InputError, match=r"^Refused gs://bucket/copy: .*Extra files found: more"):
         fetch_verified("gs://bucket/copy", keys[1], tmp_path)
 
 

@@ -61,5 +61,5 @@ def test_a_container_serves_what_is_signed_by_the_key_in_its_variable(signed, bu
     with start_container(**variables) as running:
         assert running.predict({"instances": digits[:3].tolist()}).status == 200
     bucket.blob("models/7/more").upload_from_string("")
-    with pytest.raises(AssertionError, match=r"Extra files found .*: more"), start_container(**variables):
+    with pytest.raises(AssertionError, match=r"Extra files found: more"), start_container(**variables):
         pass
