@@ -3,13 +3,15 @@
 import dataclasses
 import itertools
 import json
+import string
 import tarfile
 from collections import Counter
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
 
 from components.artifacts import Manifest, Quarantined, Split, TargetStatistics
 from components.create_tfrecords import WriteParams, write_records
@@ -227,6 +229,38 @@ def tell(capsys, known, alarms):
         for name, figures in known.items():
             print(f"{name}: {', '.join(sorted(figures)) or 'not found'}")
         print(f"false alarms: {alarms} of {_NUM_RESAMPLES}")
+
+
+FONTS = {
+    "the same font": "DejaVuSans",
+    "with serifs": "DejaVuSerif",
+    "bold": "DejaVuSans-Bold",
+    "of one width": "DejaVuSansMono",
+    "oblique": "DejaVuSans-Oblique",
+    "of a printed book": "cmr10",
+}
+NOT_FOUND_OF_FONTS = {"the same font", "oblique"}  # A slanted stroke is as bright and as sharp.
+
+
+def test_letters_of_another_font_are_found_in_500_of_them():
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+    def letters(font, count, seed):
+        """Letters in white on black, 28×28, here and there and in sizes from 18 to 22."""
+        generator, pictures = np.random.default_rng(seed), []
+        sizes = [ImageFont.truetype(folder / f"{font}.ttf", size) for size in range(18, 23)]
+        labels = generator.integers(0, 26, count)
+        for label in labels:
+            picture = Image.new("L", (28, 28))
+            place = tuple(14 + generator.integers(-3, 4, 2))
+            own = sizes[generator.integers(len(sizes))]
+            ImageDraw.Draw(picture).text(place, string.ascii_lowercase[label], 255, own, anchor="mm")
+            pictures.append(np.asarray(picture)[:, :, None])
+        return data(measured(pictures), labels, num_classes=26)
+
+    old = letters("DejaVuSans", 3000, seed=6)
+    known = {name: drifted(letters(font, _NUM_EXAMPLES, seed=7), old) for name, font in FONTS.items()}
+    assert {name for name, figures in known.items() if not figures} == NOT_FOUND_OF_FONTS
 
 
 def with_typos(text, share=0.1):
