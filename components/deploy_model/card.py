@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,7 @@ _TEMPLATES = environment(Path(__file__).parent)
 _CLASSES = 20  # Rows of the table of classes.
 _SLICES = 10
 _DRIFTED = 5
+_NAMED = 5  # Targets that the first sentence names.
 _NAME = 60  # Characters of a class's or a slice's name.
 # In this order, and where they are not off.
 _SETTINGS = (
@@ -164,12 +166,11 @@ def write_card(facts: CardFacts) -> str:
         split=evaluation.split,
         figures={result.name: (result.label, result.value) for result in results},
     )
-    footprint = _footprint(facts.lineage)
+    footprint, code = _footprint(facts.lineage), facts.lineage.get("code")
     text = _TEMPLATES.get_template("card.md.jinja").render(
         facts=facts,
         manifest=manifest,
         evaluation=evaluation,
-        training=facts.model.training,
         results=results,
         num_judged=_num_judged(evaluation),
         answers=_answers(manifest),
@@ -180,18 +181,20 @@ def write_card(facts: CardFacts) -> str:
         classes=_classes(manifest),
         num_classes=len(manifest.class_names),
         settings=_settings(facts.model),
-        hours=_hours(facts.model.training),
+        times=_times(facts.model.training),
+        machine=_machine(facts.model.training),
         slices=_worst(evaluation.slices),
         footprint=footprint,
         compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
         price=f"${footprint.usd_per_run:,.2f}" if footprint and footprint.usd_per_run >= 0.01 else "less than $0.01",
         examples=_pairs({name: f"{split.num_examples:,}" for name, split in manifest.splits.items()}),
         copies=_copies(facts.copies),
-        code={step: str(digest)[:16] for step, digest in sorted(dict(facts.lineage.get("code") or {}).items())},
+        code={step: str(digest)[:16] for step, digest in sorted(code.items())} if isinstance(code, Mapping) else {},
         config=short_digest(facts.lineage.get("config")),
         example=_EXAMPLES[manifest.input.kind],
         port=ServeParams().port,
         name_of=_name,
+        label=partial(_label, manifest.task),
         show=show,
         size=_size,
         interval=_interval,
@@ -258,16 +261,21 @@ def _num_judged(evaluation: Evaluation) -> int:
 
 
 def _name(text: str) -> str:
-    return plain(text, _NAME)
+    return plain(text, _NAME) or repr(text)
+
+
+def _label(task: str, metric: str) -> str:
+    metrics = task_metrics(task)
+    return metrics[metric].label if metric in metrics else metric
 
 
 def _answers(manifest: Manifest) -> str:
     """Say what a model of these data gives."""
-    count = f"{len(manifest.class_names):,}"
+    names, count = manifest.class_names, f"{len(manifest.class_names):,}"
     return {
         CLASSIFICATION: f"the probability of each of {count} classes",
         MULTI_LABEL: f"the probability of each of {count} labels, any number of which may be right",
-        REGRESSION: "a number" if count == "1" else f"{count} numbers",
+        REGRESSION: _listed([*map(_name, names[:_NAMED]), *(["others"] if len(names) > _NAMED else [])]),
         LANGUAGE_MODEL: f"the probability of each of {count} characters to come next",
     }[manifest.task]
 
@@ -296,7 +304,7 @@ def _never_shown(manifest: Manifest) -> Iterator[str]:
     """Say what the training data hold nothing of."""
     train, inputs = manifest.splits.get(TRAIN), manifest.input
     if manifest.task == CLASSIFICATION:
-        yield f"Whatever else it is given, it answers one of its {len(manifest.class_names):,} classes all the same."
+        yield f"Given anything else, it still answers one of its {len(manifest.class_names):,} classes."
     if manifest.task == REGRESSION and train:
         for name, target in zip(manifest.class_names[:_CLASSES], train.targets, strict=False):
             yield (
@@ -321,8 +329,8 @@ def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
     judged = next((result for result in results if result.interval), None)
     if judged:
         yield (
-            f"{judged.label} on {_num_judged(evaluation):,} {plural} says that the true one lies in {judged.interval}, "
-            "with 95 % confidence."
+            f"{judged.label}, measured on {_num_judged(evaluation):,} {plural}, is known no closer than "
+            f"{judged.interval} (95 % confidence)."
         )
     yield from _weak_classes(manifest, evaluation)
     error = evaluation.challenger.get("calibration_error")
@@ -334,7 +342,7 @@ def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
         yield f"{also:,} of the {split} {plural} stand in the training data too, which flatters the figures."
     sets = facts.copies.get("contradictory")
     if sets and isinstance(sets, int):
-        yield f"{sets:,} sets of copies have several labels: at least one of each set is wrong."
+        yield f"Sets of copies that have several labels, of which at least one is wrong: {sets:,}."
     if evaluation.unseen:
         yield evaluation.unseen.reason.removeprefix("passed: ").capitalize() + "."
     if drifted := [shift.figure for shift in facts.shifts or () if shift.drifted]:
@@ -353,8 +361,8 @@ def _weak_classes(manifest: Manifest, evaluation: Evaluation) -> Iterator[str]:
     for part in _worst(evaluation.slices)[:1]:
         bounds = f" ({_interval(part.metric, part.interval)})" if part.interval else ""
         yield (
-            f"It is worst where {plain(part.by)} is '{_name(part.name)}': {part.metric} {show(part.value)}{bounds} on "
-            f"{part.num_examples:,} {manifest.input.plural}."
+            f"It is worst where {plain(part.by)} is '{_name(part.name)}': {_label(manifest.task, part.metric).lower()} "
+            f"{show(part.value)}{bounds} on {part.num_examples:,} {manifest.input.plural}."
         )
 
 
@@ -391,8 +399,38 @@ def _settings(model: ModelInfo) -> dict[str, Any]:
     """Return the hyper-parameters that are not off, by name."""
     training = model.training
     settings = {name: training[name] for name in _SETTINGS if training.get(name) not in _OFF}
-    parameters = {"model_parameters": dict(model.parameters)} if model.parameters else {}
+    parameters = {"model_parameters": _pairs(model.parameters)} if model.parameters else {}
     return {**parameters, **settings, **({"seed": training["seed"]} if "seed" in training else {})}
+
+
+def _times(training: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the training took, in words."""
+
+    def number(name: str) -> float | None:
+        value = training.get(name)
+        return value if isinstance(value, int | float) else None
+
+    times = {}
+    if (epoch := number("best_epoch")) is not None:
+        lowest = ", with the lowest validation loss" if training.get("judged_by") == "validation_loss" else ""
+        times["Weights"] = f"of epoch {epoch}{lowest}"
+    if (seen := number("examples_seen")) is not None and (steps := number("steps")) is not None:
+        times["Examples seen"] = f"{seen:,} in {steps:,} steps"
+    if (speed := number("examples_per_second")) is not None:
+        times["Speed"] = f"{speed:,.0f} examples a second"
+    return times
+
+
+def _machine(training: Mapping[str, Any]) -> dict[str, str]:
+    """Return the machine of the training and the hours that it was in use, in words."""
+    machine = {}
+    if training.get("accelerator") and training.get("host"):
+        count = training.get("num_replicas", 1)
+        replicas = "1 replica" if count == 1 else f"{count} replicas"
+        machine["Hardware Type"] = f"{training['accelerator']}, {replicas}, on a host of {training['host']}"
+    if (hours := _hours(training)) is not None:
+        machine["Hours used"] = f"{hours:.2g}"
+    return machine
 
 
 def _hours(training: Mapping[str, Any]) -> float | None:
@@ -429,7 +467,8 @@ def _size(num_bytes: int) -> str:
     """Return a size in the unit that it is read in.
 
     Example:
-        >>> _size(6_065_344), _size(16_911_433_728)
-        ('5.8 MiB', '15.8 GiB')
+        >>> _size(2_048), _size(6_065_344), _size(16_911_433_728)
+        ('2.0 KiB', '5.8 MiB', '15.8 GiB')
     """
-    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+    exponent, unit = next((pair for pair in ((30, "GiB"), (20, "MiB")) if num_bytes >> pair[0]), (10, "KiB"))
+    return f"{num_bytes / 2**exponent:,.1f} {unit}"

@@ -253,7 +253,7 @@ def test_its_sections_are_those_of_the_hubs_template(kind):
 def test_of_what_nobody_knows_the_card_has_no_section(kind):
     facts = facts_of(kind)
     missing = set(sections(write_card(facts))) - set(sections(text := write_card(without_what_may_be_unknown(facts))))
-    assert missing >= {"Environmental Impact", "Compute Infrastructure", "Hardware", "Software", "Exported Formats"}
+    assert missing >= {"Environmental Impact", "Technical Specifications", "Speeds, Sizes, Times"}
     assert "None" not in text
     assert "Champion" not in text
 
@@ -263,12 +263,13 @@ def test_the_card_tells_the_champions_figures_the_gate_and_the_slices_beside_its
     assert "| Accuracy | 0.2500 | 0.2000 to 0.3000 | 0.2000 | +0.0500 (+0.0100 to +0.0900) |" in text
     assert "| Metric | Value | 95 % interval | Champion 0007 | Difference |" in text
     assert "- passed: it is good\n- accuracy 0.2500 beats the 0.1000 of always answering 'cat'\n" in text
-    assert text.index("| class cat | 10 | accuracy | 0.5000") < text.index("| class dog | 11 | accuracy | 0.5100")
+    assert text.index("| class cat | 10 | Accuracy | 0.5000") < text.index("| class dog | 11 | Accuracy | 0.5100")
 
 
 def test_the_card_tells_what_the_training_took_and_what_preflight_found():
     text = write_card(facts_of())
     assert "- **Hardware Type:** cpu, 2 replicas, on a host of 2 × abacus\n- **Hours used:** 1\n" in text
+    assert "| `model_parameters` | width 8 |\n" in text
     assert "| `optimizer` | adam |" in text
     assert "weight_decay" not in text, "it is off"
     assert "- **Memory:** 3.0 MiB of 16.0 GiB on each chip\n- **Step:** 100 ms for a batch of 32\n" in text
@@ -280,14 +281,14 @@ def test_the_limits_follow_from_the_facts():
     text = write_card(facts_of())
     limits = text[text.index("### Out-of-Scope") : text.index("## How to Get Started")]
     for sentence in (
-        "- Whatever else it is given, it answers one of its 2 classes all the same.\n",
+        "- Given anything else, it still answers one of its 2 classes.\n",
         "- The images that it was trained on have a mean brightness from 80 to 120 of 255; of others nothing",
-        "- Accuracy on 30 images says that the true one lies in 0.2000 to 0.3000, with 95 % confidence.\n",
+        "- Accuracy, measured on 30 images, is known no closer than 0.2000 to 0.3000 (95 % confidence).\n",
         "- The class that it was shown least is 'dog', in 49 of 90 images.\n",
         "- It is worst where class is 'cat': accuracy 0.5000 (0.1000 to 0.9000) on 10 images.\n",
         "- Its probabilities are off by 0.2500 on average (expected calibration error).\n",
         "- 3 of the test images stand in the training data too, which flatters the figures.\n",
-        "- 1 sets of copies have several labels: at least one of each set is wrong.\n",
+        "- Sets of copies that have several labels, of which at least one is wrong: 1.\n",
         "- Its data have drifted from those of version 0007: 'brightness'.\n",
     ):
         assert sentence in limits
@@ -295,6 +296,7 @@ def test_the_limits_follow_from_the_facts():
     assert "- 10.0% of the training texts are longer than 5 tokens: it never saw their start.\n" in texts
     assert "- 2.5% of the training texts' tokens are not in its vocabulary.\n" in texts
     numbers = write_card(facts_of("numbers of images", ("mass",)))
+    assert "and gives mass. R² on 30 images" in numbers
     assert "- No training example has a 'mass' below -1 or above 1.\n" in numbers
 
 
