@@ -47,7 +47,7 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
     Raises:
         InputError: If the data or the registry cannot be used.
     """
-    referred = parse_reference(_champion_of(config, settings))
+    referred = parse_reference(champion_of(config, settings))
     champion = referred and referred[0].find(referred[1])
     if not referred or not champion:
         return Drift(True, "there is no registered champion whose data these could be compared with")
@@ -94,8 +94,8 @@ def _sample_of(plan: DatasetPlan) -> DatasetPlan:
     return dataclasses.replace(plan, order=order)
 
 
-def _champion_of(config: Config, settings: Settings | None) -> str:
-    """Return the champion to compare with; see `Config.champion`."""
+def champion_of(config: Config, settings: Settings | None) -> str:
+    """Return the champion that a configuration's model is compared with; see `Config.champion`."""
     deploy = config.deploy
     if config.gate.champion or not deploy or deploy.registry != VERTEX or settings is None:
         return config.champion

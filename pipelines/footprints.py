@@ -1,6 +1,7 @@
 """A training's step held against another's: that of a registered version, or of an earlier preflight."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -85,14 +86,16 @@ class Comparison:
     broken: tuple[str, ...] = ()
 
     @classmethod
-    def make(cls, report: PreflightReport, baseline: Baseline, slower: float, dearer: float) -> Self | None:
+    def make(
+        cls, report: PreflightReport, baseline: Baseline, slower: float = math.inf, dearer: float = math.inf
+    ) -> Self | None:
         """Compare the first machine of a report; None where the training does not fit that.
 
         Args:
             report: Findings of preflight.
             baseline: Training to compare with.
-            slower: Share by which an epoch may take longer.
-            dearer: Share by which a run may cost more.
+            slower: Share by which an epoch may take longer; by default any.
+            dearer: Share by which a run may cost more; by default any.
         """
         new = footprint_of(report, report.machines[0])
         if new is None:

@@ -3,28 +3,28 @@
 JUnit has no standard of its own; these are the elements of the XSD that Jenkins publishes with its xUnit plugin.
 """
 
-import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from components.errors import InputError
 from components.evaluation_info import Difference, Evaluation, Slice
 from components.metric_table import BY_NAME, show
 from components.preflight_training.findings import PreflightReport
-from components.registry.reference import reference
-from pipelines.footprints import Comparison, load_baseline
+from pipelines.footprints import Comparison
 from pipelines.platforms.jobs import State
 from pipelines.retrain import Decision
-from pipelines.summary import FAILED, NOT_PROMOTED, PROMOTED, Summary
+from pipelines.run_findings import RunFindings
+from pipelines.summary import FAILED, NOT_PROMOTED, PROMOTED
 
 _SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", FAILED: "❌"}
 _LISTED_SLICES = 10
 _RULE = re.compile(r"(passed|failed): (.+)", re.DOTALL)
 
 
-def render_markdown(name: str, decision: Decision, outcome: str, links: Mapping[str, str], run_dir: Path | None) -> str:
+def render_markdown(
+    name: str, decision: Decision, outcome: str, links: Mapping[str, str], findings: RunFindings
+) -> str:
     """Return what was decided and what became of it, as GitHub's Markdown.
 
     Args:
@@ -32,12 +32,11 @@ def render_markdown(name: str, decision: Decision, outcome: str, links: Mapping[
         decision: The decision.
         outcome: Result of the run, or its state.
         links: Addresses to show, by their texts.
-        run_dir: Folder of the run, if it was here: the gate's reasons and figures come from it.
+        findings: Reasons of the gate, and figures.
     """
     told = outcome if decision.needed else f"not needed ({outcome})"
     lines = [f"### {_SIGNS.get(outcome, '▶️')} {_plain(name)}: {_plain(told)}", "", _plain(decision.reason), ""]
-    if run_dir is not None:
-        lines += _of_run(run_dir)
+    lines += _told_by(findings)
     lines += [f"[{_plain(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -70,7 +69,7 @@ def append(path: Path, text: str) -> None:
 
 
 def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
-    """Return the rules of the gate as test cases; where none is known, the run itself is one.
+    """Return the rules of the gate as test cases; where none is known, or it has failed, the run itself is one.
 
     Args:
         name: Name of the configuration.
@@ -78,8 +77,9 @@ def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
         reasons: Reasons of the gate, each with `passed` or `failed` before it.
     """
     rules = [match.groups() for reason in reasons if (match := _RULE.fullmatch(reason))]
-    if not rules:
-        rules = [("failed" if outcome in (FAILED, State.CANCELLED, NOT_PROMOTED) else "passed", f"run: {outcome}")]
+    has_failed = outcome in (FAILED, State.CANCELLED)
+    if has_failed or not rules:
+        rules.append(("failed" if has_failed or outcome == NOT_PROMOTED else "passed", f"run: {outcome}"))
     failures = sum(verdict == "failed" for verdict, _ in rules)
     suite = ET.Element("testsuite", name=f"gate of {_legal(name)}", tests=str(len(rules)), failures=str(failures))
     for verdict, text in rules:
@@ -90,38 +90,21 @@ def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _of_run(run_dir: Path) -> Iterator[str]:
-    try:
-        summary = Summary.load(run_dir)
-    except InputError:
-        return
-    if summary.error:
-        yield from ("```", summary.error.replace("```", "'''"), "```", "")
-    yield from (f"- {_verdict(reason)}" for reason in summary.gate.reasons)
+def _told_by(findings: RunFindings) -> Iterator[str]:
+    if findings.error:
+        yield from ("```", findings.error.replace("```", "'''"), "```", "")
+    if findings.unread:
+        yield from (f"The figures are not shown: {_plain(findings.unread)}", "")
+    yield from (f"- {_verdict(reason)}" for reason in findings.reasons)
     yield ""
-    try:
-        evaluation = Evaluation.load(run_dir / "evaluation")
-    except InputError:
+    if findings.evaluation is None:
         return
-    yield from _figures(evaluation)
-    yield from _slices(evaluation.slices)
-    if summary.preflight:
-        yield from (f"Preflight: {_plain(summary.preflight.summary)}", "")
-        yield from _beside_champion(summary, evaluation, run_dir)
-
-
-def _beside_champion(summary: Summary, evaluation: Evaluation, run_dir: Path) -> Iterator[str]:
-    """Yield the run's training beside that of the registered champion, where both are known."""
-    deployed, champion = summary.config.get("deploy") or {}, evaluation.registered_champion
-    if not champion or not champion.version:
-        return
-    try:
-        baseline = load_baseline(reference(deployed["registry"], deployed["model_name"], champion.version))
-        report = PreflightReport.load(run_dir / "preflight")
-    except (InputError, KeyError):
-        return
-    if comparison := Comparison.make(report, baseline, math.inf, math.inf):
-        yield from (f"Training beside the champion's: {_plain(comparison.summary)}", "", *_beside(comparison))
+    yield from _figures(findings.evaluation)
+    yield from _slices(findings.evaluation.slices)
+    if findings.preflight:
+        yield from (f"Preflight: {_plain(findings.preflight.machines[0].summary)}", "")
+        if findings.champion and (comparison := Comparison.make(findings.preflight, findings.champion)):
+            yield from (f"Training beside the champion's: {_plain(comparison.summary)}", "", *_beside(comparison))
 
 
 def _beside(comparison: Comparison) -> Iterator[str]:

@@ -146,8 +146,8 @@ def add_no_doctor(parser: Any) -> None:
     )
 
 
-def plan_run(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Return a run as it would be sent, the platform, and the same with its outages waited out."""
+def plan_run(arguments: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
+    """Return the settings, a run as it would be sent, the platform, and the same with its outages waited out."""
     settings, platform, backoff = connect(arguments)
     from pipelines.compile import require_step_image
     from pipelines.config import load_config
@@ -161,7 +161,7 @@ def plan_run(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
         require_step_image(plan.image, arguments.target)
     _hint_at_tag(plan.image)
     _tell_carried(plan.carried, config.training.model)
-    return plan, platform, Retrying(platform, backoff)
+    return settings, plan, platform, Retrying(platform, backoff)
 
 
 def _submit(arguments: argparse.Namespace) -> int:
@@ -169,7 +169,7 @@ def _submit(arguments: argparse.Namespace) -> int:
         from components.errors import InputError
 
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
-    plan, platform, submitter = plan_run(arguments)
+    _, plan, platform, submitter = plan_run(arguments)
     from pipelines.submission import submit
 
     for said in filter(None, (plan.timeout, plan.resources)):

@@ -5,8 +5,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipelines.cli.options import (
@@ -87,7 +86,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any) -> 
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
     run_dir, words = arguments.workspace / config.name, result_of(outcome.summary.status)
     _record(_place(arguments, config), dataclasses.replace(entry, run=str(run_dir), outcome=words))
-    _write_for_ci(arguments, config.name, decision, words, {}, run_dir, outcome.summary.gate.reasons)
+    _write_for_ci(arguments, config.name, decision, words, {}, lambda findings: findings.of_folder(run_dir))
     return tell_outcome(outcome, arguments.json, facts)
 
 
@@ -95,17 +94,16 @@ def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any) ->
     from pipelines import retrain_history as history
     from pipelines.data_drift import find_drift
     from pipelines.retrain import decide
-    from pipelines.settings import load_settings
     from pipelines.submission import submit, wait, without_cache
 
-    plan, _, submitter = plan_run(arguments)
-    settings = load_settings(os.environ, arguments.settings)
+    settings, plan, _, submitter = plan_run(arguments)
     decision = decide(plan, submitter, occasion, lambda: find_drift(config, settings))
     decision = _forced(decision, arguments.force)
     plan = without_cache(plan) if arguments.force else plan
     if not (facts := _announce(decision, arguments)):
         return DONE
-    place, entry = _place(arguments, config), history.Entry.make(decision)
+    place = history.place_of(config, settings.bucket or str(arguments.workspace))
+    entry = history.Entry.make(decision)
     if not decision.needed and not plan.has(decision.since):  # Another has started it, as a schedule.
         submission = submitter.get(decision.since)
     else:
@@ -119,7 +117,14 @@ def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any) ->
         entry = entry.with_run(submission, _price(plan, submission.machine))
         _record(place, entry)
     links = {submission.job_id: submission.url, "logs": submission.logs_url}
-    _write_for_ci(arguments, config.name, decision, entry.outcome, links)
+    _write_for_ci(
+        arguments,
+        config.name,
+        decision,
+        entry.outcome,
+        links,
+        lambda findings: findings.of_job(submission, submitter, config, settings),
+    )
     return tell_submission(submission, arguments.json, facts)
 
 
@@ -129,17 +134,20 @@ def _write_for_ci(
     decision: Any,
     outcome: str,
     links: Mapping[str, str],
-    run_dir: Path | None = None,
-    reasons: Sequence[str] = (),
+    read: Callable[[Any], Any],
 ) -> None:
-    """Write what CI shows, where that is asked for."""
+    """Write what CI shows, where that is asked for; only then does `read` have `RunFindings` read the run's."""
+    if not arguments.markdown and not arguments.junit:
+        return
     from components import storage
     from pipelines.job_summary import append, render_junit, render_markdown
+    from pipelines.run_findings import RunFindings
 
+    findings = read(RunFindings)
     if arguments.markdown:
-        append(arguments.markdown, render_markdown(name, decision, outcome, links, run_dir))
+        append(arguments.markdown, render_markdown(name, decision, outcome, links, findings))
     if arguments.junit:
-        storage.write_bytes(arguments.junit, render_junit(name, outcome, reasons).encode())
+        storage.write_bytes(arguments.junit, render_junit(name, outcome, findings.reasons).encode())
 
 
 def _record(place: str, entry: Any) -> None:

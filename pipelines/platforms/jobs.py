@@ -152,6 +152,9 @@ class Submitter(Protocol):
     def cancel(self, job_id: str) -> None:
         """Stop a job; nothing happens to one that has ended."""
 
+    def find_output(self, job_id: str, step: str, output: str) -> str:
+        """Return the place of what a step of a job has written; empty where the platform does not say."""
+
     def describe(self, job: Job) -> dict[str, Any]:
         """Return what `create` would send, without asking the platform."""
 
@@ -178,6 +181,10 @@ class Retrying:
     def cancel(self, job_id: str) -> None:
         """Do what the platform does."""
         self.backoff(lambda: self.submitter.cancel(job_id))
+
+    def find_output(self, job_id: str, step: str, output: str) -> str:
+        """Do what the platform does."""
+        return self.backoff(lambda: self.submitter.find_output(job_id, step, output))
 
     def describe(self, job: Job) -> dict[str, Any]:
         """Do what the platform does."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from components import storage
 from components.errors import InputError
 from components.outages import ExistsError, MissingError, OutageError
 from components.step_inputs import whole_numbers
@@ -184,6 +185,25 @@ class Kubeflow:
             current = self.get(job_id)
             if current is not None and not current.state.is_final:
                 raise
+
+    def find_output(self, job_id: str, step: str, output: str) -> str:
+        """Return the place of what a step has written; empty where runs write at the server's own place.
+
+        The server does not say it, but its driver always makes it so: ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT, once without
+        a salt (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs). Of a step that the cache has
+        answered it is in another run's folder.
+
+        Raises:
+            InputError: If nothing is there.
+        """
+        run = self._find(job_id)
+        root = _root(run).partition("?")[0].rstrip("/") if run else ""
+        if not storage.is_remote(root):
+            return root
+        spec = run.pipeline_spec.get("pipeline_spec", run.pipeline_spec)
+        folder = f"{root}/{spec['pipelineInfo']['name']}/{run.run_id}/{step.replace('_', '-')}"
+        names = [f"/{file.name}".rpartition(f"/{output}/") for file in storage.list_files(folder)]
+        return next((f"{folder}{above}/{output}" for above, separator, _ in names if separator), "")
 
     def _experiment(self, name: str) -> str:
         """Return the id of the experiment of that name; creates it."""
@@ -416,14 +436,18 @@ def _content(recurring_run: Any) -> dict[str, Any]:
     labels = _labels(recurring_run.description)
     labels.pop(_TO_BE_ENABLED, None)
     schedule = recurring_run.trigger.cron_schedule
-    config = recurring_run.runtime_config
-    root = config.get("pipeline_root") if isinstance(config, dict) else config and config.pipeline_root
     return {
         "cron": re.sub(r"^(TZ=\S+\s+)?0 ", r"\1", schedule.cron) if schedule else "",
-        "output": root or "",
+        "output": _root(recurring_run),
         "labels": labels,
         "pipelineSpec": whole_numbers(recurring_run.pipeline_spec or {}),
     }
+
+
+def _root(item: Any) -> str:
+    """Return where a run or recurring run writes; empty where the server decides."""
+    config = item.runtime_config
+    return (config.get("pipeline_root") if isinstance(config, dict) else config and config.pipeline_root) or ""
 
 
 def _is_same(recurring_run: Any, other: Any) -> bool:

@@ -160,6 +160,14 @@ class Vertex:
             if existing is None or not existing.state.is_final:
                 raise
 
+    def find_output(self, job_id: str, step: str, output: str) -> str:
+        """Return the place of what a step has written, also where the cache has answered; empty if it has not."""
+        job = self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"})
+        for task in job.job_detail.task_details:
+            if task.task_name.replace("-", "_") == step and output in task.outputs:
+                return next((str(artifact.uri) for artifact in task.outputs[output].artifacts), "")
+        return ""
+
     def _read(self, job: Any) -> Submission:
         """Read a pipeline job of the service, and the custom job that trains for it."""
         job_id = job.name.rpartition("/")[2]

@@ -19,6 +19,7 @@ from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
 from google.rpc import code_pb2
 
+from components import storage
 from components.step_inputs import whole_numbers
 from tests.fakes import gcsfuse, vertex_rules
 from tests.fakes.execution_cache import ExecutionCache, Scope
@@ -136,6 +137,12 @@ def _detail(job: v1.PipelineJob, task: str, vertex: Any) -> v1.PipelineTaskDetai
     return job.job_detail.task_details[-1]
 
 
+def _tell_artifacts(detail: v1.PipelineTaskDetail, places: Mapping[str, str]) -> None:
+    # Rule: a task says where its artifacts lie, by output (pipeline_job.proto: PipelineTaskDetail.outputs)
+    for output, uri in places.items():
+        detail.outputs[output] = v1.PipelineTaskDetail.ArtifactList(artifacts=[v1.Artifact(uri=uri)])
+
+
 def _fail(vertex: Any, job: v1.PipelineJob, task: str, code: int, message: str) -> None:
     """Let a task fail, and with it its job, in the words of the service."""
     detail = _detail(job, task, vertex)
@@ -170,6 +177,7 @@ class Simulate:
         cached: Tasks that the service's cache answers.
         outputs: What tasks return, by task.
         cache: The service's cache; without it every job runs all of its tasks.
+        artifacts: Places of what tasks have written, by task and output.
     """
 
     def __init__(
@@ -180,10 +188,12 @@ class Simulate:
         cached: Sequence[str] = (),
         outputs: Mapping[str, Any] | None = None,
         cache: ExecutionCache | None = None,
+        artifacts: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self.outputs = {"preflight-training": "14400s", **(outputs or {})}
         self.promote, self.hold, self.failures, self.cached = promote, hold, dict(failures or {}), cached
         self.cache = cache
+        self.artifacts = artifacts or {}
         self._scopes: dict[str, Scope] = {}
 
     def start_pipeline_job(self, vertex: Any, name: str) -> None:
@@ -215,6 +225,7 @@ class Simulate:
                 key = "" if inner else self.cache.key(spec, tasks[name], inputs, placeholders)
                 if hit := self.cache.find(key):
                     scope.outputs[name] = hit
+            _tell_artifacts(detail, self.artifacts.get(name, {}))
             if name in self.cached or name in scope.outputs:
                 detail.state = _TASK.SKIPPED
                 continue
@@ -302,10 +313,12 @@ class RunOnCpu:
     Attributes:
         root: Folder in which jobs leave artifacts and logs, one folder each. To their steps it is `/gcs`, under the
             rules of Cloud Storage FUSE.
+        stored: Steps whose artifacts are put into the bucket, too, where the job is to write.
         attempts: How often each custom job was started.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, stored: Sequence[str] = ()) -> None:
+        self.stored = stored
         self._temporary = None if root else tempfile.TemporaryDirectory(prefix="fake-vertex-")
         self.root = root or Path(self._temporary.name)  # type: ignore[union-attr]
         self._processes: dict[str, list[subprocess.Popen[str]]] = {}
@@ -345,11 +358,26 @@ class RunOnCpu:
             with vertex.lock:
                 _detail(job, started[1], vertex)
         if ended := re.search(r"Task '([\w-]+)' finished with status (\w+)", line):
+            _, number, _, _, _, job_id = job.name.split("/")
+            place = f"{job.runtime_config.gcs_output_directory}/{number}/{job_id}/{ended[1]}_1"
+            places = self.store(self.root / job_id, ended[1], place)
             with vertex.lock:
                 self._link(vertex, job)
                 detail = _detail(job, ended[1], vertex)
+                _tell_artifacts(detail, places)
                 detail.state = _TASK.SUCCEEDED if ended[2] == "SUCCESS" else _TASK.FAILED
                 detail.end_time = vertex.clock()
+
+    def store(self, folder: Path, task: str, place: str) -> dict[str, str]:
+        """Put what a task of a job, whose folder this is, has written below a place in a bucket, if that is asked for.
+
+        Returns:
+            The places of its artifacts, by output.
+        """
+        made = [path for path in folder.glob(f"*/{task}/*") if path.is_dir()] if task in self.stored else []
+        for path in made:
+            storage.upload(path, f"{place}/{path.name}")
+        return {path.name: f"{place}/{path.name}" for path in made}
 
     def _link(self, vertex: Any, job: v1.PipelineJob) -> None:
         """Say which custom job is whose: the training step's."""

@@ -643,6 +643,11 @@ class RunOnCpu(execution.RunOnCpu):
             if started := re.search(r"Executing task '([\w-]+)'", line):
                 kubeflow.start_step(run, started[1])
             if ended := re.search(r"Task '([\w-]+)' finished with status (\w+)", line):
+                # Rule: an artifact lies at ROOT/PIPELINE/RUN/TASK/SALT/OUTPUT (kubeflow/pipelines
+                # backend/src/v2/driver/driver.go: provisionOutputs)
+                name = split_spec(run.pipeline_spec)[0]["pipelineInfo"]["name"]
+                place = f"{run.runtime_config.pipeline_root}/{name}/{run.run_id}/{ended[1]}/{uuid.uuid4()}"
+                self.store(self.root / run.run_id, ended[1], place)
                 for node in kubeflow.start_step(run, ended[1]):
                     kubeflow.end_node(node, "SUCCEEDED" if ended[2] == "SUCCESS" else "FAILED")
 

@@ -7,6 +7,7 @@ from components.evaluation_info import Decision as GateDecision
 from components.evaluation_info import Difference, EvaluatedModel, Evaluation, Slice
 from pipelines.job_summary import render_junit, render_markdown
 from pipelines.retrain import Decision
+from pipelines.run_findings import RunFindings
 from pipelines.summary import Summary, result_of
 
 _CHANGED = Decision(True, "runs/digits", ("data",), "changed since runs/digits: data")
@@ -43,7 +44,9 @@ def run_dir(tmp_path):
 
 
 def test_markdown_shows_decision_reasons_figures_beside_the_champions_and_slices_that_changed(run_dir):
-    text = render_markdown("digits", _CHANGED, result_of(Summary.load(run_dir).status), {}, run_dir)
+    text = render_markdown(
+        "digits", _CHANGED, result_of(Summary.load(run_dir).status), {}, RunFindings.of_folder(run_dir)
+    )
     assert (
         text
         == """\
@@ -69,7 +72,7 @@ changed since runs/digits: data
 def test_markdown_of_a_job_has_its_links_and_of_what_was_not_needed_its_earlier_outcome():
     rest = Decision(False, "digits-1", (), "nothing has changed since digits-1 (succeeded)")
     links = {"digits-1": "https://console.example/1", "logs": "javascript:alert(1)"}
-    text = render_markdown("digits", rest, "promoted", links, None)
+    text = render_markdown("digits", rest, "promoted", links, RunFindings())
     assert text.splitlines()[0] == "### ✅ digits: not needed (promoted)"
     assert "[digits-1](https://console.example/1)" in text
     assert "javascript" not in text
@@ -89,9 +92,15 @@ def test_without_reasons_the_run_is_the_test_case(outcome, failures):
     assert suite.find("testcase").get("name") == f"run: {outcome}"
 
 
+def test_a_run_that_failed_after_the_gate_has_passed_it_is_a_failure():
+    suite = ET.fromstring(render_junit("digits", "failed", _REASONS[:1]))
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+
+
 def test_a_run_that_has_failed_says_why(tmp_path):
     Summary(status="failed", error="train_model: out of memory ```").save(tmp_path)
-    text = render_markdown("digits", _CHANGED, "failed", {}, tmp_path)
+    text = render_markdown("digits", _CHANGED, "failed", {}, RunFindings.of_folder(tmp_path))
     assert "train_model: out of memory '''" in text
     (tmp_path / "summary.json").write_text(json.dumps([]))
-    assert render_markdown("digits", _CHANGED, "failed", {}, tmp_path).endswith("changed since runs/digits: data\n")
+    text = render_markdown("digits", _CHANGED, "failed", {}, RunFindings.of_folder(tmp_path))
+    assert text.endswith("changed since runs/digits: data\n")

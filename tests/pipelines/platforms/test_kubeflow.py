@@ -22,11 +22,13 @@ from sklearn.datasets import load_digits
 
 from components import storage
 from components.errors import InputError
+from components.evaluation_info import Evaluation
 from components.outages import Backoff, OutageError, PlatformError
 from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.platforms.jobs import Retrying, State
 from pipelines.platforms.kubeflow import Kubeflow
+from pipelines.run_findings import RunFindings
 from pipelines.schedule import change_state, upsert
 from pipelines.settings import Settings
 from pipelines.submission import plan_submission, submit, wait
@@ -793,15 +795,18 @@ def test_a_submitted_pipeline_trains_and_promotes(digits_on_s3, tmp_path):
     settings = dataclasses.replace(SETTINGS, s3_secret="s3-credentials")
     config = load_config("digits", [*overrides, "preflight=false", f"data.source={digits_on_s3}"])
     plan = plan_submission(config, "kubeflow", settings)
-    with FakeKubeflow(RunOnCpu(tmp_path)) as fake:
+    with FakeKubeflow(RunOnCpu(tmp_path, stored=("evaluate-model",))) as fake:
         names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
         fake.secrets["s3-credentials"] = {name: os.environ[name] for name in names}
-        kubeflow = Retrying(Kubeflow(dataclasses.replace(settings, kfp_host=fake.url)))
+        settings = dataclasses.replace(settings, kfp_host=fake.url, bucket="s3://bucket/runs")
+        kubeflow = Retrying(Kubeflow(settings))
         end = wait(plan, submit(plan, kubeflow), kubeflow, poll_seconds=0.5)
+        findings = RunFindings.of_job(end, kubeflow, config, settings)
         (run_id,) = fake.runs
         assert (end.state, end.promoted) == (State.SUCCEEDED, True), (tmp_path / f"{run_id}.log").read_text()[-3000:]
     (evaluation,) = outputs(tmp_path, run_id, "evaluation.json")
     assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.5
+    assert findings.evaluation == Evaluation.load(evaluation.parent)
     (export,) = outputs(tmp_path, run_id, "export.json")
     assert (export.parent / "model.tflite").is_file()
 

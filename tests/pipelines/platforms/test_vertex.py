@@ -21,6 +21,7 @@ from google.cloud import aiplatform_v1 as v1
 
 from components.container import LOCAL_IMAGE
 from components.errors import InputError
+from components.evaluation_info import Evaluation
 from components.machine_spec import load_catalogue
 from components.models import digits_cnn
 from components.outages import Backoff, PlatformError
@@ -29,6 +30,7 @@ from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.platforms.jobs import Retrying, State
 from pipelines.platforms.vertex import Vertex, is_out_of_capacity
+from pipelines.run_findings import RunFindings
 from pipelines.schedule import upsert
 from pipelines.settings import Settings
 from pipelines.submission import plan_submission, submit, wait
@@ -733,7 +735,7 @@ class Scaling(keras.layers.Rescaling):
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory, storage_server):
     """The digits pipeline with a model of the user's own, submitted and run on CPU; its first machine was out."""
-    execution = RunOnCpu(tmp_path_factory.mktemp("vertex"))
+    execution = RunOnCpu(tmp_path_factory.mktemp("vertex"), stored=("evaluate-model",))
     code = tmp_path_factory.mktemp("code")
     source = Path(digits_cnn.__file__).read_text()
     (code / "my_model.py").write_text("import my_layers\n" + source.replace("layers.Rescaling(", "my_layers.Scaling("))
@@ -755,6 +757,8 @@ def test_a_submitted_pipeline_trains_and_promotes_on_the_machine_that_it_fell_ba
     assert machines(fake) == [(V5E, "us-central1", "FAILED"), (V6E, "us-central1", "SUCCEEDED")]
     (evaluation,) = (root / end.job_id).rglob("evaluation.json")
     assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.9
+    findings = RunFindings.of_job(end, Vertex(SETTINGS, service_of(fake)), load_config("digits"), SETTINGS)
+    assert findings.evaluation == Evaluation.load(evaluation.parent)
     (model,) = (root / end.job_id).rglob("model.json")
     assert json.loads(model.read_text())["name"].endswith("/my_model.zip")
     assert (model.parent / "code.zip").is_file()
