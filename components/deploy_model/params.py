@@ -144,6 +144,8 @@ class DeployParams:
             )
         if is_key_itself(self.signing_key):
             raise InputError("signing_key must be the place of a key, as gs://BUCKET/key.pem. Received: a key itself.")
+        if "PRIVATE KEY" in self.verify_key:
+            raise InputError("verify_key must be a public key, or the place of one. Received: a private key.")
         if self.verify_key and not self.signing_key:
             raise InputError(
                 "verify_key judges what the step has registered, and nothing signs that. Set signing_key too, or leave "

@@ -178,10 +178,12 @@ def _signed_files(signature: Path) -> set[str]:
 
 
 def _read_public(verify_key: str) -> bytes:
+    """Return the public key of a file, and nothing else of it: beside it may stand the private one."""
     content = verify_key.encode() if is_key_itself(verify_key) else storage.read_bytes(verify_key)
-    if b"PUBLIC KEY" not in content:  # A private one would work, and be handed to whoever verifies.
+    key = re.search(rb"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", content, re.DOTALL)
+    if key is None:
         raise InputError(f"Cannot verify with {_name(verify_key)}: expected a public {_WANTED}, received another file.")
-    return content
+    return key[0] + b"\n"
 
 
 def _name(key: str) -> str:

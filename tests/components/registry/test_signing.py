@@ -14,6 +14,7 @@ from components.errors import InputError
 from components.registry.folder import ModelRegistry
 from components.registry.signing import (
     fetch_verified,
+    public_key_text,
     try_keys,
     verify_export,
     verify_folder,
@@ -87,10 +88,14 @@ def _write(name, content):
     return write
 
 
-def _link(version):
+def _link(name):
     """Every byte stays, behind a link."""
-    shutil.move(version / "export" / "model.tflite", version.parent / "elsewhere")
-    (version / "export" / "model.tflite").symlink_to(version.parent / "elsewhere")
+
+    def link(version):
+        (version / "export" / name).rename(version.parent / name)
+        (version / "export" / name).symlink_to(version.parent / name)
+
+    return link
 
 
 def _cut(version):
@@ -107,7 +112,8 @@ _CHANGES = {
         lambda version: (version / "export" / "model.tflite").rename(version / "export" / "other.tflite"),
         "Extra files found: other.tflite.*Missing files: model.tflite",
     ),
-    "a link": (_link, "is a symlink"),
+    "a link": (_link("model.tflite"), "is a symlink"),
+    "a signature that is a link": (_link("model.sig"), "is a symlink"),
     "no signature": (lambda version: (version / "export" / "model.sig").unlink(), "received no model.sig in it"),
     "half a signature": (_cut, "something else"),
     "an empty signature": (_write("export/model.sig", b""), "something else"),
@@ -206,7 +212,7 @@ def test_keys_of_the_larger_curves_and_with_a_password_sign(tmp_path, monkeypatc
 
 def test_what_is_no_key_is_named_before_anything_is_registered(keys, tmp_path):
     (tmp_path / "text").write_text("no key")
-    (tmp_path / "large").write_bytes(b"PUBLIC KEY" * 10_000)
+    (tmp_path / "large").write_bytes(bytes(100_000))
     _, other = write_keys(tmp_path / "other")
     _, of_bitcoin = write_keys(tmp_path / "curve", ec.SECP256K1)
     for private, public, words in (
@@ -216,13 +222,21 @@ def test_what_is_no_key_is_named_before_anything_is_registered(keys, tmp_path):
         (keys[0], tmp_path / "text", "Cannot verify with .*text: expected a public key"),
         (keys[0], keys[0], r"Cannot verify with .*signing\.pem: expected a public key"),
         (keys[0], Path(keys[0]).read_text(), "Cannot verify with the public key: expected a public key"),
-        (keys[0], tmp_path / "large", "Cannot use a key of 100,000 bytes"),
+        (tmp_path / "large", "", "Cannot use a key of 100,000 bytes"),
         (keys[0], of_bitcoin, "Unsupported key for curve 'secp256k1'"),
         (keys[0], other, "Key mismatch"),
     ):
         with pytest.raises(InputError, match=words) as refused:
             try_keys(str(private), str(public))
         assert "\n" not in str(refused.value)
+
+
+def test_of_a_file_with_both_keys_only_the_public_one_is_handed_on(keys, tmp_path):
+    private, public = (Path(key).read_text() for key in keys)
+    (tmp_path / "both.pem").write_text(private + public)
+    assert public_key_text(str(tmp_path / "both.pem")) == public
+    assert public_key_text(private + public) == public
+    try_keys(str(tmp_path / "both.pem"), str(tmp_path / "both.pem"))
 
 
 def test_an_export_is_fetched_whole_before_it_is_verified(registered, keys, tmp_path):
