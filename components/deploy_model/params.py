@@ -63,7 +63,7 @@ class DeployParams:
             there was no preflight.
         licence: Identifier of the model's licence, from SPDX's list or Hugging Face's, as `apache-2.0`, for its card.
             Empty is none stated.
-        notes: Text of the user's own in the model's card, shown as it is.
+        notes: Text of the user's own in the model's card, shown as it is; without `{{`, which a pipeline fills in.
     """
 
     registry: str
@@ -106,6 +106,8 @@ class DeployParams:
             )
         if len(self.notes) > _LONGEST_NOTES:
             raise InputError(f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.")
+        if "{{" in self.notes:  # KFP and Argo put something else there, wherever it stands in an argument.
+            raise InputError(f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.")
         if self.artifacts_uri and not storage.is_on_google(self.artifacts_uri):
             raise InputError(f"artifacts_uri must be on gs://. Received: {self.artifacts_uri!r}.")
         if self.endpoint and not re.fullmatch(_ENDPOINT, self.endpoint):

@@ -380,6 +380,11 @@ def test_notes_as_long_as_a_book_are_refused():
         DeployParams("registry", "animals", notes="x" * 10_001)
 
 
+def test_notes_that_a_pipeline_would_fill_in_are_refused():
+    with pytest.raises(InputError, match=r"notes must be without '\{\{', .*Received: 'of \{\{workflow\.name\}\}'\."):
+        DeployParams("registry", "animals", notes="of {{workflow.name}}")
+
+
 def test_the_same_facts_give_the_same_bytes():
     assert write_card(facts_of(notes="note")) == write_card(facts_of(notes="note"))
 
