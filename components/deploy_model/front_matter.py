@@ -4,7 +4,6 @@ https://github.com/huggingface/hub-docs/blob/main/modelcard.md
 """
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +24,6 @@ _HUB_LICENCES = """
     llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openmdw-1.0 openmdw-1.1 openrail
     openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib
 """
-_LICENCE = r"[A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?"  # As SPDX's and the hub's are.
 _PIPELINES = {
     (IMAGE, CLASSIFICATION): "image-classification",
     (IMAGE, MULTI_LABEL): "image-classification",
@@ -43,16 +41,6 @@ _METRICS = {
     "mean_absolute_error": "mae",
     "r2": "r_squared",
 }
-
-
-def is_licence(text: str) -> bool:
-    """Return whether a text can be the identifier of a licence.
-
-    Example:
-        >>> is_licence("Apache-2.0"), is_licence("openrail++"), is_licence("all rights reserved")
-        (True, True, False)
-    """
-    return re.fullmatch(_LICENCE, text) is not None
 
 
 def front_matter(

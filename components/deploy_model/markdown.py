@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
-_LONGEST = 200  # Characters of a name or a sentence's value that are shown; a gate's reason has as many at most.
+_LONGEST = 1000  # Characters of a value that are shown.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 # What CommonMark and its extensions give a meaning anywhere; `_` only where it is no part of a word.
 _MARKS = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")
@@ -51,7 +51,7 @@ def environment(templates: Path) -> jinja2.Environment:
     """Return the templates of a folder, in which every value is shown as the text that it is."""
 
     def finalize(value: Any) -> markupsafe.Markup:
-        return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(escape(plain(str(value), 1000)))
+        return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(escape(plain(str(value))))
 
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),

@@ -7,7 +7,6 @@ from typing import Any
 
 from components import storage
 from components.artifacts import DEPLOYMENT_FILE
-from components.deploy_model.front_matter import is_licence
 from components.errors import InputError, did_you_mean
 from components.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
 from components.registry.signing import is_key_itself
@@ -16,6 +15,7 @@ from components.schema import Amount, JsonFile
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
 PREFLIGHT = "preflight"  # In the lineage of a version: what its training takes of a machine.
 VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
+_LICENCE = r"[A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?"  # As SPDX's and Hugging Face's are.
 _LONGEST_NOTES = 10_000
 _KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
 _NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
@@ -99,7 +99,7 @@ class DeployParams:
             raise InputError(
                 f"health_check_tolerance must be above 0 and at most 1. Received: {self.health_check_tolerance}."
             )
-        if self.licence and not is_licence(self.licence):
+        if self.licence and not re.fullmatch(_LICENCE, self.licence):
             raise InputError(
                 "licence must be an identifier from SPDX's list or Hugging Face's, as apache-2.0. Received: "
                 f"{self.licence!r}."

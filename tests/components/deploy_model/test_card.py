@@ -412,7 +412,7 @@ def test_of_a_champion_that_keeps_no_sketch_nothing_is_said_of_drift(read, linea
 
 def test_the_cards_keras_code_builds_the_trained_model(read, trained_digits, monkeypatch):
     text = write_card(read({}))
-    assert "uint8[batch, 8, 8, 1]: pixels in [0, 255]" in text
+    assert "it takes uint8[batch, 8, 8, 1]: pixels in [0, 255], which it scales itself.\n\n```python\n" in text
     monkeypatch.chdir(trained_digits.parent)
     namespace = {}
     exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], namespace)
