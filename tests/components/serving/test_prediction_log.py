@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -79,19 +78,25 @@ def test_a_share_is_drawn(tmp_path):
 
 
 def test_no_answer_waits_for_a_file_that_takes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("components.serving.prediction_log._END_SECONDS", 0.1)
-    log, go_on = PredictionLog(str(tmp_path / "log.jsonl"), 1.0), threading.Event()
-    file = log._file
-    monkeypatch.setattr(
-        log, "_file", type("Slow", (), {"write": lambda _, line: go_on.wait(10), "close": file.close})()
-    )
-    start = time.perf_counter()
-    for _ in range(5000):
-        log.add(model_of(), _SURE, 0.001)
-    assert time.perf_counter() - start < 1
-    log.close()
+    log, go_on, taken = PredictionLog(str(tmp_path / "log.jsonl"), 1.0), threading.Event(), []
+
+    class Slow:
+        close = log._file.close
+
+        def write(self, line):
+            go_on.wait(60)
+            taken.append(line)
+
+    monkeypatch.setattr(log, "_file", Slow())
+    with monkeypatch.context() as impatient:
+        impatient.setattr("components.serving.prediction_log._END_SECONDS", 0.1)
+        for _ in range(5000):
+            log.add(model_of(), _SURE, 0.001)
+        log.close()
+    assert not taken
     assert log._waiting.qsize() <= 1000
     go_on.set()
+    monkeypatch.setattr("components.serving.prediction_log._END_SECONDS", 60)
     log.close()
 
 
