@@ -80,7 +80,7 @@ class Pieces(Sequence[bytes]):
     def __getitem__(self, place: slice) -> tuple[bytes, ...]: ...
     def __getitem__(self, place: int | slice) -> bytes | tuple[bytes, ...]:
         if isinstance(place, slice):
-            return tuple(self[i] for i in range(*place.indices(len(self))))
+            return tuple(self.at(np.arange(*place.indices(len(self)))))
         place = range(len(self))[place]
         begin = self._ends[place - 1] if place else 0
         return bytes(self._content[begin : self._ends[place]])
