@@ -13,11 +13,14 @@ from components.artifacts import (
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sources.listing import Listing
 from components.errors import InputError
+from components.evaluate_model.params import CLASS, LENGTH
+from components.interface import IMAGE, TEXT
 from components.model_loading.lookup import named_files
 from components.registry.opening import open_registry, parse_reference
 from components.registry.reference import MODEL_DIR, is_on_vertex
 from components.registry.signing import try_keys
 from components.registry.versions import fetch
+from components.slice_values import SIZE
 from pipelines import history
 from pipelines.config import Config
 from pipelines.summary import SUMMARY_FILE
@@ -26,6 +29,7 @@ LOG_FILE = "run.log"
 
 
 _MARKERS = (SUMMARY_FILE, LOG_FILE)
+_AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # By which a gate divides examples into quarters.
 
 
 def check_run(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
@@ -60,7 +64,7 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
 
 
 def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
-    """Check, by listing the data alone, that they fit the batch and the splits that are asked for.
+    """Check, by listing the data alone, that they fit the batch, the splits and the slices that are asked for.
 
     Args:
         config: Configuration of the run.
@@ -78,6 +82,8 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
                 f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "
                 f"data.{split}_fraction or name another split."
             )
+    amounts = [_AMOUNTS[plan.listing.kind]] if plan.listing.kind in _AMOUNTS else []
+    config.gate.check_slices([CLASS, *amounts, *config.data.slice_columns])
     return plan
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from components.errors import InputError
-from pipelines.checks import check_run
+from pipelines.checks import check_data, check_run
 from pipelines.config import load_config
 
 
@@ -31,3 +31,15 @@ def test_what_a_run_reads_lies_neither_in_its_folder_nor_among_its_earlier_runs(
     config = load_config("digits", ["deploy=false", *(override.format(place) for override in overrides)])
     with pytest.raises(InputError, match=rf"Refused to write into {place}: {what} .*lies there"):
         check_run(config, tmp_path)
+
+
+def test_slices_that_the_data_cannot_have_are_refused_before_the_training(tmp_path):
+    check_data(load_config("digits", ["gate.slices=[class, size]"]))
+    with pytest.raises(InputError, match="by 'length', as slices asks: expected one of class, size"):
+        check_data(load_config("digits", ["gate.slices=[length]"]))
+    rows = [f"film {i},{'pos' if i % 2 else 'neg'}" for i in range(60)]
+    (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]))
+    films = [f"data.source=csv:{tmp_path}/films.csv", "training.batch_size_per_replica=1"]
+    check_data(load_config("imdb_lstm", [*films, "gate.slices=[length]"]))
+    with pytest.raises(InputError, match="by 'size', as slices asks: expected one of class, length"):
+        check_data(load_config("imdb_lstm", [*films, "gate.slices=[size]"]))
