@@ -113,7 +113,7 @@ def test_the_job_is_cancelled_with_its_step_and_another_step_goes_on(fake, param
 
 
 def test_a_mistake_that_a_worker_meets_is_the_steps(fake, params, tmp_path, encode):
-    (tmp_path / "odd.png").write_bytes(encode(size=(9, 9)))
+    (tmp_path / "odd.png").write_bytes(encode(mode="L"))
     storage.upload(tmp_path / "odd.png", "gs://bucket/data/0/odd.png")
     thread = work_on_all(fake)
     done = beam.run(command(params, tmp_path / "records"))
@@ -121,7 +121,8 @@ def test_a_mistake_that_a_worker_meets_is_the_steps(fake, params, tmp_path, enco
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        "error: Images differ in size: expected 8×8 like the first one, received 9×9 for '0/odd.png'"
+        "error: Grey and colour images are mixed: expected colour images like the first one, received the grey image "
+        "'0/odd.png'"
     )
     assert "Traceback" not in done.stderr
 
