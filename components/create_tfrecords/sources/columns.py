@@ -106,6 +106,31 @@ class Pieces(Sequence[bytes]):
     __hash__ = None  # type: ignore[assignment]  # As lists: what is compared by content is not looked up.
 
 
+class _Hexadecimal(Pieces):
+    """uint64[count], each as the hexadecimal of its bytes, which is written out as it is asked for."""
+
+    def __init__(self, hashes: np.ndarray) -> None:
+        self._hashes = hashes.astype("<u8", copy=False)
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self._hashes.nbytes
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def at(self, places: np.ndarray | slice) -> list[bytes]:
+        written, size = self._hashes[places].tobytes().hex().encode(), 2 * self._hashes.itemsize
+        return [written[begin : begin + size] for begin in range(0, len(written), size)]
+
+    def __getitem__(self, place: int | slice) -> Any:
+        return tuple(self.at(place)) if isinstance(place, slice) else self.at(np.array([place]))[0]
+
+    def __iter__(self) -> Iterator[bytes]:
+        for begin in range(0, len(self), _LOOKED_AT_ONCE):
+            yield from self.at(slice(begin, begin + _LOOKED_AT_ONCE))
+
+
 class Names(Sequence[str]):
     """Strings in one buffer: their UTF-8 and 4 bytes each; see `Pieces`.
 
@@ -138,8 +163,7 @@ class Names(Sequence[str]):
             >>> Names.of_hashes(np.array([1, 0xAB00], np.uint64))[1]
             '00ab000000000000'
         """
-        ends = np.arange(1, len(hashes) + 1, dtype=np.int64) * 2 * hashes.itemsize
-        return cls(Pieces(hashes.astype("<u8").tobytes().hex().encode(), ends))
+        return cls(_Hexadecimal(hashes))
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -166,8 +190,10 @@ class Names(Sequence[str]):
     def __repr__(self) -> str:
         return repr(tuple(self))
 
-    def take(self, places: np.ndarray) -> "Names":
-        """Return those at int[…] or bool[count] places."""
+    def take(self, places: np.ndarray | slice) -> "Names":
+        """Return those at int[…] or bool[count] places; all of them, without a copy, for `slice(None)`."""
+        if isinstance(places, slice):
+            return self if places == slice(None) else Names(Pieces.collect(self.encoded[places]))
         chosen = np.flatnonzero(places) if places.dtype == bool else places
         return Names(Pieces.collect(map(self.encoded.__getitem__, chosen.tolist())))
 
@@ -212,7 +238,7 @@ class Files:
         return Files(self.sizes[places], self.versions[places])
 
 
-class _NumbersBuilder:
+class NumbersBuilder:
     """Numbers from 0 on that come one at a time: 4 bytes each, or 8 once one needs them."""
 
     def __init__(self) -> None:
@@ -235,7 +261,7 @@ class PiecesBuilder:
     """Pieces that come one at a time."""
 
     def __init__(self) -> None:
-        self._content, self._ends = bytearray(), _NumbersBuilder()
+        self._content, self._ends = bytearray(), NumbersBuilder()
 
     def add(self, piece: bytes) -> None:
         """Add a piece."""
@@ -270,7 +296,7 @@ class FilesBuilder:
     """Files that come one at a time."""
 
     def __init__(self) -> None:
-        self._sizes, self._versions = _NumbersBuilder(), array.array("Q")
+        self._sizes, self._versions = NumbersBuilder(), array.array("Q")
 
     def add(self, file: StoredFile) -> None:
         """Add a file."""

@@ -1,6 +1,5 @@
 """A CSV file, of paths of images or of texts."""
 
-import array
 import contextlib
 import csv
 import dataclasses
@@ -17,7 +16,7 @@ import numpy as np
 from components import storage
 from components.artifacts import SPLITS
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.columns import Files, Names, NamesBuilder
+from components.create_tfrecords.sources.columns import Files, Names, NamesBuilder, NumbersBuilder
 from components.create_tfrecords.sources.listing import Listing, Source, split_named, without_labels
 from components.create_tfrecords.splitting import find_repeated
 from components.create_tfrecords.targets import index_labels, parse_numbers, shown, split_labels
@@ -65,12 +64,16 @@ class _Rows:
     """Columns of a table's lines that are used.
 
     Attributes:
-        numbers: int64[count]: the number of each line.
+        numbers: uint32[count] or int64[count]: the number of each line.
         cells: Values by column.
+        version: SHA-256 of the file.
+        notes: See `_Table`.
     """
 
     numbers: np.ndarray
     cells: Mapping[str, Names]
+    version: str
+    notes: tuple[str, ...]
 
 
 def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listing:
@@ -79,26 +82,21 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
     Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
     several separated by `|` or none; of a regression `target_columns`, numbers. Without `labelled` none is read.
     """
-    table = _open_table(location, params)
-    kind = TEXT if "text" in table.columns and "path" not in table.columns else IMAGE
     targets = (params.target_columns or ("label",)) if labelled else ()
-    others = dict.fromkeys([*([params.group_column] if params.group_column else []), *params.slice_columns])
-    wanted = ["text" if kind == TEXT else "path", *targets, *(others if labelled else ())]
-    _check_columns(table, wanted, targets)
-    may_be_empty = {"text", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
-    rows = _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
+    rows = _read_table(location, params, targets, labelled)
+    kind = IMAGE if "path" in rows.cells else TEXT
     root, absolute = "", None
     if kind == IMAGE:
         root, keys, absolute = _locate(rows, location)
     else:
-        keys = Names.collect(f"line/{number:08d}" for number in rows.numbers.tolist())
+        keys = Names.collect(f"line/{number:08d}" for number in rows.numbers)
     splits = None
     if labelled and "split" in rows.cells:
         splits = _read_splits(rows.cells["split"], rows.cells.get(params.group_column), location)
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
-        places = [f"line {number} of {location}" for number in rows.numbers.tolist()]
+        places = [f"line {number} of {location}" for number in rows.numbers]
         cells = list(zip(*(rows.cells[name] for name in targets), strict=True))
         labels, classes = parse_numbers(cells, targets, places), targets
     else:
@@ -119,11 +117,22 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         files=_stat_files(root, keys) if kind == IMAGE else None,
         texts=texts,
         kind=kind,
-        version=hashlib.sha256(table.content).hexdigest(),
+        version=rows.version,
         identities=_identities(rows.cells.get("id"), absolute, hashes, order),
         hashes=hashes,
-        notes=table.notes,
+        notes=rows.notes,
     )
+
+
+def _read_table(location: str, params: WriteParams, targets: Sequence[str], labelled: bool) -> _Rows:
+    """Read the columns of a table that are used; only these stay in memory."""
+    table = _open_table(location, params)
+    content = "text" if "text" in table.columns and "path" not in table.columns else "path"
+    others = dict.fromkeys([*([params.group_column] if params.group_column else []), *params.slice_columns])
+    wanted = [content, *targets, *(others if labelled else ())]
+    _check_columns(table, wanted, targets)
+    may_be_empty = {"text", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
+    return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
 
 
 def _open_table(location: str, params: WriteParams) -> _Table:
@@ -169,7 +178,7 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
     """
     stripped = {*wanted, "split"} - {"text"}
     kept = [name for name in table.columns if name in {*wanted, "split", "id"}]
-    numbers, cells = array.array("q"), {name: NamesBuilder() for name in kept}
+    numbers, cells = NumbersBuilder(), {name: NamesBuilder() for name in kept}
     for number, row in table.lines():
         for name in stripped:
             if isinstance(row.get(name), str):
@@ -181,16 +190,17 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
                 f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
                 f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
             )
-        numbers.append(number)
+        numbers.add(number)
         for name, column in cells.items():
             column.add(row[name])
-    return _Rows(np.array(numbers), {name: column.names() for name, column in cells.items()})
+    columns = {name: column.names() for name, column in cells.items()}
+    return _Rows(numbers.numbers(), columns, hashlib.sha256(table.content).hexdigest(), table.notes)
 
 
-def _order_of(keys: Names) -> np.ndarray:
-    """Return int[count], the places of keys in ascending order."""
+def _order_of(keys: Names) -> np.ndarray | slice:
+    """Return int[count], the places of keys in ascending order, or that all are in it already."""
     if all(earlier <= later for earlier, later in itertools.pairwise(keys.encoded)):
-        return np.arange(len(keys))
+        return slice(None)
     held = list(keys.encoded)  # UTF-8 sorts as the strings do.
     return np.array(sorted(range(len(held)), key=held.__getitem__))
 
@@ -229,7 +239,7 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
         folder, separator, _ = location.rpartition("/")
         root = (folder or "/") if separator else "."
     keys = NamesBuilder()
-    for number, path in zip(rows.numbers.tolist(), relative, strict=True):
+    for number, path in zip(rows.numbers, relative, strict=True):
         try:
             storage.join(root, path)
         except InputError as error:
@@ -289,7 +299,9 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
 
 
-def _identities(ids: Names | None, paths: Names | None, hashes: np.ndarray | None, order: np.ndarray) -> Names | None:
+def _identities(
+    ids: Names | None, paths: Names | None, hashes: np.ndarray | None, order: np.ndarray | slice
+) -> Names | None:
     """Return what rows are known by: unique ids, else absolute paths, or the texts' content."""
     if ids is not None and all(ids) and not find_repeated(ids):
         return ids.take(order)

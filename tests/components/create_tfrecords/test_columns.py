@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from components.create_tfrecords.sources.columns import Files, Pieces
+from components.create_tfrecords.sources.columns import Files, Names, Pieces, pick
 from components.storage import StoredFile
 
 
@@ -17,3 +17,12 @@ def test_pieces_are_found_by_ends_of_eight_bytes_too():
     pieces = Pieces(b"".join(held), np.cumsum([len(piece) for piece in held], dtype=np.int64))
     assert pieces == Pieces.collect(held)
     assert [pieces[place] for place in range(5)] == held == pieces.at(np.arange(5))
+
+
+def test_hashes_are_names_in_hexadecimal_wherever_they_are_asked_for():
+    hashes = np.random.default_rng(0).integers(0, 2**64, 70_000, np.uint64)
+    names, expected = Names.of_hashes(hashes), [number.tobytes().hex() for number in hashes]
+    assert list(names) == expected
+    assert (names[3], names[-1], names[5:8]) == (expected[3], expected[-1], tuple(expected[5:8]))
+    places = np.array([69_999, 0, 7])
+    assert pick(names, places) == [expected[place] for place in places] == list(names.take(places))
