@@ -426,6 +426,25 @@ def require_writable(directory: Path) -> None:
         raise InputError(f"Cannot write to {directory}: {existing} may not be written. Choose another folder.")
 
 
+def require_file(path: Path, is_added_to: bool = False) -> None:
+    """Check, before any work, that a local file can be written, or can once missing folders above it are made.
+
+    Args:
+        path: The file.
+        is_added_to: Whether a file that is there is added to, where any other is replaced: the folder may be read-only.
+
+    Raises:
+        InputError: If it is a folder, or may not be written.
+    """
+    path = path.absolute()
+    if path.is_dir():
+        raise InputError(f"Cannot write {path}: it is a folder. Name a file.")
+    if not is_added_to or not path.exists():
+        require_writable(path.parent)
+    elif not os.access(path, os.W_OK):
+        raise InputError(f"Cannot write {path}: it may not be written. Choose another file.")
+
+
 def stat_file(root: str, name: str) -> StoredFile:
     """Describe a local file below `root`; a missing one has no bytes and the version `missing`."""
     try:

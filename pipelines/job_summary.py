@@ -64,6 +64,7 @@ def render_preflight(name: str, report: PreflightReport, comparison: Comparison 
 
 def append(path: Path, text: str) -> None:
     """Add to what earlier steps of a job have written; never a new file in its place, which may be mounted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
 

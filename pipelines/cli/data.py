@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.cli.options import DONE, REJECTED, show_text, user_path
+from pipelines.cli.options import DONE, REJECTED, output_file, show_text, user_path
 
 _COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "by luck": ">", "": "<"}
 
@@ -28,7 +28,7 @@ def _add_drift(commands: Any) -> None:
         help="the records to compare them with, or REGISTRY/MODEL@VERSION_OR_ALIAS",
     )
     _add_confidence(drift, "of data that are alike, so many drift in no figure (default: 0.99)")
-    drift.add_argument("--output", type=user_path, metavar="FILE", help="page to write, as drift.html")
+    drift.add_argument("--output", type=output_file, metavar="FILE", help="page to write, as drift.html")
     drift.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     drift.set_defaults(command=_drift)
 

@@ -74,6 +74,27 @@ def user_path(text: str) -> Path:
     return Path(text).expanduser()
 
 
+def output_file(text: str, is_added_to: bool = False) -> Path:
+    """Return the path of a file that a command writes, or adds to, once its work is done.
+
+    Raises:
+        argparse.ArgumentTypeError: If it cannot be written, which is better said before the work.
+    """
+    from components import storage
+    from components.errors import InputError
+
+    try:
+        storage.require_file(path := user_path(text), is_added_to)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
+
+
+def added_to(text: str) -> Path:
+    """Return the path of a file that earlier steps of a job may have written too; see `output_file`."""
+    return output_file(text, is_added_to=True)
+
+
 def add_loudness(command: Any) -> None:
     """Add `--quiet` and `--verbose`."""
     group = command.add_mutually_exclusive_group()
@@ -137,7 +158,7 @@ def share(text: str) -> float:
 def add_markdown(command: Any) -> None:
     """Add `--markdown`."""
     command.add_argument(
-        "--markdown", type=user_path, metavar="FILE", help="add what CI shows to a file, as $GITHUB_STEP_SUMMARY"
+        "--markdown", type=added_to, metavar="FILE", help="add what CI shows to a file, as $GITHUB_STEP_SUMMARY"
     )
 
 

@@ -17,6 +17,7 @@ from pipelines.cli.options import (
     add_config,
     add_target,
     add_wait,
+    output_file,
     show_text,
     tell_error,
     tell_hint,
@@ -132,7 +133,7 @@ def _add_submit(commands: Any) -> None:
     submit.add_argument("--again", action="store_true", help="start it once more if it has ended")
     add_no_doctor(submit)
     submit.add_argument("--dry-run", action="store_true", help="say what would be sent, and send nothing")
-    submit.add_argument("--output", type=Path, metavar="FILE", help="of a dry run: write there, as JSON, what is sent")
+    submit.add_argument("--output", type=output_file, metavar="FILE", help="of a dry run: write what is sent, as JSON")
     submit.add_argument(
         "--json", action="store_true", help="print the run, or of a dry run what is sent, as JSON alone on stdout"
     )
