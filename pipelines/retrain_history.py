@@ -22,6 +22,7 @@ from pipelines.retrain import Decision
 from pipelines.summary import NOT_PROMOTED, PROMOTED
 
 FOLDER = "decisions"
+STARTED = "started"
 _COLUMNS = {"when, UTC": "<", "run": "<", "outcome": "<", "hours": ">", "price": ">", "why": "<"}
 _LISTED = 50
 
@@ -36,7 +37,8 @@ class Entry:
         changed: Those of `data`, `configuration` and `code` that had changed.
         reason: Reasons, in words.
         run: The job, or the folder, that it was about; empty where none came to be.
-        outcome: `promoted`, `not promoted`, or the state of a run that has no result.
+        outcome: `promoted`, `not promoted`, or the state of a run that has no result; `started` of one here that goes
+            on, or was killed.
         machine: Machine that it trained on; empty for this one.
         training_hours: Hours that the training had its machine, or waited for it; 0 of a run that was there before.
         usd: List price of these; None where no price is known, or nothing is paid.
@@ -156,6 +158,6 @@ def write_page(known: Sequence[Entry], name: str, path: Path) -> None:
     from components import page
 
     template = page.environment(Path(__file__).parent).get_template("retrain_history.html.jinja")
-    runs = len({entry.run for entry in known if entry.needed})
+    runs = len({entry.run for entry in known if entry.needed and entry.run})
     paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
     storage.write_bytes(path, template.render(entries=known, name=name, paid=paid, runs=runs).encode())

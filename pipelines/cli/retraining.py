@@ -16,9 +16,9 @@ from pipelines.cli.options import (
     add_target,
     add_wait,
     add_workspace,
+    output_file,
     show_text,
     tell_hint,
-    user_path,
 )
 from pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_run, tell_submission
 from pipelines.cli.runs import tell_outcome
@@ -50,48 +50,55 @@ def _add_retrain(commands: Any) -> None:
     actions.add_argument("--history", action="store_true", help="list what was decided, and what became of it")
     add_no_doctor(retrain)
     retrain.add_argument("--force", action="store_true", help="run every step, though nothing has changed")
-    retrain.add_argument("--output", type=user_path, metavar="FILE", help="page that --history writes, as retrain.html")
+    retrain.add_argument(
+        "--output", type=output_file, metavar="FILE", help="page that --history writes, as retrain.html"
+    )
     add_markdown(retrain)
-    retrain.add_argument("--junit", type=user_path, metavar="FILE", help="write the gate's rules as JUnit XML")
+    retrain.add_argument("--junit", type=output_file, metavar="FILE", help="write the gate's rules as JUnit XML")
     retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     retrain.set_defaults(command=_retrain)
 
 
 def _retrain(arguments: argparse.Namespace) -> int:
+    from components.errors import InputError
     from pipelines.config import load_config
     from pipelines.retrain import Occasion
 
     occasion = Occasion.parse(arguments.when)
     if arguments.output and not arguments.history:
-        from components.errors import InputError
-
         raise InputError("--output FILE is the page of --history. Received: no --history. Add it, or leave both out.")
     config = load_config(arguments.config, arguments.overrides)
     if arguments.history:
         return _tell_history(arguments, config)
-    return (_retrain_here if arguments.target == HERE else _retrain_there)(arguments, config, occasion)
+    told = _Told(arguments, config)
+    try:
+        return (_retrain_here if arguments.target == HERE else _retrain_there)(arguments, config, occasion, told)
+    except InputError as error:
+        told.fail(error)
+        raise
 
 
-def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any) -> int:
-    from pipelines import retrain_history as history
+def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any, told: "_Told") -> int:
     from pipelines.retrain import decide_here, last_summary
+    from pipelines.retrain_history import STARTED
     from pipelines.run_local import RunOutcome, run_local
     from pipelines.summary import result_of
 
     decision = _forced(decide_here(config, arguments.workspace, occasion), arguments.force)
     if not (facts := _announce(decision, arguments)):
-        return DONE
-    entry = history.Entry.make(decision)
+        return told.dry(decision)
+    run_dir = arguments.workspace / config.name
+    entry = dataclasses.replace(told.decided(decision), run=str(run_dir), outcome=STARTED)
     last = None if decision.needed else last_summary(config, arguments.workspace)
+    if not last:
+        told.keep(entry)  # First that it begins, since it may be killed.
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
-    run_dir, words = arguments.workspace / config.name, result_of(outcome.summary.status)
-    _record(_place(arguments, config), dataclasses.replace(entry, run=str(run_dir), outcome=words))
-    _write_for_ci(arguments, config.name, decision, words, {}, lambda findings: findings.of_folder(run_dir))
+    told.keep(dataclasses.replace(entry, outcome=result_of(outcome.summary.status)))
+    told.write({}, lambda findings: findings.of_folder(run_dir))
     return tell_outcome(outcome, arguments.json, facts)
 
 
-def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any) -> int:
-    from pipelines import retrain_history as history
+def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any, told: "_Told") -> int:
     from pipelines.data_drift import find_drift
     from pipelines.retrain import decide
     from pipelines.submission import submit, wait, without_cache
@@ -101,64 +108,87 @@ def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any) ->
     decision = _forced(decision, arguments.force)
     plan = without_cache(plan) if arguments.force else plan
     if not (facts := _announce(decision, arguments)):
-        return DONE
-    place = history.place_of(config, settings.bucket or str(arguments.workspace))
-    entry = history.Entry.make(decision)
+        return told.dry(decision)
+    entry = told.decided(decision)
     if not decision.needed and not plan.has(decision.since):  # Another has started it, as a schedule.
         submission = submitter.get(decision.since)
     else:
         if decision.needed:
             ask_first(arguments, plan.image)
         submission = submit(plan, submitter, again=decision.needed)
-    entry = entry.with_run(submission, _price(plan, submission.machine))
-    _record(place, entry)  # First what is begun, since whoever waits may be killed.
+    told.keep(entry.with_run(submission, _price(plan, submission.machine)))  # First: who waits may be killed.
     if arguments.wait and plan.has(submission.job_id):
         submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
-        entry = entry.with_run(submission, _price(plan, submission.machine))
-        _record(place, entry)
+        told.keep(entry.with_run(submission, _price(plan, submission.machine)))
     links = {submission.job_id: submission.url, "logs": submission.logs_url}
-    _write_for_ci(
-        arguments,
-        config.name,
-        decision,
-        entry.outcome,
-        links,
-        lambda findings: findings.of_job(submission, submitter, config, settings),
-    )
+    told.write(links, lambda findings: findings.of_job(submission, submitter, config, settings))
     return tell_submission(submission, arguments.json, facts)
 
 
-def _write_for_ci(
-    arguments: argparse.Namespace,
-    name: str,
-    decision: Any,
-    outcome: str,
-    links: Mapping[str, str],
-    read: Callable[[Any], Any],
-) -> None:
-    """Write what CI shows, where that is asked for; only then does `read` have `RunFindings` read the run's."""
-    if not arguments.markdown and not arguments.junit:
-        return
-    from components import storage
-    from pipelines.job_summary import append, render_junit, render_markdown
-    from pipelines.run_findings import RunFindings
+class _Told:
+    """A decision as it is kept, and as CI shows it."""
 
-    findings = read(RunFindings)
-    if arguments.markdown:
-        append(arguments.markdown, render_markdown(name, decision, outcome, links, findings))
-    if arguments.junit:
-        storage.write_bytes(arguments.junit, render_junit(name, outcome, findings.reasons).encode())
+    def __init__(self, arguments: argparse.Namespace, config: Any) -> None:
+        self._arguments, self._config = arguments, config
+        self._decision: Any = None
+        self._entry: Any = None
 
+    def decided(self, decision: Any) -> Any:
+        """Return a decision's entry, which is kept once its run begins or is refused."""
+        from pipelines.retrain_history import Entry
 
-def _record(place: str, entry: Any) -> None:
-    """Keep a decision; what keeps it from being kept is no reason against the run."""
-    from components.errors import InputError
-    from pipelines import retrain_history as history
+        self._decision, self._entry = decision, Entry.make(decision)
+        return self._entry
 
-    try:
-        history.record(place, entry)
-    except (InputError, OSError) as error:
-        tell_hint(f"the decision is not kept in {place}: {error}")
+    def keep(self, entry: Any) -> None:
+        """Keep what is known by now; what keeps it from being kept is no reason against the run."""
+        from components.errors import InputError
+        from components.outages import PlatformError
+        from pipelines import retrain_history as history
+
+        self._entry = entry
+        try:
+            history.record(_place(self._arguments, self._config), entry)
+        except (InputError, PlatformError, OSError) as error:
+            tell_hint(f"the decision is not kept: {error}")
+
+    def dry(self, decision: Any) -> int:
+        """Write of a dry run what was decided, and keep nothing."""
+        words = "needed (dry run)" if decision.needed else "dry run"
+        self._entry = dataclasses.replace(self.decided(decision), outcome=words)
+        self.write({}, lambda findings: findings())
+        return DONE
+
+    def fail(self, error: Exception) -> None:
+        """Keep and write that a run was refused, or that none could be decided on."""
+        from pipelines.retrain import Decision
+        from pipelines.retrain_history import STARTED
+        from pipelines.summary import FAILED
+
+        is_decided = self._entry is not None
+        entry = self._entry or self.decided(Decision(True, "", (), "it could not be decided"))
+        if entry.outcome in ("", STARTED):
+            run = entry.run if entry.outcome else ""
+            entry = dataclasses.replace(entry, run=run, outcome=FAILED, reason=f"{entry.reason}; {error}")
+        if not self._arguments.dry_run and (is_decided or self._arguments.target == HERE):
+            self.keep(entry)
+        self._entry = entry
+        self.write({}, lambda findings: findings(error=str(error)))
+
+    def write(self, links: Mapping[str, str], read: Callable[[Any], Any]) -> None:
+        """Write what CI shows, where that is asked for; only then does `read` have `RunFindings` read the run's."""
+        markdown, junit = self._arguments.markdown, self._arguments.junit
+        if not markdown and not junit:
+            return
+        from components import storage
+        from pipelines.job_summary import append, render_junit, render_markdown
+        from pipelines.run_findings import RunFindings
+
+        name, outcome, findings = self._config.name, self._entry.outcome, read(RunFindings)
+        if markdown:
+            append(markdown, render_markdown(name, self._decision, outcome, links, findings))
+        if junit:
+            storage.write_bytes(junit, render_junit(name, outcome, findings.reasons).encode())
 
 
 def _price(plan: Any, machine: str) -> float | None:

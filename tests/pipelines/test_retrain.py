@@ -10,6 +10,7 @@ from unittest.mock import ANY
 import pytest
 from google.cloud import aiplatform_v1 as v1
 
+from components import storage
 from components.errors import InputError
 from pipelines import caching, retrain_history
 from pipelines.cli.main import main
@@ -359,3 +360,63 @@ def test_a_local_run_is_made_once(finished_run, tmp_path):
     assert "❌ accuracy 0." in shown
     assert 'failures="1"' in (tmp_path / "gate.xml").read_text()
     assert "[" not in second.stderr, "no step ran, nor was looked for in the cache"
+
+
+def test_a_run_that_is_refused_is_kept_and_told_as_failed(tmp_path, capsys):
+    files = [tmp_path / "made" / "summary.md", tmp_path / "made" / "gate.xml"]
+    command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path)]
+    command += ["--markdown", str(files[0]), "--junit", str(files[1])]
+    assert main([*command, "--set", "gate.slices=length"]) == 2
+    (tmp_path / ".cache" / "digits").mkdir(parents=True, exist_ok=True)
+    with storage.locked(tmp_path / ".cache" / "digits" / "lock"):
+        assert main([*command, "--set", "preflight=false"]) == 2
+    shown = files[0].read_text()
+    assert shown.count("### ❌ digits: failed") == 2
+    assert "divide the examples by 'length'" in shown
+    assert "Another run is writing to" in shown
+    assert 'failures="1"' in files[1].read_text()
+    second, first = retrain_history.entries(
+        str(tmp_path / "registry/digits/decisions"), lambda run: None, lambda name: None
+    )
+    assert (first.outcome, first.run, "'length'" in first.reason) == ("failed", "", True)
+    assert (second.outcome, second.run) == ("failed", str(tmp_path / "digits"))
+    assert "there is no earlier run of 'digits'; Another run is writing to" in second.reason
+
+
+def test_a_run_here_that_is_killed_stands_as_started(tmp_path, capsys, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipelines.run_local.run_local", killed)
+    command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path)]
+    assert main(command) == 1
+    assert main([*command, "--history"]) == 0
+    assert " digits  started " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["retrain", "digits", "--markdown"],
+        ["retrain", "digits", "--junit"],
+        ["retrain", "digits", "--history", "--output"],
+        ["preflight", "digits", "--markdown"],
+        ["drift", "records", "--against", "others", "--output"],
+        ["submit", "digits", "--dry-run", "--output"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(words, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for path, reason in ((tmp_path, "it is a folder"), (tmp_path / "file" / "a.md", "is a file, not a folder")):
+        with pytest.raises(SystemExit, match="2"):
+            main([*words, str(path)])
+        assert f"{reason}" in capsys.readouterr().err
+
+
+def test_a_dry_run_adds_its_decision_to_the_jobs_summary(tmp_path):
+    (tmp_path / "summary.md").write_text("before\n")
+    command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path / "runs"), "--dry-run"]
+    assert main([*command, "--markdown", str(tmp_path / "summary.md")]) == 0
+    said = "before\n### ▶️ digits: needed (dry run)\n\nthere is no earlier run of 'digits'\n"
+    assert (tmp_path / "summary.md").read_text() == said
+    assert not (tmp_path / "runs" / "registry").exists()
