@@ -26,6 +26,13 @@ EFFECTS = {
     "difference of the shares": 0.05,
 }
 _DISTANCE, _MOVED, _OTHERS, _SHIFT, _SHARE = EFFECTS
+_TESTS = {
+    _DISTANCE: "Kolmogorov and Smirnov's test",
+    _MOVED: "the chi-squared test",
+    _OTHERS: "the chi-squared test",
+    _SHIFT: "Welch's test",
+    _SHARE: "Fisher's exact test",
+}
 _LEAST_EXPECTED = 5  # Examples of a class, for the chi-squared distribution to hold.
 
 
@@ -40,7 +47,10 @@ class Shift:
         luck: Probability of one as large where both were drawn from the same.
         now: The figure of the new data, in words.
         before: The figure of those that they are held against.
-        drifted: Whether it counts among all that are tested.
+        test: Name of the test.
+        threshold: Least size that counts.
+        allowed: Probability below which it counts: its part of what the confidence leaves to all that are tested.
+        drifted: Whether it counts.
     """
 
     figure: str
@@ -49,16 +59,26 @@ class Shift:
     luck: float
     now: str
     before: str
-    drifted: bool = dataclasses.field(default=False, kw_only=True)
+    _: dataclasses.KW_ONLY
+    test: str = ""
+    threshold: float = 0.0
+    allowed: float = 0.0
+    drifted: bool = False
+
+    @property
+    def percent_by_luck(self) -> str:
+        """That probability in per cent, in words."""
+        return "fewer than 0.01" if self.luck < 1e-4 else f"{float(f'{100 * self.luck:.2g}'):g}"
 
 
-def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> tuple[Shift, ...]:
+def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_others: int = 0) -> tuple[Shift, ...]:
     """Compare data with others, all splits together; returns every figure, the largest difference first.
 
     Args:
         new: The data.
         old: Those that they are held against.
         confidence: Share of the pairs of data alike of which nothing is said to have drifted.
+        num_others: Tests beside these, which the rest is divided among too.
 
     Raises:
         InputError: If they are of another kind or task.
@@ -71,12 +91,59 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
                 f"{theirs}. Name records of the same kind."
             )
     compared = [*_figures(new, old), *_labels(new, old), *_words(new, old), *_set_aside(new, old)]
-    allowed = (1 - confidence) / max(len(compared), 1)
-    judged = [
-        dataclasses.replace(shift, drifted=shift.luck < allowed and shift.effect >= EFFECTS[shift.measure])
-        for shift in compared
-    ]
-    return tuple(sorted(judged, key=lambda shift: -shift.effect / EFFECTS[shift.measure]))
+    allowed = (1 - confidence) / max(len(compared) + num_others, 1)
+    judged = [judge(shift, _TESTS[shift.measure], EFFECTS[shift.measure], allowed) for shift in compared]
+    return tuple(sorted(judged, key=lambda shift: -shift.effect / shift.threshold))
+
+
+def judge(shift: Shift, test: str, threshold: float, allowed: float) -> Shift:
+    """Return a shift with what it was judged by, and whether it counts; see `Shift`."""
+    drifted = shift.luck < allowed and shift.effect >= threshold
+    return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
+
+
+def say_verdict(shifts: Sequence[Shift]) -> str:
+    """Return the outcome in words: `2 of 6 figures have drifted: brightness, contrast`."""
+    drifted = [shift.figure.replace("_", " ") for shift in shifts if shift.drifted]
+    if not drifted:
+        return f"none of {len(shifts)} figures has drifted" if shifts else "there is no figure that both have"
+    verb = "has" if len(drifted) == 1 else "have"
+    return f"{len(drifted)} of {len(shifts)} figures {verb} drifted: {', '.join(drifted)}"
+
+
+def say_rule(shifts: Sequence[Shift]) -> str:
+    """Return the rule by which all of them were judged; empty where there are none."""
+    if not shifts:
+        return ""
+    allowed, figures_by_test = shifts[0].allowed, dict[str, list[str]]()
+    for shift in shifts:
+        figures_by_test.setdefault(shift.test, []).append(shift.figure.replace("_", " "))
+    tests = "; ".join(f"{test} ({', '.join(figures)})" for test, figures in figures_by_test.items())
+    return (
+        "A figure has drifted where its effect is at least the threshold and data that are alike differ as much in "
+        f"fewer than {100 * allowed:.3g} % of cases: the {100 * allowed * len(shifts):.3g} % that a confidence of "
+        f"{1 - allowed * len(shifts):.6g} leaves, divided among {len(shifts)} tests (Bonferroni). By {tests}."
+    )
+
+
+def say_power(num_new: int, num_old: int, allowed: float, noun: str) -> str:
+    """Return what so many examples can show of a distribution's shift at all, by the test's own limit.
+
+    Args:
+        num_new: Number of the examples.
+        num_old: Number of those that they are held against.
+        allowed: See `Shift`.
+        noun: Noun for the examples.
+    """
+    from scipy import stats
+
+    least = float(stats.kstwobign.isf(allowed)) * math.sqrt(1 / num_new + 1 / num_old)
+    said = f"{num_new:,} {noun}, held against {num_old:,}, "
+    if least > 1:
+        return f"{said}are too few to show any shift of a distribution, however large."
+    if least <= EFFECTS[_DISTANCE]:
+        return f"{said}show every shift of a distribution that counts, by {EFFECTS[_DISTANCE]:g} or more."
+    return f"{said}show a shift of a distribution from {math.ceil(1000 * least) / 1000:g} on, and no smaller one."
 
 
 def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:

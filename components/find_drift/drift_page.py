@@ -5,7 +5,7 @@ from pathlib import Path
 
 from components import storage
 from components.data_sketch import DataSketch
-from components.drift import Shift, figures_of
+from components.drift import Shift, figures_of, say_rule, say_verdict
 from components.find_drift.pictures import choose_pictures
 from components.histograms import draw_histograms
 
@@ -37,5 +37,15 @@ def write_page(
         series: choose_pictures(place, drifted) for series, place in zip((NEW, OLD), places, strict=True) if place
     }
     template = page.environment(Path(__file__).parent).get_template("drift.html.jinja")
-    text = template.render(new=new, old=old, shifts=shifts, charts=charts, colours=_COLOURS, pictures=pictures)
+    verdict = say_verdict(shifts)
+    text = template.render(
+        new=new,
+        old=old,
+        shifts=shifts,
+        charts=charts,
+        colours=_COLOURS,
+        pictures=pictures,
+        verdict=verdict[0].upper() + verdict[1:],
+        rule=say_rule(shifts),
+    )
     storage.write_bytes(path, text.encode())

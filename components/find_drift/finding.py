@@ -4,7 +4,7 @@ from pathlib import Path
 
 from components import progress, storage
 from components.data_sketch import sketch_at
-from components.drift import as_dict, find_shifts
+from components.drift import as_dict, find_shifts, say_verdict
 from components.find_drift.drift_page import write_page
 from components.find_drift.params import DriftParams, DriftResult
 
@@ -30,6 +30,5 @@ def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftRes
     with storage.staged_directory(output) as staged:
         storage.write_json(staged / DRIFT_FILE, as_dict(shifts))
         write_page(new, old, shifts, staged / DRIFT_PAGE_FILE, (str(records_dir), params.against))
-    told = f"{', '.join(drifted)} drifted" if drifted else "nothing has drifted"
-    progress.say(_STEP, f"{told}, of {len(shifts)} figures of {new.num_examples:,} examples")
+    progress.say(_STEP, f"{say_verdict(shifts)}; {new.num_examples:,} examples")
     return DriftResult(not drifted, drifted)

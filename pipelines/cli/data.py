@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.cli.options import DONE, REJECTED, output_file, show_text, user_path
+from pipelines.cli.options import DONE, REJECTED, number, output_file, show_text, user_path
 
-_COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "by luck": ">", "": "<"}
+_COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "threshold": ">", "by luck": ">", "": "<"}
 
 
 def _add_drift(commands: Any) -> None:
@@ -38,10 +39,9 @@ def _add_confidence(command: argparse.ArgumentParser, words: str) -> None:
 
 
 def _confidence(text: str) -> float:
-    value = float(text)
-    if not 0.5 <= value < 1:
+    if not 0.5 <= number(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a share from 0.5 to below 1, received {text}")
-    return value
+    return number(text)
 
 
 def _drift(arguments: argparse.Namespace) -> int:
@@ -81,10 +81,9 @@ def _add_monitor(commands: Any) -> None:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
+    if not 0 < number(text) < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, received {text}")
-    return value
+    return number(text)
 
 
 def _monitor(arguments: argparse.Namespace) -> int:
@@ -103,7 +102,8 @@ def _monitor(arguments: argparse.Namespace) -> int:
 
 
 def _as_table(shifts: Sequence[Any]) -> str:
-    """Return differences to be read by people."""
+    """Return differences to be read by people: the outcome, every figure, and the rule."""
+    from components.drift import say_rule, say_verdict
     from components.table import lay_out
 
     rows = [
@@ -112,12 +112,13 @@ def _as_table(shifts: Sequence[Any]) -> str:
             shift.now,
             shift.before,
             f"{shift.effect:.3f}",
+            f"{shift.threshold:g}",
             f"{shift.luck:.2g}",
             "drifted" if shift.drifted else "",
         )
         for shift in shifts
     ]
-    return "\n".join(lay_out(_COLUMNS, rows))
+    return "\n".join([say_verdict(shifts), *lay_out(_COLUMNS, rows), say_rule(shifts)])
 
 
 COMMANDS: tuple[Callable[[Any], None], ...] = (_add_drift, _add_monitor)

@@ -138,10 +138,18 @@ def add_target(command: Any, required: bool = False, also: tuple[str, ...] = (),
     )
 
 
+def number(text: str) -> float:
+    """Return the number that an option gives, or nan, which is in no range: so the option says what it expects."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def _seconds(text: str) -> float:
-    if not 0 < float(text) < math.inf:
+    if not 0 < number(text) < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, received {text}")
-    return float(text)
+    return number(text)
 
 
 def share(text: str) -> float:
@@ -150,9 +158,9 @@ def share(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: If it is none.
     """
-    if not 0 <= float(text) < math.inf:
+    if not 0 <= number(text) < math.inf:
         raise argparse.ArgumentTypeError(f"expected a share that is not negative, as 0.2, received {text}")
-    return float(text)
+    return number(text)
 
 
 def add_markdown(command: Any) -> None:

@@ -129,13 +129,23 @@ def test_the_command_says_what_has_drifted(tmp_path, capsys):
     capsys.readouterr()
     against = ["--against", str(tmp_path / "before")]
     assert main(["drift", str(tmp_path / "alike"), *against]) == 0
-    assert "drifted" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("none of 8 figures has drifted\n")
+    assert "threshold" in out
+    assert (
+        "fewer than 0.125 % of cases: the 1 % that a confidence of 0.99 leaves, divided among 8 tests (Bonferroni). "
+        "By Kolmogorov and Smirnov's test (" in out
+    )
+    assert "the chi-squared test (classes)." in out
     page = tmp_path / "drift.html"
     assert main(["drift", str(tmp_path / "dark"), *against, "--json", "--output", str(page)]) == 3
     said = json.loads(capsys.readouterr().out)
     assert said["drifted"]
     assert {"brightness", "contrast"} <= {figure["figure"] for figure in said["figures"] if figure["drifted"]}
-    assert "figures have drifted" in " ".join(Page(page.read_text()).words)
+    told = " ".join(Page(page.read_text()).words)
+    assert "of 8 figures have drifted: " in told
+    assert "divided among 8 tests (Bonferroni)" in told
+    assert "which counts from 0.1; data that are alike differ as much in 100 % of cases" in told
     assert main(["drift", str(tmp_path / "nowhere"), *against]) == 2
     assert "there is no such file" in capsys.readouterr().err
 
