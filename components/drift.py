@@ -126,24 +126,27 @@ def say_rule(shifts: Sequence[Shift]) -> str:
     )
 
 
-def say_power(num_new: int, num_old: int, allowed: float, noun: str) -> str:
-    """Return what so many examples can show of a distribution's shift at all, by the test's own limit.
+def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: str) -> str:
+    """Return what so many examples can show of a distribution's shift, by the test's own limit; empty without any.
 
     Args:
-        num_new: Number of the examples.
-        num_old: Number of those that they are held against.
-        allowed: See `Shift`.
-        noun: Noun for the examples.
+        new: The data.
+        old: Those that they are held against.
+        shifts: Their differences.
+        noun: Noun for the examples of the data.
     """
     from scipy import stats
 
-    least = float(stats.kstwobign.isf(allowed)) * math.sqrt(1 / num_new + 1 / num_old)
-    said = f"{num_new:,} {noun}, held against {num_old:,}, "
-    if least > 1:
-        return f"{said}are too few to show any shift of a distribution, however large."
-    if least <= EFFECTS[_DISTANCE]:
-        return f"{said}show every shift of a distribution that counts, by {EFFECTS[_DISTANCE]:g} or more."
-    return f"{said}show a shift of a distribution from {math.ceil(1000 * least) / 1000:g} on, and no smaller one."
+    if not (pairs := figures_of(new, old)):
+        return ""
+    ours, theirs = (min(pair[side].num_examples for pair in pairs.values()) for side in (0, 1))
+    least = float(stats.kstwobign.isf(shifts[0].allowed)) * math.sqrt(1 / ours + 1 / theirs)
+    said, threshold = f"{ours:,} {noun}, held against {theirs:,},", EFFECTS[_DISTANCE]
+    if least >= 1:
+        return f"{said} are too few to show a shift of any distribution, however large."
+    if least <= threshold:
+        return f"{said} show every shift of a distribution by {threshold:g} or more."
+    return f"{said} show a shift of a distribution by {math.ceil(1000 * least) / 1000:g} or more, and no smaller one."
 
 
 def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:

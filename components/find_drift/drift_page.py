@@ -5,7 +5,7 @@ from pathlib import Path
 
 from components import storage
 from components.data_sketch import DataSketch
-from components.drift import Shift, figures_of, say_rule, say_verdict
+from components.drift import Shift, figures_of, say_power, say_rule, say_verdict
 from components.find_drift.pictures import choose_pictures
 from components.histograms import draw_histograms
 
@@ -46,6 +46,6 @@ def write_page(
         colours=_COLOURS,
         pictures=pictures,
         verdict=verdict[0].upper() + verdict[1:],
-        rule=say_rule(shifts),
+        rule=f"{say_rule(shifts)} {say_power(new, old, shifts, 'examples')}",
     )
     storage.write_bytes(path, text.encode())

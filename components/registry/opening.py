@@ -43,11 +43,12 @@ def parse_reference(text: str) -> tuple[Registry, str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The origin of a registered version: the model's name, the version's number, and its lineage."""
+    """The origin of a registered version: the model's name, the version's number, its lineage, and its folder."""
 
     model_name: str
     number: str
     lineage: Mapping[str, Any]
+    uri: str
 
     @property
     def name(self) -> str:
@@ -77,12 +78,12 @@ def origin_of_version(model_name: str, version: RegisteredVersion) -> Origin:
     """Return the origin of a version; the lineage is empty where somebody else has registered it."""
     place = f"{version.uri}/{VERSION_FILE}"
     if isinstance(version, Version):
-        return Origin(model_name, version.number, version.lineage)
+        return Origin(model_name, version.number, version.lineage, version.uri)
     if not storage.exists(place):
-        return Origin(model_name, version.number, {})
+        return Origin(model_name, version.number, {}, version.uri)
     with tempfile.TemporaryDirectory(prefix="version-") as scratch:
         described = storage.localize(place, Path(scratch))
-        return Origin(model_name, version.number, Version.load(described.parent).lineage)
+        return Origin(model_name, version.number, Version.load(described.parent).lineage, version.uri)
 
 
 def open_registry(root: Path | str, model_name: str) -> Registry:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import os
 import queue
 import random
 import sys
@@ -43,21 +44,28 @@ class PredictionLog:
         path: The file; lines are added to it.
         share: Share of the predictions that are logged, above 0.
         with_content: Whether what was asked is logged too.
-        version: The version of the model, as its registry has it; empty where it is of none.
+        registered: Name and version of the model, as its registry has them; empty where it is of none, and the
+            export's own name is logged.
 
     Raises:
         InputError: If the file cannot be written.
     """
 
-    def __init__(self, path: str, share: float, with_content: bool = False, version: str = "") -> None:
+    def __init__(
+        self, path: str, share: float, with_content: bool = False, registered: tuple[str, str] = ("", "")
+    ) -> None:
         try:
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+            # What was asked may be personal: nobody else may read it. A file that is there keeps its permissions.
+            mode = 0o600 if with_content else 0o666
+            opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+            self._file = os.fdopen(opened, "ab", buffering=0)
         except OSError as error:
             raise InputError(
                 f"Cannot log predictions to {path}: {error.strerror}. Expected a file that can be written, in a folder "
                 "that is there. Choose another --log."
             ) from error
-        self._share, self._with_content, self._version = share, with_content, version
+        self._share, self._with_content = share, with_content
+        self._model_name, self._version = registered
         self._waiting: queue.Queue[_Answers | None] = queue.Queue(
             _MOST_WAITING_BODIES if with_content else _MOST_WAITING
         )
@@ -98,7 +106,7 @@ class PredictionLog:
         for place in answers.places:
             line = {
                 "time": answers.time.isoformat(timespec="milliseconds"),
-                "model": model.name,
+                "model": self._model_name or model.name,
                 "version": self._version,
                 **_say(model, answers.outputs[place]),
                 "ms": round(answers.seconds * 1e3, 2),

@@ -63,8 +63,9 @@ def _open_log(params: ServeParams, export_uri: str) -> Iterator[PredictionLog | 
     if not params.log:
         yield None
         return
-    *_, versions, number, _ = ("", "", *Path(export_uri).absolute().parts)
-    log = PredictionLog(params.log, params.log_share, params.log_content, number if versions == VERSIONS_DIR else "")
+    *_, model_name, versions, number, _ = ("", "", "", *Path(export_uri).absolute().parts)
+    registered = (model_name, number) if versions == VERSIONS_DIR else ("", "")
+    log = PredictionLog(params.log, params.log_share, params.log_content, registered)
     try:
         yield log
     finally:

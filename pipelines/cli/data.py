@@ -46,7 +46,7 @@ def _confidence(text: str) -> float:
 
 def _drift(arguments: argparse.Namespace) -> int:
     from components.data_sketch import sketch_at
-    from components.drift import as_dict, find_shifts
+    from components.drift import as_dict, find_shifts, say_power
 
     new, old = (sketch_at(place) for place in (arguments.records, arguments.against))
     shifts = find_shifts(new, old, arguments.confidence)
@@ -57,7 +57,7 @@ def _drift(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_dict(shifts)))
     else:
-        show_text(_as_table(shifts))
+        show_text(_as_table(shifts, say_power(new, old, shifts, "examples")))
     return REJECTED if any(shift.drifted for shift in shifts) else DONE
 
 
@@ -96,13 +96,14 @@ def _monitor(arguments: argparse.Namespace) -> int:
         half, most = watched.ms
         rest = "".join(f", without {count:,} lines: {reason}" for reason, count in watched.left_out.items())
         times = f"half in {half:g} ms, 95 % in {most:g} ms"
-        print(f"{watched.num_predictions:,} predictions of {watched.version}{rest}; {times}")
-        show_text(_as_table(watched.shifts))
+        unnamed = f" ({watched.num_without_version:,} name no version)" if watched.num_without_version else ""
+        show_text(f"{watched.num_predictions:,} predictions of {watched.version}{unnamed}{rest}; {times}")
+        show_text(_as_table(watched.shifts, watched.power))
     return REJECTED if watched.drifted else DONE
 
 
-def _as_table(shifts: Sequence[Any]) -> str:
-    """Return differences to be read by people: the outcome, every figure, and the rule."""
+def _as_table(shifts: Sequence[Any], power: str) -> str:
+    """Return differences to be read by people: the outcome, every figure, the rule, and what can be shown at all."""
     from components.drift import say_rule, say_verdict
     from components.table import lay_out
 
@@ -118,7 +119,7 @@ def _as_table(shifts: Sequence[Any]) -> str:
         )
         for shift in shifts
     ]
-    return "\n".join([say_verdict(shifts), *lay_out(_COLUMNS, rows), say_rule(shifts)])
+    return "\n".join([say_verdict(shifts), *lay_out(_COLUMNS, rows), say_rule(shifts), power])
 
 
 COMMANDS: tuple[Callable[[Any], None], ...] = (_add_drift, _add_monitor)

@@ -28,10 +28,10 @@ def outputs(finished_run):
 def write(finished_run, tmp_path):
     """Logs answers as the server does; returns the file."""
     info = ModelInfo.load(finished_run[0] / "digits" / "model")
-    model = ExportedModel("digits", info.class_names, info.input, None, info.input)
+    model = ExportedModel("digits_cnn", info.class_names, info.input, None, info.input)
 
-    def write(outputs, version="0001", ms=2.0):
-        log = PredictionLog(str(tmp_path / "log.jsonl"), 1.0, version=version)
+    def write(outputs, version="0001", ms=2.0, name="digits"):
+        log = PredictionLog(str(tmp_path / "log.jsonl"), 1.0, registered=(name, version))
         log.add(model, outputs, ms / 1e3)
         log.close()
         return tmp_path / "log.jsonl"
@@ -81,6 +81,45 @@ def test_lines_of_others_and_damaged_ones_are_left_out_and_said(version, outputs
     out = capsys.readouterr().out
     assert f"{len(outputs)} predictions of digits 0001, without 7 lines: of version 0002" in out
     assert "0.1 ms allowed" in out
+
+
+def test_lines_of_another_model_are_left_out_and_those_without_a_version_counted_and_said(
+    version, outputs, write, capsys
+):
+    write(outputs, version="", name="")  # Of an export outside a registry: the name is the export's own.
+    write(outputs[:5], name="flowers")
+    path = write(outputs[:3], version="", name="flowers_cnn")
+    watched = watch(path, version)
+    assert (watched.num_predictions, watched.num_without_version) == (len(outputs), len(outputs))
+    assert watched.left_out == {"of model flowers": 5, "of model flowers_cnn": 3}
+    assert main(["monitor", str(path), "--against", version]) == 0
+    assert f"{len(outputs)} predictions of digits 0001 ({len(outputs)} name no version), without 5" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_line_that_cannot_be_a_prediction_is_none(version, outputs, write):
+    path = write(outputs[:50])
+    good = json.loads(path.read_text().splitlines()[0])
+    wrong = ({"ms": -1.0}, {"ms": "2"}, {"confidence": 1.5}, {"model": 7}, {"version": None}, {"class": "cat"})
+    with open(path, "a") as file:
+        file.writelines(json.dumps(good | change) + "\n" for change in wrong)
+        file.write("[]\n")
+    watched = watch(path, version)
+    assert watched.num_predictions == 50
+    assert watched.left_out == {"no prediction of a class": 6, "of a class that it does not know": 1}
+
+
+def test_so_few_predictions_that_they_show_nothing_are_said_to(version, outputs, write, capsys):
+    path = write(outputs[:2])
+    assert main(["monitor", str(path), "--against", version]) == 0
+    out = capsys.readouterr().out
+    assert "2 predictions, held against 359, are too few to show a shift of any distribution, however large." in out
+    assert "none of 2 figures has drifted" in out
+    power = watch(write(outputs[2:40]), version).power
+    assert power == (
+        "40 predictions, held against 359, show a shift of a distribution by 0.289 or more, and no smaller one."
+    )
 
 
 def test_a_log_without_predictions_of_the_version_is_refused(version, outputs, write, tmp_path):

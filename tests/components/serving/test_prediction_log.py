@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+import os
+import stat
 import threading
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from components.serving.application import Application
 from components.serving.exported import ExportedModel
 from components.serving.params import ServeParams
 from components.serving.prediction_log import PredictionLog
+from components.serving.server import _open_log
 from tests.components.serving.test_application import BODY, Model, call
 
 _INPUT = ImageInput((1, 1, 1), "raw")
@@ -33,7 +36,7 @@ def lines_of(path):
 def ask(tmp_path, with_content):
     """Answer a request with a log; returns the log's line."""
     path = tmp_path / "log.jsonl"
-    log = PredictionLog(str(path), 1.0, with_content, "0003")
+    log = PredictionLog(str(path), 1.0, with_content, ("pets-at-home", "0003"))
     app = Application(ServeParams(), log)
 
     async def run():
@@ -50,11 +53,25 @@ def test_a_line_says_what_was_answered_and_not_what_was_asked(tmp_path):
     line = ask(tmp_path, with_content=False)
     assert line.pop("time").endswith("+00:00")
     assert line.pop("ms") > 0
-    assert line == {"model": "pets", "version": "0003", "class": "cat", "confidence": 1.0}
+    assert line == {"model": "pets-at-home", "version": "0003", "class": "cat", "confidence": 1.0}
 
 
 def test_what_was_asked_is_logged_where_that_is_wanted(tmp_path):
     assert ask(tmp_path, with_content=True)["content"] == [[7]]
+
+
+def test_a_line_names_the_registered_version_where_the_export_lies_in_a_registry(tmp_path):
+    path = tmp_path / "log.jsonl"
+    params = ServeParams(log=str(path), log_share=1.0)
+    for place in (
+        "runs/registry/flowers/versions/0002/export",
+        "gs://bucket/registry/flowers/versions/0002/export",
+        "e",
+    ):
+        with _open_log(params, place) as log:
+            log.add(model_of(), _SURE, 0.001)
+    names = [(line["model"], line["version"]) for line in lines_of(path)]
+    assert names == [("flowers", "0002"), ("flowers", "0002"), ("pets", "")]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +124,16 @@ def test_a_full_disk_is_told_once_and_ends_nothing(capsys):
     log.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert "Predictions are missing from the log: OSError(28, 'No space left on device'); told once." in line
+
+
+@pytest.mark.parametrize(("with_content", "mode"), [(True, 0o600), (False, 0o644)])
+def test_what_was_asked_is_for_its_owner_alone(tmp_path, with_content, mode):
+    before = os.umask(0o022)
+    try:
+        PredictionLog(str(tmp_path / "log.jsonl"), 1.0, with_content).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "log.jsonl").stat().st_mode) == mode
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_served(tmp_path):
