@@ -1,4 +1,4 @@
-"""What CI shows of `retrain`: Markdown for a job's summary or a pull request, and the gate's rules as JUnit XML.
+"""What CI shows of runs: Markdown for a job's summary or a pull request, and the gate's rules as JUnit XML.
 
 JUnit has no standard of its own; these are the elements of the XSD that Jenkins publishes with its xUnit plugin.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 from components.evaluation_info import Difference, Evaluation, Slice
 from components.metric_table import BY_NAME, show
 from components.preflight_training.findings import PreflightReport
+from components.preflight_training.footprint import footprint_of
+from components.preflight_training.wording import dollars, memory, time
 from pipelines.footprints import Comparison
 from pipelines.platforms.jobs import State
 from pipelines.retrain import Decision
@@ -60,6 +62,15 @@ def render_preflight(name: str, report: PreflightReport, comparison: Comparison 
     else:
         lines += [f"- {_plain(machine.summary)}" for machine in report.machines if machine.passed]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def render_runs(runs: Mapping[str, RunFindings]) -> str:
+    """Return the figures of several runs with their intervals, their slices that changed, and what preflight found.
+
+    Args:
+        runs: Findings by the names of the runs.
+    """
+    return "\n".join([*_side_by_side(runs), *_changed_slices(runs), *_preflights(runs)]).rstrip()
 
 
 def append(path: Path, text: str) -> None:
@@ -115,17 +126,58 @@ def _beside(comparison: Comparison) -> Iterator[str]:
     yield from (f"- {_plain(words)}" for words in comparison.caveats)
 
 
+def _side_by_side(runs: Mapping[str, RunFindings]) -> Iterator[str]:
+    scored = {name: findings.evaluation for name, findings in runs.items() if findings.evaluation}
+    figures = dict.fromkeys(figure for evaluation in scored.values() for figure in evaluation.metrics)
+    if not scored:
+        return
+    yield from (f"| with 95 % confidence | {' | '.join(map(_plain, scored))} |", "|---" + "|--:" * len(scored) + "|")
+    for figure in (figure for figure in figures if figure in BY_NAME):
+        cells = (_with_interval(evaluation, figure) for evaluation in scored.values())
+        yield f"| {figure} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _with_interval(evaluation: Evaluation, figure: str) -> str:
+    value, interval = evaluation.metrics.get(figure), _interval(evaluation, figure)
+    return "" if value is None else f"{show(value)} ({interval})" if interval else show(value)
+
+
+def _changed_slices(runs: Mapping[str, RunFindings]) -> Iterator[str]:
+    for name, findings in runs.items():
+        if findings.evaluation and (table := list(_slices(findings.evaluation.slices))):
+            yield from (f"Slices of {_plain(name)} that differ from its champion's:", "", *table)
+
+
+def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
+    reports = {name: findings.preflight for name, findings in runs.items() if findings.preflight}
+    if not reports:
+        return
+    yield from ("| preflight | machine | step | memory of a device | list price of a run |", "|---|---|--:|--:|--:|")
+    for name, report in reports.items():
+        machine = report.machines[0]
+        cells = ["does not fit", "", ""]
+        if footprint := footprint_of(report, machine):
+            price = dollars(footprint.usd_per_run) if footprint.usd_per_run else ""
+            cells = [time(footprint.step_ms / 1e3), memory(footprint.peak_bytes), price]
+        yield f"| {' | '.join(map(_plain, [name, machine.machine, *cells]))} |"
+    yield ""
+
+
 def _figures(evaluation: Evaluation) -> Iterator[str]:
     figures = {name: value for name, value in evaluation.metrics.items() if name in BY_NAME}
     yield from ("| | model | with 95 % confidence | champion | better by |", "|---|--:|--:|--:|--:|")
     for name, value in figures.items():
-        low, high = evaluation.intervals.get(name, (None, None))
-        interval = f"{show(low)} to {show(high)}" if low is not None and high is not None else ""
         champion = (evaluation.champion or {}).get(name)
         beside = show(champion, value) if champion is not None else ""
         difference = _difference(evaluation.differences.get(name))
-        yield f"| {name} | {show(value)} | {interval} | {beside} | {difference} |"
+        yield f"| {name} | {show(value)} | {_interval(evaluation, name)} | {beside} | {difference} |"
     yield ""
+
+
+def _interval(evaluation: Evaluation, figure: str) -> str:
+    low, high = evaluation.intervals.get(figure, (None, None))
+    return f"{show(low)} to {show(high)}" if low is not None and high is not None else ""
 
 
 def _slices(slices: Sequence[Slice]) -> Iterator[str]:

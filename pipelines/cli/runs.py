@@ -156,7 +156,7 @@ def _add_compare(commands: Any) -> None:
     )
     forms = compare.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
-    forms.add_argument("--markdown", action="store_true", help="print a Markdown table with a line for each run")
+    forms.add_argument("--markdown", action="store_true", help="print Markdown tables, for a pull request")
     compare.set_defaults(command=_compare)
 
 
@@ -174,6 +174,13 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(json.dumps(result.as_dict()))
     elif arguments.markdown:
         show_text(comparison.as_markdown(result))
+        if len(runs) > 1:
+            from pipelines.job_summary import render_runs
+            from pipelines.run_findings import RunFindings
+
+            labels = (run.label for run in result.runs)
+            if more := render_runs(dict(zip(labels, map(RunFindings.of_folder, runs), strict=True))):
+                show_text(f"\n{more}")
     else:
         show_text(f"{comparison.as_text(result)}\n\n{os.path.relpath(path)}")
     return DONE

@@ -108,6 +108,16 @@ def test_markdown_has_a_line_for_each_run(two_runs):
     assert host == f"Host: {describe_host()}."
 
 
+def test_markdown_of_several_runs_has_intervals_and_preflight_beside_each_other(two_runs, capsys):
+    assert cli.main(["compare", *map(str, two_runs), "--markdown"]) == 0
+    _, intervals, preflight = re.split(r"\n(?=\| with|\| preflight)", capsys.readouterr().out)
+    assert intervals.startswith("| with 95 % confidence | first/digits | second/digits |\n|---|--:|--:|\n")
+    (accuracy,) = (line for line in intervals.splitlines() if line.startswith("| accuracy |"))
+    assert re.fullmatch(r"\| accuracy(?: \| (0\.\d{4}) \(0\.\d{4} to 0\.\d{4}\)){2} \|", accuracy)
+    for name, line in zip(("first", "second"), preflight.splitlines()[2:], strict=True):
+        assert re.fullmatch(rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:\\<)?\$[\d.]+ \|", line), line
+
+
 def test_markdown_names_each_runs_host_where_they_differ(two_runs):
     _edit(two_runs[0] / "summary.json", host="4 × abacus")
     header, _, first, second = as_markdown(compare(two_runs)).splitlines()

@@ -5,7 +5,7 @@ import pytest
 
 from components.evaluation_info import Decision as GateDecision
 from components.evaluation_info import Difference, EvaluatedModel, Evaluation, Slice
-from pipelines.job_summary import render_junit, render_markdown
+from pipelines.job_summary import render_junit, render_markdown, render_runs
 from pipelines.retrain import Decision
 from pipelines.run_findings import RunFindings
 from pipelines.summary import Summary, result_of
@@ -66,6 +66,24 @@ changed since runs/digits: data
 |---|--:|--:|--:|--:|
 | class cat\\|\\<dog\\> | 300 | 0.7000 | 1.0000 | **-0.3000 (-0.3600 to -0.2400)** |
 """
+    )
+
+
+def test_runs_side_by_side_show_the_slices_that_surely_changed(run_dir):
+    text = render_runs({"a_b": RunFindings.of_folder(run_dir), "failed": RunFindings()})
+    assert (
+        text
+        == """\
+| with 95 % confidence | a\\_b |
+|---|--:|
+| accuracy | 0.9800 (0.9690 to 0.9880) |
+| loss | 0.1000 |
+
+Slices of a\\_b that differ from its champion's:
+
+| slice | examples | model | champion | better by |
+|---|--:|--:|--:|--:|
+| class cat\\|\\<dog\\> | 300 | 0.7000 | 1.0000 | **-0.3000 (-0.3600 to -0.2400)** |"""
     )
 
 
