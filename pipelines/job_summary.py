@@ -73,6 +73,16 @@ def render_runs(runs: Mapping[str, RunFindings]) -> str:
     return "\n".join([*_side_by_side(runs), *_changed_slices(runs), *_preflights(runs)]).rstrip()
 
 
+def render_outputs(values: Mapping[str, str]) -> str:
+    r"""Return lines `name=value` for later steps, as `$GITHUB_OUTPUT` takes them; values that are empty are left out.
+
+    Example:
+        >>> render_outputs({"needed": "true", "run": "", "outcome": "promoted\nneeded=false"})
+        'needed=true\noutcome=promoted needed=false\n'
+    """
+    return "".join(f"{name}={' '.join(value.split())}\n" for name, value in values.items() if value)
+
+
 def append(path: Path, text: str) -> None:
     """Add to what earlier steps of a job have written; never a new file in its place, which may be mounted."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from pipelines.cli.options import (
     add_target,
     add_wait,
     add_workspace,
+    added_to,
     output_file,
     show_text,
     tell_hint,
@@ -55,6 +56,12 @@ def _add_retrain(commands: Any) -> None:
     )
     add_markdown(retrain)
     retrain.add_argument("--junit", type=output_file, metavar="FILE", help="write the gate's rules as JUnit XML")
+    retrain.add_argument(
+        "--outputs",
+        type=added_to,
+        metavar="FILE",
+        help="add needed=, outcome=, run= and version= to a file, as $GITHUB_OUTPUT",
+    )
     retrain.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     retrain.set_defaults(command=_retrain)
 
@@ -94,7 +101,8 @@ def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any, tol
         told.keep(entry)  # First that it begins, since it may be killed.
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
     told.keep(dataclasses.replace(entry, outcome=result_of(outcome.summary.status)))
-    told.write({}, lambda findings: findings.of_folder(run_dir))
+    deployment = outcome.summary.deployment
+    told.write({}, lambda findings: findings.of_folder(run_dir), deployment.version if deployment else "")
     return tell_outcome(outcome, arguments.json, facts)
 
 
@@ -175,16 +183,20 @@ class _Told:
         self._entry = entry
         self.write({}, lambda findings: findings(error=str(error)))
 
-    def write(self, links: Mapping[str, str], read: Callable[[Any], Any]) -> None:
+    def write(self, links: Mapping[str, str], read: Callable[[Any], Any], version: str = "") -> None:
         """Write what CI shows, where that is asked for; only then does `read` have `RunFindings` read the run's."""
-        markdown, junit = self._arguments.markdown, self._arguments.junit
-        if not markdown and not junit:
-            return
         from components import storage
-        from pipelines.job_summary import append, render_junit, render_markdown
+        from pipelines.job_summary import append, render_junit, render_markdown, render_outputs
         from pipelines.run_findings import RunFindings
 
-        name, outcome, findings = self._config.name, self._entry.outcome, read(RunFindings)
+        entry, markdown, junit = self._entry, self._arguments.markdown, self._arguments.junit
+        if self._arguments.outputs:
+            needed = "true" if entry.needed else "false"
+            values = {"needed": needed, "outcome": entry.outcome, "run": entry.run, "version": version}
+            append(self._arguments.outputs, render_outputs(values))
+        if not markdown and not junit:
+            return
+        name, outcome, findings = self._config.name, entry.outcome, read(RunFindings)
         if markdown:
             append(markdown, render_markdown(name, self._decision, outcome, links, findings))
         if junit:

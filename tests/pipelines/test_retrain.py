@@ -349,6 +349,7 @@ def test_a_local_run_is_made_once(finished_run, tmp_path):
     command = ("retrain", "digits", "--target", "local", "--workspace", str(workspace), "--json", *QUICK)
     command += ("--set", "preflight=false", "--set", "deploy=false", "--set", "gate.minimum.accuracy=0.9999")
     command += ("--markdown", str(tmp_path / "summary.md"), "--junit", str(tmp_path / "gate.xml"))
+    command += ("--outputs", str(tmp_path / "outputs"))
     with steps_here():
         first, second = (tpu_pipelines_here(*command) for _ in range(2))
     assert first.returncode == second.returncode == 3, first.stderr
@@ -359,6 +360,8 @@ def test_a_local_run_is_made_once(finished_run, tmp_path):
     assert shown.count("### ❌ digits: not") == 2, "what other steps of a job have written stays"
     assert "❌ accuracy 0." in shown
     assert 'failures="1"' in (tmp_path / "gate.xml").read_text()
+    outcome = f"outcome=not promoted\nrun={workspace}/digits\n"
+    assert (tmp_path / "outputs").read_text() == f"needed=true\n{outcome}needed=false\n{outcome}"
     assert "[" not in second.stderr, "no step ran, nor was looked for in the cache"
 
 
@@ -399,6 +402,7 @@ def test_a_run_here_that_is_killed_stands_as_started(tmp_path, capsys, monkeypat
     [
         ["retrain", "digits", "--markdown"],
         ["retrain", "digits", "--junit"],
+        ["retrain", "digits", "--outputs"],
         ["retrain", "digits", "--history", "--output"],
         ["preflight", "digits", "--markdown"],
         ["drift", "records", "--against", "others", "--output"],
