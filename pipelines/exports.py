@@ -11,7 +11,7 @@ from components.errors import InputError
 from components.predict_batch.inputs import RECORDS
 from components.registry.folder import ModelRegistry, list_models
 from components.registry.opening import parse_reference
-from components.registry.reference import CHAMPION, EXPORT_DIR
+from components.registry.reference import CHAMPION, EXPORT_DIR, VERTEX_MODEL_NAME, VERTEX_ROOT
 from components.registry.versions import RegisteredVersion
 from pipelines.data_overview import source_of
 
@@ -45,6 +45,19 @@ def find_export(name: str, workspace: Path) -> str:
             f"{_EXPECTED}. `tpu-pipelines export {path}` exports the model of a run that the gate has rejected."
         )
     raise InputError(f"Cannot find {name}: expected {_EXPECTED}. Received: no such folder. Check the path.")
+
+
+def name_on_vertex(name: str) -> str:
+    """Return the name that a version on Vertex AI is signed with, its model's; empty where no such version is named.
+
+    Example:
+        >>> name_on_vertex("projects/my-project/locations/us-west1/models/digits@champion")
+        'digits'
+        >>> name_on_vertex("digits@champion")
+        ''
+    """
+    match = re.fullmatch(rf"{VERTEX_ROOT}/({VERTEX_MODEL_NAME})@.+", name)
+    return match[1] if match else ""
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:

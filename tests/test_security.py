@@ -91,8 +91,13 @@ HELD_BY = {
         tests/components/serving/test_bucket.py::test_what_is_loaded_is_a_verified_copy_that_nobody_changes_any_more
         tests/components/serving/test_bucket.py::test_nothing_is_loaded_whose_signature_does_not_hold
         tests/components/serving/test_params.py::test_a_key_that_did_not_arrive_is_refused""",
+    "An export in a version is": """
+        tests/components/registry/test_signing.py::test_another_signed_export_in_a_version_is_not_loaded
+        tests/components/registry/test_signing.py::test_a_version_in_the_place_of_another_one_is_refused
+        tests/components/registry/test_signing.py::test_on_a_bucket_a_version_and_the_export_alone_are_verified""",
     "So whoever may write": EXPLAINS,
-    "It does not stop who": EXPLAINS,
+    "A container on Vertex AI gets": EXPLAINS,
+    "A signature does not stop who": EXPLAINS,
     "Nothing is signed but": """
         tests/components/registry/test_signing.py::test_a_version_that_is_there_unsigned_stays_unsigned
         tests/components/deploy_model/test_deploying.py::test_a_version_from_before_stays_unsigned_and_is_said_to""",

@@ -29,7 +29,7 @@ from components.interface import CLASSIFICATION, CorpusInput, TextInput
 from components.outages import PlatformError
 from components.registry.folder import ModelRegistry
 from components.registry.opening import open_registry
-from components.registry.reference import EXPORT_DIR, SIGNATURE_FILE
+from components.registry.reference import EXPORT_DIR, SIGNATURE_FILE, is_on_vertex, version_name
 from components.registry.signing import try_keys, verify_version
 from components.registry.versions import RegisteredVersion, Registry, fetch, left_out_formats, model_digest
 from components.registry.vertex import VertexRegistry
@@ -154,7 +154,8 @@ class _Folder:
 def _require_signatures(params: DeployParams, version: RegisteredVersion, scratch: Path) -> None:
     """Check the signatures of a version where there is a key for it, and say so where it has none."""
     if params.verify_key:
-        verify_version(storage.localize(version.uri, scratch), params.verify_key, version.uri)
+        name = params.model_name if is_on_vertex(params.registry) else version_name(params.model_name, version.number)
+        verify_version(storage.localize(version.uri, scratch), params.verify_key, version.uri, name)
     elif params.signing_key and not storage.exists(f"{version.uri}/{SIGNATURE_FILE}"):
         progress.say(
             _STEP,

@@ -148,8 +148,9 @@ class VertexTarget:
         """
         uri = f"{self._params.artifacts_uri.rstrip('/')}/{self._registry.model_name}/{digest[:32]}"
         with tempfile.TemporaryDirectory(prefix="version-") as folder:
-            fill_version(Path(folder), model_dir, export_dir, **facts, signing_key=self._params.signing_key)
-            if self._params.signing_key:
+            name, key = self._registry.model_name, self._params.signing_key
+            fill_version(Path(folder), model_dir, export_dir, name=name, **facts, signing_key=key)
+            if key:
                 uri += f"-{describe_file(Path(folder) / SIGNATURE_FILE)['sha256'][:8]}"
             storage.upload(Path(folder), uri)
         return uri

@@ -22,6 +22,7 @@ from components.registry.reference import (
     VERSIONS_DIR,
     check_alias,
     check_model_name,
+    version_name,
 )
 from components.registry.signing import sign_version, verify_version
 from components.registry.versions import (
@@ -175,6 +176,7 @@ class ModelRegistry:
                     staged,
                     model_dir,
                     export_dir,
+                    name=version_name(self.model_name, number),
                     metrics=metrics,
                     reasons=reasons,
                     lineage=lineage,
@@ -315,6 +317,7 @@ def fill_version(
     model_dir: Path,
     export_dir: Path,
     *,
+    name: str,
     metrics: Mapping[str, float],
     reasons: Sequence[str],
     lineage: Mapping[str, Any],
@@ -322,7 +325,10 @@ def fill_version(
     card: str = "",
     signing_key: str = "",
 ) -> None:
-    """Write what a version is: its files, and version.json beside them; the arguments are those of `register`."""
+    """Write what a version is: its files, and version.json beside them.
+
+    The arguments are those of `register`; `name` is `Version.name`.
+    """
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)
     if card:
@@ -341,6 +347,7 @@ def fill_version(
         reasons=reasons,
         lineage=lineage,
         files=files,
+        name=name,
     )
     storage.write_json(directory / VERSION_FILE, version.as_dict())
     if signing_key:

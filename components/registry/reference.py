@@ -36,6 +36,11 @@ def reference(root: Path | str, model_name: str, version: str) -> str:
     return f"{root}/{model_name}@{version}"
 
 
+def version_name(model_name: str, number: str) -> str:
+    """Return the name that a version registers itself under, `MODEL@NUMBER`; see `Version.name`."""
+    return f"{model_name}@{number}"
+
+
 def is_on_vertex(root: str) -> bool:
     """Return whether a registry is Vertex AI's.
 

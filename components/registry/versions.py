@@ -49,6 +49,8 @@ class Version:
         reasons: The gate's.
         lineage: Origin of the version: data fingerprint, run, configuration, code.
         files: Size in bytes and SHA-256 of every file but the signatures, by its path; CRC32C in older versions.
+        name: Name that it registered itself under, and is signed with: `digits@0001`, or on Vertex AI, which numbers
+            versions itself, the model's alone. Empty in older versions.
     """
 
     directory: Path
@@ -61,10 +63,11 @@ class Version:
     lineage: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
     content_digest: str = ""
+    name: str = ""
 
     @property
     def number(self) -> str:
-        """Its name: `0001` is the first."""
+        """The name of its folder: `0001` is the first."""
         return self.directory.name
 
     @property

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ _ACCEPTED_AT_ONCE = 16
 _SHUTDOWN_SECONDS = 25  # Kubernetes kills what has not ended after 30.
 
 
-def serve(export_uri: str, params: ServeParams) -> None:
+def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     """Serve an export until SIGTERM or SIGINT (Ctrl-C), then finish what has begun.
 
     Prints one line once it can answer, and a JSON line on stderr per request.
@@ -45,16 +45,18 @@ def serve(export_uri: str, params: ServeParams) -> None:
     Args:
         export_uri: The folder that export_model wrote, local or on gs://.
         params: Address to listen on, and the load to take.
+        version: Name of the version that it must be of, where its signature is asked for; see `verify_version`.
 
     Raises:
-        InputError: If it cannot listen there, or the export is missing or damaged.
+        InputError: If it cannot listen there, the export is missing or damaged, or a signature does not hold.
     """
     with (
         _listen(params.host, params.port) as listener,
         _open_log(params, export_uri) as log,
         tempfile.TemporaryDirectory(prefix="serving-") as work,
     ):
-        asyncio.run(_serve(listener, export_uri, params, Path(work), log))
+        load = functools.partial(_load, export_uri, params, Path(work), version)
+        asyncio.run(_serve(listener, load, params, log))
 
 
 @contextlib.contextmanager
@@ -73,7 +75,7 @@ def _open_log(params: ServeParams, export_uri: str) -> Iterator[PredictionLog | 
 
 
 async def _serve(
-    listener: socket.socket, export_uri: str, params: ServeParams, work: Path, log: PredictionLog | None
+    listener: socket.socket, load: Callable[[], ExportedModel], params: ServeParams, log: PredictionLog | None
 ) -> None:
     application = Application(params, log)
     connection = functools.partial(Connection, Places(connection_limit(params.max_connections)))
@@ -106,7 +108,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(signal_number, stop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        model = await asyncio.to_thread(_load, export_uri, params, work)
+        model = await asyncio.to_thread(load)
         is_loaded = True
         async with application.ready(model):
             print(printable(_announce(model, listener, params)), flush=True)
@@ -159,9 +161,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _load(export_uri: str, params: ServeParams, work: Path) -> ExportedModel:
-    verified = functools.partial(fetch_verified, export_uri, params.verify, work)
-    export_dir = verified() if params.verify else fetch_folder(export_uri, work)
+def _load(export_uri: str, params: ServeParams, work: Path, version: str = "") -> ExportedModel:
+    if params.verify:
+        export_dir = fetch_verified(export_uri, params.verify, work, version)
+    else:
+        export_dir = fetch_folder(export_uri, work)
     return load_model(export_dir, params.int8, params.num_threads)
 
 

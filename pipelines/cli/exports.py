@@ -149,9 +149,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     from components.command_line import params_from
     from components.serving.params import ServeParams
     from components.serving.server import serve
-    from pipelines.exports import find_export
+    from pipelines.exports import find_export, name_on_vertex
 
-    serve(find_export(arguments.model, arguments.workspace), params_from(arguments, ServeParams))
+    uri, version = find_export(arguments.model, arguments.workspace), name_on_vertex(arguments.model)
+    serve(uri, params_from(arguments, ServeParams), version)
     return DONE
 
 
@@ -170,10 +171,11 @@ def _add_verify(commands: Any) -> None:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from components.registry.signing import verify_export
-    from pipelines.exports import find_export
+    from pipelines.exports import find_export, name_on_vertex
 
     uri = find_export(arguments.model, arguments.workspace)
-    show_text(f"{arguments.key} verifies {verify_export(uri, arguments.key)}: every file is as it was signed")
+    checked = verify_export(uri, arguments.key, name_on_vertex(arguments.model))
+    show_text(f"{arguments.key} verifies {checked}: every file is as it was signed")
     return DONE
 
 

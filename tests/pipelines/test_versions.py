@@ -129,11 +129,13 @@ def test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed(workspac
     sign_version(version.directory, private)
     for model in ("digits@0001", version.directory, version.export_dir):
         assert verify(model) == (0, f"{public} verifies {version.directory}: every file is as it was signed\n")
-    shutil.copytree(version.export_dir, workspace / "export")
-    assert verify(workspace / "export") == (
-        0,
-        f"{public} verifies {workspace / 'export'}: every file is as it was signed\n",
-    )
+    alone = shutil.copytree(version.export_dir, workspace / "alone" / "export")
+    assert verify(alone) == (0, f"{public} verifies {alone}: every file is as it was signed\n")
+    (version.directory / "version.json").unlink()
+    code, said = verify(version.directory)
+    assert (code, len(said.splitlines())) == (2, 1)
+    assert f"Refused {version.directory}: " in said
+    assert "missing: version.json" in said
 
 
 def test_a_version_that_does_not_answer_is_not_promoted(call, workspace):

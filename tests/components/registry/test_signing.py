@@ -15,11 +15,13 @@ from components.registry.folder import ModelRegistry
 from components.registry.signing import (
     fetch_verified,
     public_key_text,
+    sign_version,
     try_keys,
     verify_export,
     verify_folder,
     verify_version,
 )
+from components.registry.versions import Version, describe_file, digest_listing
 from tests.registered import write_model
 from tests.signing_keys import write_keys
 
@@ -104,32 +106,33 @@ def _cut(version):
 
 
 _CHANGES = {
-    "a changed byte": (_write("export/model.tflite", b"onE export"), "Hash mismatch for 'model.tflite'"),
-    "an added file": (_write("export/more.bin", b""), "Extra files found: more.bin"),
-    "an added hidden file": (_write("export/.gitattributes", b""), "Extra files found: \\.gitattributes"),
-    "a removed file": (lambda version: (version / "export" / "model.tflite").unlink(), "Missing files: model.tflite"),
+    "a changed byte": (_write("export/model.tflite", b"onE export"), "changed: model.tflite"),
+    "an added file": (_write("export/more.bin", b""), "added: more.bin"),
+    "an added hidden file": (_write("export/.gitattributes", b""), "added: \\.gitattributes"),
+    "a removed file": (lambda version: (version / "export" / "model.tflite").unlink(), "missing: model.tflite"),
     "a renamed file": (
         lambda version: (version / "export" / "model.tflite").rename(version / "export" / "other.tflite"),
-        "Extra files found: other.tflite.*Missing files: model.tflite",
+        "added: other.tflite; missing: model.tflite",
     ),
-    "a link": (_link("model.tflite"), "is a symlink"),
-    "a signature that is a link": (_link("model.sig"), "is a symlink"),
+    "a link": (_link("model.tflite"), "received a link: model.tflite"),
+    "a signature that is a link": (_link("model.sig"), "received a link: model.sig"),
     "no signature": (lambda version: (version / "export" / "model.sig").unlink(), "received no model.sig in it"),
-    "half a signature": (_cut, "something else"),
-    "an empty signature": (_write("export/model.sig", b""), "something else"),
-    "a garbled signature": (_write("export/model.sig", b"\xff\x00{"), "something else"),
-    "a signature that is another document": (_write("export/model.sig", b"[]"), "something else"),
+    "half a signature": (_cut, "a model.sig that is no signature"),
+    "an empty signature": (_write("export/model.sig", b""), "a model.sig that is no signature"),
+    "a garbled signature": (_write("export/model.sig", b"\xff\x00{"), "a model.sig that is no signature"),
+    "a signature that is another document": (_write("export/model.sig", b"[]"), "a model.sig that is no signature"),
     "a signature that names other files": (
         _forge("export/model.sig", lambda predicate: predicate["resources"].pop()),
-        "InvalidSignature",
+        "a model.sig that was changed",
     ),
     "a signature that passes files over": (
         _forge("export/model.sig", lambda predicate: predicate["serialization"].update(ignore_paths=["model.tflite"])),
-        "InvalidSignature",
+        "a model.sig that was changed",
     ),
+    "a signature that is a picture": (_write("export/model.sig", b"\x89PNG\r\n"), "a model.sig that is no signature"),
     "the signature of another folder": (
         lambda version: _write("export/model.sig", (version / "model.sig").read_bytes())(version),
-        "Missing files",
+        "missing: ",
     ),
 }
 
@@ -148,7 +151,7 @@ def test_what_was_changed_after_it_was_signed_is_refused(signed, keys, change):
 @pytest.mark.parametrize("name", ["version.json", "README.md", "model/best.weights.h5", "export/model.sig"])
 def test_a_versions_signature_is_over_all_of_it(signed, keys, name):
     _write(name, b"{}")(signed)
-    with pytest.raises(InputError, match=f"Hash mismatch for '{name}'"):
+    with pytest.raises(InputError, match=f"changed: {name}"):
         verify_folder(signed, keys[1])
 
 
@@ -156,13 +159,60 @@ def test_the_export_of_another_signed_version_does_not_make_a_version(signed, re
     shutil.rmtree(signed / "export")
     shutil.copytree(registered.version("0002").export_dir, signed / "export")
     verify_folder(signed / "export", keys[1])
-    with pytest.raises(InputError, match=r"Hash mismatch for 'export/model\.sig'"):
+    with pytest.raises(InputError, match=r"changed: export/model\.sig"):
         verify_version(signed, keys[1])
+
+
+@pytest.mark.parametrize("removed", [(), ("model.sig",), ("version.json",), ("model.sig", "version.json"), "all"])
+def test_another_signed_export_in_a_version_is_not_loaded(signed, registered, keys, tmp_path, removed):
+    """Whoever may write the version makes its checksums right, too, and removes what does not fit."""
+    shutil.rmtree(signed / "export")
+    export = shutil.copytree(registered.version("0002").export_dir, signed / "export")
+    described = registered.version("0001").as_dict()
+    files = {name: describe_file(signed / name) for name in described["files"]}
+    _write("version.json", json.dumps(described | {"files": files, "digest": digest_listing(files)}).encode())(signed)
+    Version.load(signed).check_files()
+    if removed == "all":
+        (tmp_path / "digits" / "versions").mkdir(parents=True)
+        export = signed.rename(tmp_path / "digits" / "versions" / "0001") / "export"
+        shutil.rmtree(export.parent / "model")
+        removed = ("model.sig", "version.json", "README.md")
+    for name in removed:
+        (export.parent / name).unlink()
+    with pytest.raises(InputError, match=r"^Refused .*0001: "):
+        verify_export(str(export), keys[1])
+    with pytest.raises(InputError, match=r"^Refused .*0001: "):
+        fetch_verified(str(export), keys[1], tmp_path / "scratch")
+
+
+def test_a_version_in_the_place_of_another_one_is_refused(registered, keys, tmp_path):
+    root = shutil.copytree(registered.root, tmp_path / "registry")
+    first, second = (root / "digits" / "versions" / number for number in ("0001", "0002"))
+    shutil.rmtree(first)
+    first.symlink_to(second)
+    shutil.copytree(root / "digits", root / "mnist", symlinks=True)
+    for place, name in ((first, "digits@0001"), (root / "mnist" / "versions" / "0002", "mnist@0002")):
+        with pytest.raises(InputError, match=f"^Refused {place}: expected {name}, received digits@0002, "):
+            verify_export(f"{place}/export", keys[1])
+        with pytest.raises(InputError, match=f"^Refused {place}: expected {name}, received digits@0002, "):
+            fetch_verified(f"{place}/export", keys[1], tmp_path / name)
+    with pytest.raises(InputError, match=r"0001: expected digits@0001, received digits@0002, "):
+        verify_version(first, keys[1])
+
+
+def test_a_version_from_before_there_were_names_is_verified(registered, keys, tmp_path):
+    root = shutil.copytree(registered.root, tmp_path / "registry")
+    version = root / "digits" / "versions" / "0001"
+    described = json.loads((version / "version.json").read_text())
+    assert described.pop("name") == "digits@0001"
+    _write("version.json", json.dumps(described).encode())(version)
+    sign_version(version, keys[0])
+    assert verify_export(str(version / "export"), keys[1]) == str(version)
 
 
 def test_another_key_is_refused(registered, tmp_path):
     _, other = write_keys(tmp_path)
-    with pytest.raises(InputError, match=r"^Refused .*0001: .*Key mismatch"):
+    with pytest.raises(InputError, match=r"^Refused .*0001: .*received one that another key has made\."):
         verify_version(registered.version("0001").directory, other)
 
 
@@ -175,7 +225,7 @@ def test_a_signature_whose_signer_passes_files_over_is_refused(signed, keys):
     config = signing.Config().use_elliptic_key_signer(private_key=keys[0])
     config.set_hashing_config(hashing.Config().set_ignored_paths(paths=["model.sig", "model.tflite"]))
     config.sign(signed / "export", signature)
-    with pytest.raises(InputError, match=r"what its signature leaves out: model\.tflite"):
+    with pytest.raises(InputError, match=r"files that its signature leaves out: model\.tflite"):
         verify_folder(signed / "export", keys[1])
 
 
@@ -224,7 +274,7 @@ def test_what_is_no_key_is_named_before_anything_is_registered(keys, tmp_path):
         (keys[0], Path(keys[0]).read_text(), "Cannot verify with the public key: expected a public key"),
         (tmp_path / "large", "", "Cannot use a key of 100,000 bytes"),
         (keys[0], of_bitcoin, "Unsupported key for curve 'secp256k1'"),
-        (keys[0], other, "Key mismatch"),
+        (keys[0], other, "^signing_key and verify_key are no pair: "),
     ):
         with pytest.raises(InputError, match=words) as refused:
             try_keys(str(private), str(public))
@@ -249,7 +299,7 @@ def test_an_export_is_fetched_whole_before_it_is_verified(registered, keys, tmp_
 
 def test_what_cannot_be_copied_is_named(signed, keys, tmp_path):
     os.mkfifo(signed / "export" / "pipe")
-    with pytest.raises(InputError, match=r"Cannot copy .*export, to verify what is loaded: .*is a named pipe"):
+    with pytest.raises(InputError, match=r"^Refused .*0001: .*received a pipe, a socket or a device: export/pipe\."):
         fetch_verified(str(signed / "export"), keys[1], tmp_path / "scratch")
 
 
@@ -259,9 +309,14 @@ def test_on_a_bucket_a_version_and_the_export_alone_are_verified(registered, key
     storage.upload(version.export_dir, "gs://bucket/copy")
     storage.upload(Path(keys[1]), "gs://bucket/signing.pub")
     assert verify_export("gs://bucket/all/0001/export", keys[1]) == "gs://bucket/all/0001"
+    assert fetch_verified("gs://bucket/all/0001/export", keys[1], tmp_path).parent.joinpath("version.json").is_file()
+    with pytest.raises(InputError, match=r"all/0001: expected digits, received digits@0001, "):
+        verify_export("gs://bucket/all/0001/export", keys[1], "digits")
+    with pytest.raises(InputError, match=r"^Cannot read 'gs://bucket/none'"):
+        verify_export("gs://bucket/none/export", keys[1], "digits")
     assert verify_export("gs://bucket/copy", "gs://bucket/signing.pub") == "gs://bucket/copy"
     bucket.blob("copy/more").upload_from_string("")
-    with pytest.raises(InputError, match=r"^Refused gs://bucket/copy: .*Extra files found: more"):
+    with pytest.raises(InputError, match=r"^Refused gs://bucket/copy: .*added: more"):
         fetch_verified("gs://bucket/copy", keys[1], tmp_path)
 
 
