@@ -11,7 +11,16 @@ from components.errors import InputError
 from components.predict_batch.inputs import RECORDS
 from components.registry.folder import ModelRegistry, list_models
 from components.registry.opening import parse_reference
-from components.registry.reference import CHAMPION, EXPORT_DIR, VERTEX_MODEL_NAME, VERTEX_ROOT
+from components.registry.reference import (
+    ALIAS,
+    CHAMPION,
+    EXPORT_DIR,
+    MODEL_NAME,
+    VERSION_NUMBER,
+    VERTEX_MODEL_NAME,
+    VERTEX_ROOT,
+    reference,
+)
 from components.registry.versions import RegisteredVersion
 from pipelines.data_overview import source_of
 
@@ -58,6 +67,30 @@ def name_on_vertex(name: str) -> str:
     """
     match = re.fullmatch(rf"{VERTEX_ROOT}/({VERTEX_MODEL_NAME})@.+", name)
     return match[1] if match else ""
+
+
+def find_compared(name: str, workspace: Path, others: str = "") -> str:
+    """Find what `--against` means: a version as `REGISTRY/NAME@VERSION`, or anything else as it is.
+
+    Args:
+        name: `NAME@ALIAS` or `NAME@VERSION` of the workspace's registry, the same with a registry before it, or a path.
+        workspace: Folder for runs, whose registry is meant.
+        others: Things beside a version that may be meant, in words; empty for none.
+
+    Raises:
+        InputError: If there is no such thing.
+    """
+    if parse_reference(name) is not None or (others and (storage.is_remote(name) or Path(name).expanduser().exists())):
+        return name
+    known = {model.model_name for model in list_models(workspace / "registry")}
+    match = re.fullmatch(f"({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", name)
+    if match and match[1] in known:
+        return reference(workspace / "registry", match[1], match[2])
+    raise InputError(
+        f"Cannot compare with {name!r}: expected NAME@VERSION or NAME@ALIAS of the registry in --workspace, as "
+        f"digits@champion, or of another one, REGISTRY/NAME@VERSION{others and f', or {others}'}. Received: nothing of "
+        f"that name; {workspace / 'registry'} holds {', '.join(sorted(known)) or 'no model'}."
+    )
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:

@@ -6,7 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.cli.options import DONE, REJECTED, number, output_file, show_text, user_path
+from pipelines.cli.options import (
+    DONE,
+    REJECTED,
+    VERSION_FORMS,
+    add_workspace,
+    number,
+    output_file,
+    show_text,
+    user_path,
+)
 
 _COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "threshold": ">", "by luck": ">", "": "<"}
 
@@ -14,7 +23,7 @@ _COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "threshold"
 def _add_drift(commands: Any) -> None:
     drift = commands.add_parser(
         "drift",
-        epilog="Example: tpu-pipelines drift runs/flowers/records --against runs/registry/flowers@champion",
+        epilog="Example: tpu-pipelines drift runs/flowers/records --against flowers@champion",
         help="whether data look like others: 0 no drift, 3 drifted",
         description="Compare the figures that records have of their examples (brightness, contrast, sharpness, "
         "colours, sizes; words and unknown ones; classes or targets; what was set aside) with those of other records, "
@@ -25,9 +34,10 @@ def _add_drift(commands: Any) -> None:
     drift.add_argument(
         "--against",
         required=True,
-        metavar="RECORDS",
-        help="the records to compare them with, or REGISTRY/MODEL@VERSION_OR_ALIAS",
+        metavar="RECORDS|VERSION",
+        help=f"the records to compare them with, or a version: {VERSION_FORMS}",
     )
+    add_workspace(drift)
     _add_confidence(drift, "of data that are alike, so many drift in no figure (default: 0.99)")
     drift.add_argument("--output", type=output_file, metavar="FILE", help="page to write, as drift.html")
     drift.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
@@ -47,13 +57,15 @@ def _confidence(text: str) -> float:
 def _drift(arguments: argparse.Namespace) -> int:
     from components.data_sketch import sketch_at
     from components.drift import as_dict, find_shifts, say_power
+    from pipelines.exports import find_compared
 
-    new, old = (sketch_at(place) for place in (arguments.records, arguments.against))
+    against = find_compared(arguments.against, arguments.workspace, "a folder of records, here or in a bucket")
+    new, old = (sketch_at(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
         from components.find_drift.drift_page import write_page
 
-        write_page(new, old, shifts, arguments.output, (arguments.records, arguments.against))
+        write_page(new, old, shifts, arguments.output, (arguments.records, against))
     if arguments.json:
         print(json.dumps(as_dict(shifts)))
     else:
@@ -64,16 +76,15 @@ def _drift(arguments: argparse.Namespace) -> int:
 def _add_monitor(commands: Any) -> None:
     monitor = commands.add_parser(
         "monitor",
-        epilog="Example: tpu-pipelines monitor log.jsonl --against runs/registry/digits@champion --latency-ms 50",
+        epilog="Example: tpu-pipelines monitor log.jsonl --against digits@champion --latency-ms 50",
         help="whether a server's predictions look like those evaluated: 0 no drift, 3 drifted",
         description="Compare the predictions that a server has logged (`tpu-pipelines serve --log FILE`) with those "
         "that the version's evaluation saw: confidence and mix of classes, by the rules of `drift`, and their time "
         "with a limit that 95 of 100 are to keep to.",
     )
     monitor.add_argument("log", type=user_path, metavar="LOG", help="file that the server wrote")
-    monitor.add_argument(
-        "--against", required=True, metavar="VERSION", help="version that answered: REGISTRY/MODEL@VERSION_OR_ALIAS"
-    )
+    monitor.add_argument("--against", required=True, metavar="VERSION", help=f"version that answered: {VERSION_FORMS}")
+    add_workspace(monitor)
     monitor.add_argument("--latency-ms", type=_positive, metavar="MS", help="time that 95 of 100 predictions may take")
     _add_confidence(monitor, "of logs like the evaluation, so many drift in no figure (default: 0.99)")
     monitor.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
@@ -87,9 +98,11 @@ def _positive(text: str) -> float:
 
 
 def _monitor(arguments: argparse.Namespace) -> int:
+    from pipelines.exports import find_compared
     from pipelines.monitoring import watch
 
-    watched = watch(arguments.log, arguments.against, arguments.latency_ms, arguments.confidence)
+    against = find_compared(arguments.against, arguments.workspace)
+    watched = watch(arguments.log, against, arguments.latency_ms, arguments.confidence)
     if arguments.json:
         print(json.dumps(watched.as_dict()))
     else:

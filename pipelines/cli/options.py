@@ -13,6 +13,10 @@ from typing import Any
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
 
+# How a registered version is named to be compared with.
+VERSION_FORMS = "NAME@VERSION or NAME@ALIAS of the workspace's registry, or REGISTRY/NAME@VERSION"
+
+
 HERE = "local"  # Where a run may be, beside the platforms.
 
 

@@ -6,7 +6,16 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.cli.options import DONE, REJECTED, add_config, add_markdown, add_workspace, share, show_text
+from pipelines.cli.options import (
+    DONE,
+    REJECTED,
+    VERSION_FORMS,
+    add_config,
+    add_markdown,
+    add_workspace,
+    share,
+    show_text,
+)
 
 
 def _add_preflight(commands: Any) -> None:
@@ -26,7 +35,8 @@ def _add_preflight(commands: Any) -> None:
     preflight.add_argument(
         "--against",
         metavar="VERSION|REPORT",
-        help="fail where it is slower or dearer than a registered version, or than the first of a preflight.json",
+        help=f"fail where it is slower or dearer than a registered version ({VERSION_FORMS}), or than the first of a "
+        "preflight.json",
     )
     for name, what in (("slower", "an epoch may be slower"), ("dearer", "a run may be dearer")):
         help_text = f"with --against: by how much {what}, as a share (default: 0.2)"
@@ -41,18 +51,21 @@ def _preflight(arguments: argparse.Namespace) -> int:
     from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
     from components.preflight_training.report import as_text
     from pipelines.config import load_config
+    from pipelines.exports import find_compared
     from pipelines.footprints import Comparison, load_baseline
     from pipelines.preflight import preflight
 
     names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
     config = load_config(arguments.config, arguments.overrides)
-    baseline = load_baseline(arguments.against) if arguments.against else None
+    against, baseline = arguments.against, None
+    if against:
+        baseline = load_baseline(find_compared(against, arguments.workspace, "a preflight.json or its folder"))
     directory = arguments.workspace / f"{config.name}-preflight"
     report = preflight(config, names, directory, baseline.footprint if baseline else None)
     comparison = Comparison.make(report, baseline, arguments.slower, arguments.dearer) if baseline else None
     if arguments.json:
-        against = {"against": comparison.as_dict()} if comparison else {}
-        print(json.dumps(json.loads((directory / PREFLIGHT_FILE).read_text()) | against))
+        compared = {"against": comparison.as_dict()} if comparison else {}
+        print(json.dumps(json.loads((directory / PREFLIGHT_FILE).read_text()) | compared))
     else:
         show_text(as_text(report) + (f"\n\n{comparison.as_text()}" if comparison else ""))
         print(f"\n{os.path.relpath(directory / PREFLIGHT_REPORT_FILE)}")

@@ -5,7 +5,8 @@ import pytest
 
 from components.errors import InputError
 from components.serving.exported import load_model
-from pipelines.exports import find_export
+from pipelines.cli.main import main
+from pipelines.exports import find_compared, find_export
 
 
 @pytest.fixture
@@ -60,3 +61,40 @@ def test_what_cannot_be_found_is_named_with_what_can(workspace, name, message):
     (workspace / "rejected").mkdir()
     with pytest.raises(InputError, match=message):
         find_export(name.format(workspace), workspace)
+
+
+def test_what_is_compared_with_is_found_by_name_in_the_workspace(workspace, monkeypatch):
+    registry = f"{workspace}/registry"
+    for version in ("champion", "0001"):
+        for name in (f"digits@{version}", f"{registry}/digits@{version}"):
+            assert find_compared(name, workspace) == f"{registry}/digits@{version}"
+    monkeypatch.chdir(workspace)
+    for name in (
+        "digits",
+        f"{workspace}/digits",
+        "gs://bucket/records",
+        "projects/p/locations/us-west1/models/digits@1",
+    ):
+        assert find_compared(name, workspace, "records") == name
+
+
+@pytest.mark.parametrize("name", ["digits", "flowers@champion", "digits@", "nowhere/records", "gs://bucket/records"])
+def test_what_cannot_be_compared_with_is_told_how_it_is_named(workspace, name):
+    with pytest.raises(InputError, match=r"expected NAME@VERSION .*, REGISTRY/NAME@VERSION\. .*/registry holds digits"):
+        find_compared(name, workspace)
+    if not name.startswith("gs://"):
+        with pytest.raises(InputError, match=r"REGISTRY/NAME@VERSION, or records\. Received: nothing of that name"):
+            find_compared(name, workspace, "records")
+
+
+def test_every_command_that_compares_takes_the_name_of_a_version(workspace, finished_run, capsys):
+    records, there = f"{finished_run[0]}/digits/records", ["--workspace", str(workspace)]
+    assert main(["drift", records, "--against", "digits@champion", *there]) == 0
+    (workspace / "log").write_text("")
+    assert main(["monitor", f"{workspace}/log", "--against", "digits@0001", *there]) == 2
+    assert "expected lines of its predictions of a class, received none" in capsys.readouterr().err
+    for command in (["drift", records], ["monitor", f"{workspace}/log"], ["preflight", "digits"]):
+        assert main([*command, "--against", "flowers@champion", *there]) == 2
+        assert "Cannot compare with 'flowers@champion'" in capsys.readouterr().err
+        assert main([*command, "--against", "digits@best", *there]) == 2
+        assert "There is no 'best' of 'digits'" in capsys.readouterr().err

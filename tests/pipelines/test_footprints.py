@@ -128,4 +128,4 @@ def test_preflight_fails_where_the_training_is_slower_than_that_of_a_report(warm
 
 def test_what_is_no_training_to_compare_with_is_refused_before_anything_is_compiled(tmp_path):
     done = tpu_pipelines_here("preflight", "digits", "--against", str(tmp_path / "nothing"))
-    assert_user_error(done, "there is no such file", "preflight_training")
+    assert_user_error(done, "Cannot compare with", "REGISTRY/NAME@VERSION, or a preflight.json or its folder")
