@@ -90,7 +90,8 @@ HELD_BY = {
     "A server loads a verified": """
         tests/components/serving/test_bucket.py::test_what_is_loaded_is_a_verified_copy_that_nobody_changes_any_more
         tests/components/serving/test_bucket.py::test_nothing_is_loaded_whose_signature_does_not_hold
-        tests/components/serving/test_params.py::test_a_key_that_did_not_arrive_is_refused""",
+        tests/components/serving/test_params.py::test_a_key_that_did_not_arrive_is_refused
+        tests/components/serving/test_params.py::test_every_command_that_serves_heeds_the_flag_and_the_variable""",
     "An export in a version is": """
         tests/components/registry/test_signing.py::test_another_signed_export_in_a_version_is_not_loaded
         tests/components/registry/test_signing.py::test_a_version_in_the_place_of_another_one_is_refused

@@ -10,7 +10,7 @@ import sys
 from components import command_line
 from components.errors import InputError
 from components.safe_path import leave_current_folder
-from components.serving.params import ServeParams, vertex_defaults
+from components.serving.params import ServeParams, key_to_verify, vertex_defaults
 from components.table import printable
 
 
@@ -33,6 +33,7 @@ def main() -> int:
     try:
         parser.set_defaults(**vertex_defaults(os.environ))
         arguments = parser.parse_args()
+        arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
         if not arguments.export_dir:
             parser.error("there is nothing to serve: give EXPORT_DIR, or set AIP_STORAGE_URI")
         from components.serving.server import serve

@@ -114,7 +114,7 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of ServeParams that Vertex tells a container, which must listen on every address.
 
     Raises:
-        InputError: If AIP_HTTP_PORT is no number, or TPU_PIPELINES_VERIFY_KEY is there and empty.
+        InputError: If AIP_HTTP_PORT is no number.
 
     Example:
         >>> vertex_defaults({"AIP_HTTP_PORT": "8080", "AIP_PREDICT_ROUTE": "/v1/models/m:predict"})
@@ -126,10 +126,20 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
             settings["port"] = int(settings["port"])
         except ValueError as error:
             raise InputError(f"AIP_HTTP_PORT must be a number. Received: {settings['port']!r}.") from error
-    if VERIFY_VARIABLE in environ:
-        settings["verify"] = environ[VERIFY_VARIABLE]
-        if not settings["verify"].strip():  # A secret that did not arrive is no wish to serve anything.
-            raise InputError(
-                f"{VERIFY_VARIABLE} must be a public key. Received: an empty one. Set it, or take it away."
-            )
     return {"host": "0.0.0.0", **settings}
+
+
+def key_to_verify(flag: str | None, environ: Mapping[str, str]) -> str:
+    """Return the public key that the flag `--verify` gives, else that of TPU_PIPELINES_VERIFY_KEY; empty without both.
+
+    Raises:
+        InputError: If it is given, and empty: a secret that did not arrive is no wish to do without.
+
+    Example:
+        >>> key_to_verify(None, {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"}), key_to_verify(None, {})
+        ('signing.pub', '')
+    """
+    name, key = ("--verify", flag) if flag is not None else (VERIFY_VARIABLE, environ.get(VERIFY_VARIABLE))
+    if key is not None and not key.strip():
+        raise InputError(f"{name} must be a public key. Received: an empty one. Set it, or take it away.")
+    return key or ""

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -147,10 +148,11 @@ def _add_serve(commands: Any) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from components.command_line import params_from
-    from components.serving.params import ServeParams
+    from components.serving.params import ServeParams, key_to_verify
     from components.serving.server import serve
     from pipelines.exports import find_export, name_on_vertex
 
+    arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
     uri, version = find_export(arguments.model, arguments.workspace), name_on_vertex(arguments.model)
     serve(uri, params_from(arguments, ServeParams), version)
     return DONE

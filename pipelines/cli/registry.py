@@ -28,7 +28,6 @@ def _add_registry(commands: Any) -> None:
     registry.add_argument("--reason", default="", metavar="TEXT", help="goes into the history")
     registry.add_argument(
         "--verify",
-        default="",
         metavar="FILE",
         help="move the champion only to a version whose signatures hold for this public key",
     )
@@ -38,6 +37,7 @@ def _add_registry(commands: Any) -> None:
 
 def _registry(arguments: argparse.Namespace) -> int:
     from components.errors import InputError
+    from components.serving.params import key_to_verify
     from pipelines import versions as registry
 
     root, action = arguments.registry or arguments.workspace / "registry", arguments.action
@@ -46,7 +46,8 @@ def _registry(arguments: argparse.Namespace) -> int:
     if not least <= bool(name) + bool(version) <= most:
         words = {"list": "[NAME]", "show": "NAME [VERSION]", "promote": "NAME VERSION", "rollback": "NAME"}[action]
         raise InputError(f"Expected registry {action} {words}. Received: registry {action} {name} {version}".rstrip())
-    if arguments.verify and action not in ("promote", "rollback"):
+    verify_key = key_to_verify(arguments.verify, {})
+    if verify_key and action not in ("promote", "rollback"):
         raise InputError(f"registry {action} verifies nothing: --verify is of promote and rollback. Use `verify`.")
     answer: Any
     if action == "list":
@@ -56,7 +57,7 @@ def _registry(arguments: argparse.Namespace) -> int:
         answer = registry.describe(root, name, version)
         text = registry.as_text(answer)
     else:
-        how = arguments.reason, arguments.verify
+        how = arguments.reason, verify_key
         move = registry.promote(root, name, version, *how) if action == "promote" else None
         answer = dataclasses.asdict(move or registry.roll_back(root, name, *how))
         text = f"{name} version {answer['version']} is the champion, after {answer['previous'] or 'none'}"

@@ -89,6 +89,8 @@ def test_rollback_and_promote_move_the_champion_and_keep_the_reason(call, worksp
         (("list", "digits", "0001"), "Expected registry list [NAME]"),
         (("show",), "Expected registry show NAME [VERSION]"),
         (("show", "digits", "--verify", "signing.pub"), "registry show verifies nothing"),
+        (("promote", "digits", "0001", "--verify", ""), "--verify must be a public key. Received: an empty one"),
+        (("rollback", "digits", "--verify", " "), "--verify must be a public key. Received: an empty one"),
         (("rollback", "digits", "0001"), "Expected registry rollback NAME"),
         (("show", "digit"), "Did you mean 'digits'?"),
         (("promote", "digits", "0003"), "expected one of 0001, 0002"),

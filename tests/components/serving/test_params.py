@@ -1,13 +1,16 @@
 import ast
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from components.errors import InputError
-from components.serving import params
-from components.serving.params import ServeParams, vertex_defaults
+from components.serving import __main__ as serving_main
+from components.serving import params, server
+from components.serving.params import ServeParams, key_to_verify, vertex_defaults
+from pipelines import cli
 
 
 @pytest.mark.parametrize(
@@ -46,9 +49,37 @@ def test_port_that_is_no_number_is_refused():
 
 
 def test_a_key_that_did_not_arrive_is_refused():
-    assert vertex_defaults({"TPU_PIPELINES_VERIFY_KEY": "-----BEGIN"}) == {"host": "0.0.0.0", "verify": "-----BEGIN"}
     with pytest.raises(InputError, match=r"TPU_PIPELINES_VERIFY_KEY must be a public key\. Received: an empty one"):
-        vertex_defaults({"TPU_PIPELINES_VERIFY_KEY": "\n"})
+        key_to_verify(None, {"TPU_PIPELINES_VERIFY_KEY": "\n"})
+    with pytest.raises(InputError, match=r"^--verify must be a public key\. Received: an empty one"):
+        key_to_verify("", {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"})
+    assert key_to_verify("other.pub", {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"}) == "other.pub"
+
+
+@pytest.mark.parametrize("command", ["tpu-pipelines serve", "python -m components.serving"])
+def test_every_command_that_serves_heeds_the_flag_and_the_variable(command, tmp_path, monkeypatch, capsys):
+    keys = []
+    monkeypatch.setattr(server, "serve", lambda uri, params, version="": keys.append(params.verify))
+    (tmp_path / "export.json").write_text("{}")
+    monkeypatch.setenv("TPU_PIPELINES_VERIFY_KEY", "signing.pub")
+
+    def serve(*words):
+        words = (str(tmp_path), *words)
+        if command == "tpu-pipelines serve":
+            return cli.main(["serve", *words])
+        monkeypatch.setattr(sys, "argv", [command, *words])
+        return serving_main.main()
+
+    assert serve() == serve("--verify", "other.pub") == 0
+    assert keys == ["signing.pub", "other.pub"]
+    assert serve("--verify", "") == 2
+    assert "--verify must be a public key" in capsys.readouterr().err
+    monkeypatch.setenv("TPU_PIPELINES_VERIFY_KEY", "")
+    assert serve() == 2
+    assert "TPU_PIPELINES_VERIFY_KEY must be a public key" in capsys.readouterr().err
+    monkeypatch.delenv("TPU_PIPELINES_VERIFY_KEY")
+    assert serve() == 0
+    assert keys[2:] == [""]
 
 
 def test_readme_lists_every_parameter_with_its_default():
