@@ -65,6 +65,21 @@ def test_retraining_runs_on_one_branch_and_one_at_a_time():
     assert workflow["concurrency"] == {"group": "retrain", "cancel-in-progress": False}
 
 
+def test_a_push_to_main_keeps_what_pull_requests_find_and_starts_nothing_else_of_theirs():
+    (kept,), (found,) = (
+        [step for step in steps(("pull-request", job), "uses") if step["uses"].startswith("actions/cache@")]
+        for job in ("warm", "preflight")
+    )
+    assert kept == found
+    assert PARSED["pull-request"][True]["push"] == {"branches": [BRANCH.rpartition("/")[2]]}
+    events = {job: JOBS["pull-request", job]["if"] for job in ("warm", "test", "preflight")}
+    assert events == {
+        "warm": "github.event_name == 'push'",
+        "test": "github.event_name == 'pull_request'",
+        "preflight": "github.event_name == 'pull_request'",
+    }
+
+
 def test_init_writes_the_ready_workflow_for_a_configuration_of_ones_own():
     assert _retraining("digits") == WORKFLOWS["retrain"]
     assert "CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'my ''flowers''.yaml' }}" in _retraining("my 'flowers'.yaml")
@@ -76,6 +91,7 @@ def test_no_job_may_do_more_than_it_has_to():
     assert rights == {
         ("pull-request", "test"): {"contents": "read"},
         ("pull-request", "preflight"): {"contents": "read"},
+        ("pull-request", "warm"): {"contents": "read"},
         ("pull-request", "comment"): {"pull-requests": "write"},
         ("retrain", "submit"): {"contents": "read", "id-token": "write"},
         ("retrain", "wait"): {"contents": "read", "id-token": "write"},
@@ -184,9 +200,13 @@ def test_a_pull_request_is_tested_as_ci_does():
 
 @pytest.mark.heavy  # Compiles twice in processes of their own: half a minute.
 def test_every_line_for_a_pull_request_runs(runner):
-    install, before, compare = lines_of("pull-request", "preflight")
+    install, check, before, compare = lines_of("pull-request", "preflight")
+    again, warm = lines_of("pull-request", "warm")
     (comment,) = lines_of("pull-request", "comment")
+    assert install == again
     assert runner(install) == 0, runner.said
+    assert runner(warm, CONFIG="digits") == 0, runner.said
+    assert runner(check, CONFIG="digits") == 0, runner.said
     assert runner(before, CONFIG="digits") == 0, runner.said
     report = outputs(runner)["report"]
     assert report == "before/digits-preflight"
@@ -238,11 +258,11 @@ def test_every_line_of_gitlab_runs(runner):
     jobs = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text())
     (runner.checkout / "mine.yaml").write_text(MINE)
     (runner.checkout / "base" / "mine.yaml").symlink_to(runner.checkout / "mine.yaml")
-    preflight = jobs["preflight"]["script"]
+    check, fetch, *preflight = jobs["preflight"]["script"]
     assert runner("\n".join(jobs["default"]["before_script"])) == 0, runner.said
     assert jobs["test"]["script"] == [TESTS]
-    assert preflight[0].startswith("git fetch ")  # The runner's second checkout stands for it.
-    assert runner("\n".join(preflight[1:]), CONFIG="mine.yaml") == 0, runner.said
+    assert fetch.startswith("git fetch ")  # The runner's second checkout stands for it.
+    assert runner("\n".join([check, *preflight]), CONFIG="mine.yaml") == 0, runner.said
     assert (runner.checkout / "preflight.md").read_text().startswith("### ✅ preflight of digits: the same as digits")
     signed_in = {
         "GOOGLE_TOKEN": "a token of GitLab's",
@@ -250,8 +270,13 @@ def test_every_line_of_gitlab_runs(runner):
         "WORKLOAD_IDENTITY_PROVIDER": "workloadIdentityPools/ci/providers/gitlab",
         "GOOGLE_APPLICATION_CREDENTIALS": str(runner.checkout / ".google.json"),
     }
-    assert runner("\n".join(jobs["retrain"]["script"]), CONFIG="mine.yaml", WHEN="changed", **signed_in) == 0, (
-        runner.said
-    )
+    assert jobs[".vertex"]["before_script"][:2] == jobs["default"]["before_script"]
+    for job in ("submit", "wait"):
+        lines = "\n".join(jobs[".vertex"]["before_script"] + jobs[job]["script"])
+        told = {"CONFIG": "mine.yaml", "WHEN": "changed", "FORCE": "", **signed_in}
+        if job == "wait":
+            told |= dict(line.split("=", 1) for line in (runner.checkout / "retrain.env").read_text().splitlines())
+        assert runner(lines, **told) == 0, runner.said
+    assert told["needed"] == "true"
     assert len(runner.fake.pipeline_jobs) == 1
     assert (runner.checkout / "gate.xml").is_file()
