@@ -43,6 +43,12 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
     Raises:
         InputError: On the first thing that is wrong.
     """
+    check_deploy(config)
+    return check_inputs(config, workspace, listing)
+
+
+def check_inputs(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
+    """Check what `check_run` does, the arguments as there, but for where the model is to go."""
     run_dir = workspace.absolute() / config.name
     if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
         raise InputError(
@@ -52,15 +58,24 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
         )
     _check_run_dir(config, run_dir)
     plan = check_data(config, listing)
-    if config.deploy and is_on_vertex(config.deploy.registry) and not config.deploy.artifacts_uri:
+    _check_champion(config, plan.listing.class_names)
+    return plan
+
+
+def check_deploy(config: Config) -> None:
+    """Check where the model is to go, if anywhere: the registry, and the keys that it is signed and verified with.
+
+    Raises:
+        InputError: On the first thing that is wrong.
+    """
+    if config.deploy is None:
+        return
+    if is_on_vertex(config.deploy.registry) and not config.deploy.artifacts_uri:
         raise InputError(
             "Cannot register on Vertex AI without a place for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
         )
-    if config.deploy:
-        try_keys(config.deploy.signing_key, config.deploy.verify_key)
-        open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
-    _check_champion(config, plan.listing.class_names)
-    return plan
+    try_keys(config.deploy.signing_key, config.deploy.verify_key)
+    open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
 
 
 def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:

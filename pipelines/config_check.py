@@ -14,7 +14,7 @@ from components.errors import InputError
 from components.interface import CLASSIFICATION, Interface
 from components.preflight_training import sandbox
 from components.training_step.augmentation import check_images, check_labels
-from pipelines.checks import check_run
+from pipelines.checks import check_deploy, check_inputs
 from pipelines.config import Config
 from pipelines.data_overview import DataOverview, overview_of
 from pipelines.model_check import check_model, sample_interface
@@ -55,11 +55,13 @@ def check_config(config: Config, workspace: Path) -> list[Finding]:
     """
     findings = [Finding("settings", OK, f"{config.name}: {config.data.asked}, {config.training.epochs} epochs")]
     findings += _check_machine(config)
+    here = with_registry(config, workspace.absolute())
+    _found(findings, "deploy", lambda: check_deploy(here))
     plan = None
     if find_source(config.data.source)[0].is_downloaded:
         findings.append(Finding("data", HINT, f"{config.data.source} is downloaded first; nothing of it was looked at"))
     else:
-        plan = _found(findings, "data", lambda: check_run(with_registry(config, workspace.absolute()), workspace))
+        plan = _found(findings, "data", lambda: check_inputs(here, workspace))
     if plan is None:
         return findings + [Finding("settings", HINT, said) for said in contradictions(config)]
     overview = overview_of(plan, config.data)

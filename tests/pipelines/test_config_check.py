@@ -8,6 +8,7 @@ from pipelines.config import load_config
 from pipelines.config_check import check_config, contradictions, is_sound
 from pipelines.data_overview import DataOverview
 from tests.cli import tpu_pipelines_here
+from tests.signing_keys import write_keys
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,16 @@ def test_several_mistakes_are_found_at_once(image_folder, tmp_path):
     assert "hint  settings  training.warmup_epochs=99 lasts all" in done.stdout
     assert "hint  settings  gate.minimum.accuracy=0.4 is reached by always answering" in done.stdout
     assert "next:" not in done.stdout
+
+
+def test_keys_that_are_no_pair_are_a_mistake_of_deploy_alone(tmp_path):
+    (private, public), (_, other) = (write_keys(tmp_path / name) for name in ("one", "other"))
+    for key, mistakes in ((public, []), (other, ["deploy"])):
+        config = load_config("digits", [f"deploy.signing_key={private}", f"deploy.verify_key={key}"])
+        findings = check_config(config, tmp_path)
+        assert [finding.about for finding in findings if finding.state == "error"] == mistakes
+    (said,) = (finding.said for finding in findings if finding.state == "error")
+    assert said.startswith(f"signing_key and verify_key are no pair: {other} does not verify what {private} signs.")
 
 
 def test_photos_of_several_sizes_are_refused_with_what_to_set(image_folder, encode, tmp_path):
