@@ -350,6 +350,8 @@ def fill_version(
         name=name,
     )
     storage.write_json(directory / VERSION_FILE, version.as_dict())
+    for path in filter(Path.is_file, directory.iterdir()):
+        path.chmod(0o444)  # As those that are copied.
     if signing_key:
         sign_version(directory, signing_key)
 

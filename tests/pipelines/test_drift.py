@@ -32,6 +32,7 @@ def test_a_version_keeps_what_its_data_are_compared_by(finished_run, tmp_path, c
     capsys.readouterr()
     shutil.copytree(finished_run[0] / "registry", tmp_path / "registry")
     described = tmp_path / "registry" / "digits" / "versions" / "0001" / "version.json"
+    described.chmod(0o644)
     for kept, message in (
         (None, "or from before versions kept it"),
         ({"kind": 3}, "its sketch is not of this version"),
@@ -86,6 +87,7 @@ def test_without_a_champion_that_keeps_a_sketch_changed_data_are_one(decide, tmp
     (tmp_path / "registry").unlink()
     shutil.copytree(registry, tmp_path / "registry")
     described = tmp_path / "registry" / "digits" / "versions" / "0001" / "version.json"
+    described.chmod(0o644)
     described.write_text(json.dumps(json.loads(described.read_text()) | {"lineage": {}}))
     decision = decide(1.0)
     assert decision.needed

@@ -21,6 +21,7 @@ def version(finished_run, tmp_path):
     def change(lineage):
         shutil.copytree(finished_run[0] / "registry", tmp_path / "registry")
         path = tmp_path / "registry" / "digits" / "versions" / "0001" / "version.json"
+        path.chmod(0o644)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"lineage": lineage}))
         return f"{tmp_path}/registry/digits@0001"
 

@@ -49,7 +49,9 @@ def test_list_shows_every_version_and_where_the_alias_stands(call):
 def test_list_names_every_damaged_version_with_its_files(call, workspace):
     registry = ModelRegistry(workspace / "registry", "digits")
     (registry.version("0001").export_dir / "saved_model" / "saved_model.pb").unlink()
-    (registry.version("0002").directory / "version.json").write_text("{}")
+    described = registry.version("0002").directory / "version.json"
+    described.chmod(0o644)
+    described.write_text("{}")
     code, out = call("list")
     assert code == 0
     *_, first, second = out.splitlines()

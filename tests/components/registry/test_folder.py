@@ -209,7 +209,7 @@ def test_damaged_aliases_are_named_and_never_taken_for_none(registry, register, 
 @pytest.mark.parametrize("content", [None, "", "{}", "[1]", '{"digest": 1}'])
 def test_a_damaged_version_is_named(registry, register, content):
     path = register("one").directory / "version.json"
-    path.unlink() if content is None else path.write_text(content)
+    path.unlink() if content is None else replace(path, content)
     with pytest.raises(InputError, match=r"0001/version\.json: expected the description of a registered version"):
         registry.version("0001")
 
@@ -284,7 +284,8 @@ def test_writing_to_a_run_changes_no_version(registry, register, tmp_path):
             with open(path, "a") as file:
                 file.write("more")
     version.check_files()
-    assert {stat.S_IMODE(path.stat().st_mode) for path in version.model_dir.iterdir()} == {0o444}
+    files = [path for path in version.directory.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o444}
 
 
 def as_before(version):
