@@ -30,9 +30,9 @@ class EvaluateParams:
         max_regression: Margin by which a metric may be worse than the champion's; 0 means that it has to be better.
             Either has to be so with `confidence`. In a configuration, the default is the task's own figure: accuracy,
             micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
-        confidence: Sureness that a comparison with the champion needs: 0.95 promotes at most one in twenty of the
-            models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and promotes a
-            tie.
+        confidence: Sureness that a comparison with the champion needs: 0.95 promotes about one in twenty, or fewer, of
+            the models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and
+            promotes a tie.
         slices: Properties by which the examples are divided, each part to be judged by itself, so that a better mean
             hides none that broke: `class`, of multi-label data every label, `length` of texts and `size` of
             images (pixels of their files), in quarters, and what `data.slice_columns` keeps.
