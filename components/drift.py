@@ -141,7 +141,7 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
         return ""
     ours, theirs = (min(pair[side].num_examples for pair in pairs.values()) for side in (0, 1))
     least = float(stats.kstwobign.isf(shifts[0].allowed)) * math.sqrt(1 / ours + 1 / theirs)
-    said, threshold = f"{ours:,} {noun}, held against {theirs:,},", EFFECTS[_DISTANCE]
+    said, threshold = f"So many {noun} ({ours:,}, held against {theirs:,})", EFFECTS[_DISTANCE]
     if least >= 1:
         return f"{said} are too few to show a shift of any distribution, however large."
     if least <= threshold:

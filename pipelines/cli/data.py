@@ -107,10 +107,11 @@ def _monitor(arguments: argparse.Namespace) -> int:
         print(json.dumps(watched.as_dict()))
     else:
         half, most = watched.ms
-        rest = "".join(f", without {count:,} lines: {reason}" for reason, count in watched.left_out.items())
+        rest = ", ".join(f"{count:,} {reason}" for reason, count in watched.left_out.items())
         times = f"half in {half:g} ms, 95 % in {most:g} ms"
-        unnamed = f" ({watched.num_without_version:,} name no version)" if watched.num_without_version else ""
-        show_text(f"{watched.num_predictions:,} predictions of {watched.version}{unnamed}{rest}; {times}")
+        unnamed = f" ({watched.num_without_version:,} without a version)" if watched.num_without_version else ""
+        counted = f"predictions of {watched.version}: {watched.num_predictions:,}{unnamed}, {times}"
+        show_text(f"{counted}; left out: {rest or 'no line'}")
         show_text(_as_table(watched.shifts, watched.power))
     return REJECTED if watched.drifted else DONE
 

@@ -79,7 +79,10 @@ def test_lines_of_others_and_damaged_ones_are_left_out_and_said(version, outputs
     assert said["left_out"] == {"of version 0002": 7, "no prediction of a class": 1}
     assert main(["monitor", str(path), "--against", version, "--latency-ms", "0.1"]) == 3
     out = capsys.readouterr().out
-    assert f"{len(outputs)} predictions of digits 0001, without 7 lines: of version 0002" in out
+    assert (
+        f"predictions of digits 0001: {len(outputs)}, half in 2 ms, 95 % in 2 ms; left out: 7 of version 0002, 1 no"
+        in out
+    )
     assert "0.1 ms allowed" in out
 
 
@@ -93,9 +96,7 @@ def test_lines_of_another_model_are_left_out_and_those_without_a_version_counted
     assert (watched.num_predictions, watched.num_without_version) == (len(outputs), len(outputs))
     assert watched.left_out == {"of model flowers": 5, "of model flowers_cnn": 3}
     assert main(["monitor", str(path), "--against", version]) == 0
-    assert f"{len(outputs)} predictions of digits 0001 ({len(outputs)} name no version), without 5" in (
-        capsys.readouterr().out
-    )
+    assert f"digits 0001: {len(outputs)} ({len(outputs)} without a version), half" in capsys.readouterr().out
 
 
 def test_a_line_that_cannot_be_a_prediction_is_none(version, outputs, write):
@@ -114,11 +115,14 @@ def test_so_few_predictions_that_they_show_nothing_are_said_to(version, outputs,
     path = write(outputs[:2])
     assert main(["monitor", str(path), "--against", version]) == 0
     out = capsys.readouterr().out
-    assert "2 predictions, held against 359, are too few to show a shift of any distribution, however large." in out
+    assert (
+        "So many predictions (2, held against 359) are too few to show a shift of any distribution, however large."
+        in out
+    )
     assert "none of 2 figures has drifted" in out
     power = watch(write(outputs[2:40]), version).power
     assert power == (
-        "40 predictions, held against 359, show a shift of a distribution by 0.289 or more, and no smaller one."
+        "So many predictions (40, held against 359) show a shift of a distribution by 0.289 or more, and no smaller one."
     )
 
 
