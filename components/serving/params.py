@@ -59,7 +59,8 @@ class ServeParams:
         log_share: Share of the predictions that are logged.
         log_content: Log also what was asked, but of KServe's second protocol.
         verify: File of a public key, here or on gs://, or the key itself in PEM: the export is loaded only if its
-            signature holds. Empty asks for no signature.
+            signature holds, and that of the version that holds it. Without it TPU_PIPELINES_VERIFY_KEY is heeded, and
+            without both no signature is asked for.
     """
 
     host: str = "127.0.0.1"
