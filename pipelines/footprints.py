@@ -122,9 +122,13 @@ class Comparison:
         """The differences that a reviewer asks for, in a sentence."""
         new, old = self.new, self.old
         price = new.usd_per_run - old.usd_per_run if self._is_priced else 0.0
+        share = f" ({new.step_ms / old.step_ms - 1:+.0%})" if old.step_ms else ""
+        larger = (
+            f" of {new.global_batch / old.global_batch:.3g} × the batch" if new.global_batch != old.global_batch else ""
+        )
         changes = [
             _signed(price, dollars, " a run"),
-            _signed((new.step_ms - old.step_ms) / 1e3, time, " a step"),
+            _signed((new.step_ms - old.step_ms) / 1e3, time, f" a step{larger}{share}"),
             _signed(new.peak_bytes - old.peak_bytes, memory, " of memory"),
         ]
         told = ", ".join(filter(None, changes)) or f"the same as {self.name}"

@@ -117,6 +117,8 @@ def _told_by(findings: RunFindings) -> Iterator[str]:
         yield from ("```", findings.error.replace("```", "'''"), "```", "")
     if findings.unread:
         yield from (f"The figures are not shown: {_plain(findings.unread)}", "")
+    if findings.same_as:
+        yield from (f"The same model as version {_plain(findings.same_as)}, which is the champion already.", "")
     yield from (f"- {_verdict(reason)}" for reason in findings.reasons)
     yield ""
     if findings.evaluation is None:

@@ -50,7 +50,7 @@ class Occasion:
         words = [word.strip() for word in text.split(",")]
         older_than = None
         for word in words:
-            if match := re.fullmatch(rf"{OLDER}=(\d+)([dh])", word):
+            if match := re.fullmatch(rf"{OLDER}=(\d{{1,6}})([dh])", word):
                 older_than = datetime.timedelta(**{_UNITS[match[2]]: int(match[1])})
             elif word not in (CHANGED, DRIFTED, ALWAYS):
                 raise InputError(
@@ -159,17 +159,26 @@ def _apply(
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
         return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
-    if occasion.older_than and age is not None and age > occasion.older_than:
-        words = f"the last run is {_words(age)} old, above {_words(occasion.older_than)}; {decision.reason}"
-        return dataclasses.replace(decision, needed=True, reason=words)
+    rests = ""
+    if occasion.older_than is not None and age is not None:
+        limit = _words(occasion.older_than)
+        if age > occasion.older_than:
+            words = f"the last run is {_words(age)} old, above {limit}; {decision.reason}"
+            return dataclasses.replace(decision, needed=True, reason=words)
+        rests = f"; the last run is {_words(age)} old, not above {limit}"
+    if not decision.needed:
+        return dataclasses.replace(decision, reason=f"{decision.reason}{rests}")
     if not is_change or occasion.changed or occasion.always:
         return decision
     # Of a run that does not say what it was made of, the data may be others.
     if occasion.drifted and look and (DATA in decision.changed or not decision.changed):
         drift = look()
-        return dataclasses.replace(decision, needed=drift.matters, reason=f"{decision.reason}; {drift.reason}")
-    return dataclasses.replace(decision, needed=False, reason=f"{decision.reason}, which is no occasion by --when")
+        words = f"{decision.reason}; {drift.reason}{'' if drift.matters else rests}"
+        return dataclasses.replace(decision, needed=drift.matters, reason=words)
+    words = f"{decision.reason}, which is no occasion by --when{rests}"
+    return dataclasses.replace(decision, needed=False, reason=words)
 
 
 def _words(age: datetime.timedelta) -> str:
-    return f"{age.days:,} days" if age.days > 1 else f"{age.total_seconds() / 3600:,.0f} hours"
+    hours = age.total_seconds() / 3600
+    return f"{age.days:,} days" if age.days > 1 else f"{hours:,.0f} hours" if hours > 1 else f"{hours * 60:.0f} minutes"

@@ -98,26 +98,42 @@ def place_of(config: Config, otherwise: str) -> str:
 
 def record(place: str, entry: Entry) -> None:
     """Write an entry, or what has become of it, to its own file."""
-    name = f"{entry.at.partition('+')[0].replace(':', '-')}Z.json"
     content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
     if not storage.is_remote(place):
         Path(place).mkdir(parents=True, exist_ok=True)
-    storage.write_file(storage.join(place, name), content)
+    storage.write_file(storage.join(place, _name(entry)), content)
 
 
-def entries(place: str, ask: Callable[[str], Submission | None], price: Callable[[str], float | None]) -> list[Entry]:
+def _name(entry: Entry) -> str:
+    return f"{entry.at.partition('+')[0].replace(':', '-')}Z.json"
+
+
+def entries(
+    place: str,
+    ask: Callable[[str], Submission | None],
+    price: Callable[[str], float | None],
+    leave_out: Callable[[str], None],
+) -> list[Entry]:
     """Return all decisions, the newest first; of runs that went on, what has become of them, which is kept too.
 
     Args:
         place: Folder of `place_of`.
         ask: Gives what is known of a job by its id; None where it is not known any more.
         price: Gives the list price of a machine's hour in dollars; None where it is not known.
+        leave_out: Takes the name of a file that is no decision.
     """
     known = []
     if storage.is_remote(place) or Path(place).is_dir():
         for file in storage.list_files(place):
-            raw = json.loads(storage.read_bytes(storage.join(place, file.name)))
-            known.append(schema.read(raw, Entry, file.name, any_version=True))
+            content = storage.read_bytes(storage.join(place, file.name))
+            try:
+                entry = schema.read(json.loads(content), Entry, file.name, any_version=True)
+            except (KeyError, TypeError, ValueError):
+                entry = None
+            if entry and file.name == _name(entry):
+                known.append(entry)
+            else:
+                leave_out(file.name)
     for i, entry in enumerate(known):
         if entry.is_open and entry.run and (run := ask(entry.run)):
             known[i] = entry.with_run(run, price(run.machine))

@@ -34,6 +34,7 @@ class RunFindings:
         evaluation: Figures of the model, and of the champion.
         preflight: Report of preflight.
         champion: Footprint of the registered champion's training.
+        same_as: Version that its model was before, of a run that took every step from earlier ones; empty of others.
         unread: Why there are none, of a run that has ended well; empty where there are.
     """
 
@@ -42,6 +43,7 @@ class RunFindings:
     evaluation: Evaluation | None = None
     preflight: PreflightReport | None = None
     champion: Baseline | None = None
+    same_as: str = ""
     unread: str = ""
 
     @classmethod
@@ -56,7 +58,9 @@ class RunFindings:
         deployed = summary.config.get("deploy") or {}
         named = reference(deployed.get("registry", ""), deployed.get("model_name", ""), CHAMPION)
         champion = _champion(evaluation, lambda: named) if preflight else None
-        return cls(summary.gate.reasons, summary.error, evaluation, preflight, champion)
+        is_new = any(not step.cached for step in summary.steps.values())
+        same_as = summary.deployment.version if summary.deployment and not is_new else ""
+        return cls(summary.gate.reasons, summary.error, evaluation, preflight, champion, same_as)
 
     @classmethod
     def of_job(cls, submission: Submission, submitter: Submitter, config: Config, settings: Settings) -> Self:

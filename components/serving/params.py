@@ -97,6 +97,8 @@ class ServeParams:
                 raise InputError(f"{name} must be at least {least}. Received: {name}={value}.")
         if not 0 < self.log_share <= 1:
             raise InputError(f"log_share must be above 0 and at most 1. Received: log_share={self.log_share}.")
+        if not self.log and (self.log_content or self.log_share != type(self).log_share):
+            raise InputError("log_share and log_content say what is logged. Received: no log. Set log=FILE too.")
         if self.port > _HIGHEST_PORT:
             raise InputError(f"port must be at most {_HIGHEST_PORT}. Received: port={self.port}.")
         for name in ("health_route", "predict_route"):

@@ -24,6 +24,9 @@ from pipelines.cli.options import (
 from pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_run, tell_submission
 from pipelines.cli.runs import tell_outcome
 
+# Options that an action has no use for.
+_ALONE = {"history": ("when", "wait", "force", "markdown", "junit", "outputs"), "dry_run": ("junit",)}
+
 
 def _add_retrain(commands: Any) -> None:
     retrain = commands.add_parser(
@@ -41,7 +44,6 @@ def _add_retrain(commands: Any) -> None:
     add_wait(retrain)
     retrain.add_argument(
         "--when",
-        default="changed",
         metavar="OCCASIONS",
         help="any of changed, drifted (the data, from those of the champion), older-than=30d (or 12h) and always, with "
         "commas between (default: changed)",
@@ -71,9 +73,14 @@ def _retrain(arguments: argparse.Namespace) -> int:
     from pipelines.config import load_config
     from pipelines.retrain import Occasion
 
-    occasion = Occasion.parse(arguments.when)
+    occasion = Occasion.parse("changed" if arguments.when is None else arguments.when)
     if arguments.output and not arguments.history:
         raise InputError("--output FILE is the page of --history. Received: no --history. Add it, or leave both out.")
+    for action, others in _ALONE.items():
+        idle = [f"--{other}" for other in others if getattr(arguments, other) not in (None, False)]
+        if idle and getattr(arguments, action):
+            action = action.replace("_", "-")
+            raise InputError(f"--{action} does nothing with {' and '.join(idle)}. Leave out the one or the other.")
     config = load_config(arguments.config, arguments.overrides)
     if arguments.history:
         return _tell_history(arguments, config)
@@ -227,7 +234,7 @@ def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
 
     place = _place(arguments, config)
     paid = config.machine.paid.price if config.machine else None
-    known = history.entries(place, _asker(arguments), lambda machine: paid.usd_per_hour if paid else None)
+    known = history.entries(place, _asker(arguments), lambda machine: paid.usd_per_hour if paid else None, _leave_out)
     if not known:
         raise InputError(
             f"Nothing was decided of {config.name!r} in {place}: expected a decision that `tpu-pipelines retrain` has "
@@ -240,6 +247,10 @@ def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
     else:
         show_text(history.as_table(known))
     return DONE
+
+
+def _leave_out(name: str) -> None:
+    tell_hint(f"left out, as no decision: {name}")
 
 
 def _asker(arguments: argparse.Namespace) -> Callable[[str], Any]:

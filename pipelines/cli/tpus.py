@@ -15,7 +15,10 @@ from pipelines.cli.options import (
     add_workspace,
     share,
     show_text,
+    tell_hint,
 )
+
+_LIMIT = 0.2  # Share by which a training may be slower or dearer than another.
 
 
 def _add_preflight(commands: Any) -> None:
@@ -39,8 +42,8 @@ def _add_preflight(commands: Any) -> None:
         "preflight.json",
     )
     for name, what in (("slower", "an epoch may be slower"), ("dearer", "a run may be dearer")):
-        help_text = f"with --against: by how much {what}, as a share (default: 0.2)"
-        preflight.add_argument(f"--{name}", type=share, default=0.2, metavar="SHARE", help=help_text)
+        help_text = f"with --against: by how much {what}, as a share (default: {_LIMIT})"
+        preflight.add_argument(f"--{name}", type=share, metavar="SHARE", help=help_text)
     add_markdown(preflight)
     add_workspace(preflight)
     preflight.add_argument("--json", action="store_true", help="print the report, and nothing else, on stdout")
@@ -49,12 +52,16 @@ def _add_preflight(commands: Any) -> None:
 
 def _preflight(arguments: argparse.Namespace) -> int:
     from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+    from components.errors import InputError
     from components.preflight_training.report import as_text
     from pipelines.config import load_config
     from pipelines.exports import find_compared
     from pipelines.footprints import Comparison, load_baseline
     from pipelines.preflight import preflight
 
+    limits = [_LIMIT if limit is None else limit for limit in (arguments.slower, arguments.dearer)]
+    if not arguments.against and (arguments.slower, arguments.dearer) != (None, None):
+        raise InputError("--slower and --dearer are limits beside another training. Received: no --against. Name one.")
     names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
     config = load_config(arguments.config, arguments.overrides)
     against, baseline = arguments.against, None
@@ -62,7 +69,9 @@ def _preflight(arguments: argparse.Namespace) -> int:
         baseline = load_baseline(find_compared(against, arguments.workspace, "a preflight.json or its folder"))
     directory = arguments.workspace / f"{config.name}-preflight"
     report = preflight(config, names, directory, baseline.footprint if baseline else None)
-    comparison = Comparison.make(report, baseline, arguments.slower, arguments.dearer) if baseline else None
+    comparison = Comparison.make(report, baseline, *limits) if baseline else None
+    if baseline and len(report.machines) > 1:
+        tell_hint(f"of these machines the first alone, {report.machines[0].machine}, is held against {baseline.name}")
     if arguments.json:
         compared = {"against": comparison.as_dict()} if comparison else {}
         print(json.dumps(json.loads((directory / PREFLIGHT_FILE).read_text()) | compared))

@@ -95,7 +95,9 @@ def test_limits_are_the_users():
 def test_the_summary_says_what_a_reviewer_asks_for():
     assert beside().summary == "the same as digits 0001, still fits v5e-8"
     dearer = beside(step_ms=5.0, peak_bytes=2**29)
-    assert dearer.summary == "+$0.0080 a run, +3.00 ms a step, -512 MiB of memory, still fits v5e-8"
+    assert dearer.summary == "+$0.0080 a run, +3.00 ms a step (+150%), -512 MiB of memory, still fits v5e-8"
+    larger = beside(step_ms=6.0, global_batch=2048)
+    assert ", +4.00 ms a step of 32 × the batch (+200%), " in larger.summary
     moved = beside(machine="v6e-8", compiler={"libtpu": "2"}, num_examples=12800)
     assert moved.summary == "+$0.0053 a run, fits v6e-8, v5e-8 before"
     assert moved.caveats == (

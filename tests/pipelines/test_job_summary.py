@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import xml.etree.ElementTree as ET
 
@@ -122,3 +123,9 @@ def test_a_run_that_has_failed_says_why(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps([]))
     text = render_markdown("digits", _CHANGED, "failed", {}, RunFindings.of_folder(tmp_path))
     assert text.endswith("changed since runs/digits: data\n")
+
+
+def test_a_run_that_made_nothing_new_says_which_version_that_is(run_dir):
+    findings = dataclasses.replace(RunFindings.of_folder(run_dir), same_as="0004")
+    text = render_markdown("digits", _CHANGED, "promoted", {}, findings)
+    assert "\n\nThe same model as version 0004, which is the champion already.\n\n- ✅" in text

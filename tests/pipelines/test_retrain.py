@@ -192,13 +192,16 @@ def test_a_run_is_needed_on_the_occasions_that_are_asked_for(fake, retrain, monk
     _, _, first = retrain("--wait", "--when", "older-than=30d")
     code, decision, said = retrain("--when", "older-than=30d", "--set", "training.epochs=31")
     assert (code, decision["needed"], decision["changed"]) == (0, False, ["configuration"])
-    assert decision["reason"].endswith("configuration, which is no occasion by --when")
+    assert "configuration, which is no occasion by --when; the last run is 0 minutes old" in decision["reason"]
     assert said["job_id"] == first["job_id"]
     monkeypatch.setattr("pipelines.retrain.now", lambda: created + datetime.timedelta(days=30, hours=1))
     _, decision, _ = retrain("--dry-run", "--when", "older-than=30d", "--set", "training.epochs=31")
     assert decision["needed"]
     assert decision["reason"].startswith("the last run is 30 days old, above 30 days; changed since")
-    assert not retrain("--dry-run", "--when", "older-than=31d,changed")[1]["needed"]
+    _, decision, _ = retrain("--dry-run", "--when", "older-than=31d,changed")
+    assert not decision["needed"]
+    assert decision["reason"].endswith("(succeeded); the last run is 30 days old, not above 31 days")
+    assert retrain("--dry-run", "--when", "older-than=0d")[1]["needed"]
     assert retrain("--dry-run", "--when", "older-than=12h,changed")[1]["needed"]
     assert len(fake.pipeline_jobs) == 1
     _, decision, second = retrain("--wait", "--when", "always")
@@ -213,7 +216,9 @@ def test_a_run_that_goes_on_is_not_started_again_on_any_occasion(fake, retrain):
     assert len(fake.pipeline_jobs) == 1
 
 
-@pytest.mark.parametrize("text", ["", "sometimes", "older-than=30", "older-than=d", "changed;always", "changed,"])
+@pytest.mark.parametrize(
+    "text", ["", "sometimes", "older-than=30", "older-than=d", "older-than=999999999999d", "changed;always", "changed,"]
+)
 def test_an_occasion_that_is_none_is_named(text):
     with pytest.raises(InputError, match=f"Cannot use --when {text}: expected one or more of changed"):
         Occasion.parse(text)
@@ -265,7 +270,7 @@ def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):
     for second in (1, 2):
         at = f"2026-11-23T03:07:0{second}+00:00"
         retrain_history.record(str(tmp_path), dataclasses.replace(run, at=at))
-    later, first = retrain_history.entries(str(tmp_path), lambda run: None, lambda machine: None)
+    later, first = retrain_history.entries(str(tmp_path), lambda run: None, lambda machine: None, print)
     assert (first.training_hours, first.usd) == (0.5, 2.4)
     assert (later.needed, later.run, later.training_hours, later.usd) == (True, "digits-1", 0.0, None)
     retrain_history.write_page([later, first], "digits", tmp_path / "page.html")
@@ -379,7 +384,7 @@ def test_a_run_that_is_refused_is_kept_and_told_as_failed(tmp_path, capsys):
     assert "Another run is writing to" in shown
     assert 'failures="1"' in files[1].read_text()
     second, first = retrain_history.entries(
-        str(tmp_path / "registry/digits/decisions"), lambda run: None, lambda name: None
+        str(tmp_path / "registry/digits/decisions"), lambda run: None, lambda name: None, print
     )
     assert (first.outcome, first.run, "'length'" in first.reason) == ("failed", "", True)
     assert (second.outcome, second.run) == ("failed", str(tmp_path / "digits"))
@@ -424,3 +429,35 @@ def test_a_dry_run_adds_its_decision_to_the_jobs_summary(tmp_path):
     said = "before\n### ▶️ digits: needed (dry run)\n\nthere is no earlier run of 'digits'\n"
     assert (tmp_path / "summary.md").read_text() == said
     assert not (tmp_path / "runs" / "registry").exists()
+
+
+def test_a_file_that_is_no_decision_is_named_and_left_out_of_the_history(tmp_path, capsys):
+    command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path)]
+    assert main([*command, "--set", "gate.slices=length"]) == 2
+    decisions = tmp_path / "registry" / "digits" / "decisions"
+    (kept,) = decisions.iterdir()
+    strays = {"zzz.json": b"no", "2026.json": b"{}", "a.png": b"\x89PNG\r\n", "copy.json": kept.read_bytes()}
+    for name, content in strays.items():
+        (decisions / name).write_bytes(content)
+    assert main([*command, "--history", "--json"]) == 0
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)) == 1
+    for name in strays:
+        assert f"hint: left out, as no decision: {name}\n" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--history", "--markdown", "a.md", "--when", "always"], "--history does nothing with --when and --markdown."),
+        (["--dry-run", "--junit", "a.xml"], "--dry-run does nothing with --junit."),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(words, message, capsys):
+    assert main(["retrain", "digits", "--target", "local", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_limits_without_a_training_to_hold_against_are_refused(capsys):
+    assert main(["preflight", "digits", "--slower", "0.1"]) == 2
+    assert "Received: no --against." in capsys.readouterr().err

@@ -16,6 +16,7 @@ from pipelines.platforms.kubeflow import Kubeflow
 from pipelines.run_findings import RunFindings
 from pipelines.settings import Settings
 from pipelines.submission import plan_submission, submit
+from pipelines.summary import Summary
 from tests.fakes.execution import Simulate
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.kubeflow import Simulate as SimulateKubeflow
@@ -129,3 +130,11 @@ def test_the_training_is_held_against_that_of_the_champion_that_was_compared_wit
     registry = f"deploy={{registry: {workspace}/registry, model_name: digits}}"
     assert find(platform(**places), overrides=[registry]).champion.name == "digits 0001"
     assert find(platform(**places), overrides=["deploy=false"]).champion is None
+
+
+def test_a_run_of_which_every_step_was_there_before_is_the_same_as_its_version(finished_run, tmp_path):
+    summary = Summary.load(finished_run[0] / "digits")
+    steps = {name: dataclasses.replace(step, cached=True) for name, step in summary.steps.items()}
+    for cached, version in ((steps, "0001"), (steps | {"export_model": summary.steps["export_model"]}, "")):
+        dataclasses.replace(summary, steps=cached).save(tmp_path)
+        assert RunFindings.of_folder(tmp_path).same_as == version

@@ -17,6 +17,8 @@ from pipelines import cli
     ("changes", "message"),
     [
         ({"port": -1}, "port must be at least 0. Received: port=-1"),
+        ({"log_share": 1.0}, "Received: no log. Set log=FILE"),
+        ({"log_content": True}, "Received: no log. Set log=FILE"),
         ({"port": 65536}, "port must be at most 65535. Received: port=65536"),
         ({"num_threads": -1}, "num_threads=-1"),
         ({"max_batch_size": 0}, "max_batch_size=0"),
