@@ -43,8 +43,9 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
     Raises:
         InputError: On the first thing that is wrong.
     """
+    plan = check_inputs(config, workspace, listing)
     check_deploy(config)
-    return check_inputs(config, workspace, listing)
+    return plan
 
 
 def check_inputs(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
