@@ -106,13 +106,14 @@ def cloud(bucket, month, tmp_path, monkeypatch):
 def ci(cloud, month, tmp_path, capfd):
     """A function that does what CI does on a day; gives the exit code, whether a run was needed, and the run."""
     (tmp_path / "digits.yaml").write_text(CONFIG)
+    waiting = ["--when", "changed,older-than=60d", "--wait", "--poll-seconds", "0.5", "--json"]
 
     def command(*overrides):
-        words = ["retrain", str(tmp_path / "digits.yaml"), "--target", "vertex", "--when", "changed,older-than=60d"]
+        words = ["retrain", str(tmp_path / "digits.yaml"), "--target", "vertex"]
         return [*words, *(word for text in (*REGISTRY.split(), *overrides) for word in ("--set", text))]
 
     def run(*overrides):
-        code = main([*command(*overrides), "--wait", "--poll-seconds", "0.5", "--json"])
+        code = main([*command(*overrides), *waiting])
         out, err = capfd.readouterr()
         run.said = err
         said = json.loads(out) if out else {"retrain": {"needed": None}}
@@ -120,9 +121,8 @@ def ci(cloud, month, tmp_path, capfd):
 
     def process(*overrides):
         """The same in a process of its own."""
-        words = [*command(*overrides), "--wait", "--poll-seconds", "0.5", "--json"]
         return subprocess.Popen(
-            [sys.executable, "-c", _AS_CI, str(month.shift.total_seconds()), *words],
+            [sys.executable, "-c", _AS_CI, str(month.shift.total_seconds()), *command(*overrides), *waiting],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
