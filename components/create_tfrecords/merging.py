@@ -15,15 +15,13 @@ from components.create_tfrecords.copies import Copies, find_alike, pairs_of_equa
 from components.create_tfrecords.encoders import Encoder
 from components.create_tfrecords.measuring import COUNTS, distributions
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.parts import Part, count_per_task, cut_into_tasks
+from components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
 from components.create_tfrecords.planning import DatasetPlan
 from components.create_tfrecords.sources.columns import Column
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.splitting import LEFT_OUT
 from components.create_tfrecords.targets import check_variation, describe_targets
 from components.interface import CLASSIFICATION, REGRESSION, TEXT
-
-_BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
 
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
@@ -104,13 +102,13 @@ class Merger:
         self._add_books(part, examples=indices[part.kept])
 
     def _add_books(self, part: Part, examples: np.ndarray) -> None:
-        for name, rows in {"examples": examples, **{name: getattr(part, name) for name in _BOOKS}}.items():
+        for name, rows in {"examples": examples, **{name: getattr(part, name) for name in BOOKS}}.items():
             if rows is not None:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
     def books(self, places: np.ndarray) -> Part:
         """Return the books of some examples, by their places in the order of what is stored."""
-        own = {name: self._columns[name].rows()[places] for name in _BOOKS if name in self._columns}
+        own = {name: self._columns[name].rows()[places] for name in BOOKS if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 
     def move_records(self, folder: Path) -> _Records:

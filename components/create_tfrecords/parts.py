@@ -63,6 +63,8 @@ class Part:
     odd: tuple[str, tuple[int, ...]] | None = None
 
 
+# What a part has of each example that it kept, beside its place in the run.
+BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
 Written = Generator[tuple[Part, bytes], None, None]  # Of tasks, in order: their books, and their framed records.
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from components import storage
 from components.artifacts import Quarantined
-from components.create_tfrecords.parts import Part
+from components.create_tfrecords.parts import BOOKS, Part
 from components.errors import InputError
 
-_COLUMNS = ("kept", "sizes", "identities", "counts", "figures", "looks", "num_pixels")
+_COLUMNS = ("kept", *BOOKS)
 
 
 def save_part(uri: str, key: str, part: Part, content: bytes) -> None:
