@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import markupsafe
 import numpy as np
 
 from components.step_record import RUN_VARIABLE
 
 if TYPE_CHECKING:
+    import jinja2
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -57,8 +57,10 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def environment(templates: Path, **filters: Callable[..., Any]) -> jinja2.Environment:
+def environment(templates: Path, **filters: Callable[..., Any]) -> "jinja2.Environment":
     """Return the templates of a folder; they may include `page.css`, and every text in them is escaped."""
+    import jinja2  # 30 ms, which a command that writes no page does not wait for.
+
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader([templates, Path(__file__).parent]),
         autoescape=True,  # Names of classes, files, models and layers come from strangers.

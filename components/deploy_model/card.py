@@ -41,7 +41,6 @@ from components.registry.versions import Registry, short_digest
 from components.serving.params import ServeParams
 from components.text import START
 
-_TEMPLATES = environment(Path(__file__).parent)
 _CLASSES = 20  # Rows of the table of classes.
 _SLICES = 10
 _DRIFTED = 5
@@ -167,7 +166,8 @@ def write_card(facts: CardFacts) -> str:
         figures={result.name: (result.label, result.value) for result in results},
     )
     footprint, code = _footprint(facts.lineage), facts.lineage.get("code")
-    text = _TEMPLATES.get_template("card.md.jinja").render(
+    template = environment(Path(__file__).parent).get_template("card.md.jinja")
+    text = template.render(
         facts=facts,
         manifest=manifest,
         evaluation=evaluation,

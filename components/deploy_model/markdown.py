@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import markupsafe
+
+if TYPE_CHECKING:
+    import jinja2
 
 _LONGEST = 1000  # Characters of a value that are shown.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -47,8 +49,9 @@ def quote(text: str) -> markupsafe.Markup:
     return markupsafe.Markup("\n".join(f"> {line}{end}".rstrip() for line, end in zip(lines, ends, strict=True)))
 
 
-def environment(templates: Path) -> jinja2.Environment:
+def environment(templates: Path) -> "jinja2.Environment":
     """Return the templates of a folder, in which every value is shown as the text that it is."""
+    import jinja2  # As in `components.page`.
 
     def finalize(value: Any) -> markupsafe.Markup:
         return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(escape(plain(str(value))))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
-from components.evaluate_model.report import ENVIRONMENT, HeadlineFigure, headline_figures, training_curves
+from components.evaluate_model.report import HeadlineFigure, find_template, headline_figures, training_curves
 from components.evaluation_info import Baseline, Difference
 
 _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
@@ -48,7 +48,7 @@ class LanguageReportContent:
 
 def render_language_report(content: LanguageReportContent) -> str:
     """Return the report as one HTML document; the same content gives the same text, whatever characters it holds."""
-    return ENVIRONMENT.get_template("language_report.html.jinja").render(
+    return find_template("language_report.html.jinja").render(
         content=content,
         figures=[
             *headline_figures(

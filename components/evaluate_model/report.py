@@ -183,7 +183,7 @@ def render_report(content: ReportContent) -> str:
     Names, keys and reasons are shown as they are, whatever characters they hold. Pictures are inlined; larger ones
     are reduced to 192 pixels.
     """
-    template = ENVIRONMENT.get_template("report.html.jinja")
+    template = find_template("report.html.jinja")
     return template.render(
         content=content,
         metrics=content.metrics,
@@ -497,4 +497,7 @@ def _unit_square(axes: "Axes") -> None:
     axes.legend()
 
 
-ENVIRONMENT = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, number=_number, cut=_cut)
+def find_template(name: str) -> Any:
+    """Return a template of this folder, with what reports of models are written with."""
+    templates = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, number=_number, cut=_cut)
+    return templates.get_template(name)

@@ -86,7 +86,8 @@ def as_text(report: PreflightReport) -> str:
 
 def _render(report: PreflightReport) -> str:
     best = cheapest(report.machines)
-    return _ENVIRONMENT.get_template("preflight.html.jinja").render(
+    template = page.environment(Path(__file__).parent, **_FORMATS).get_template("preflight.html.jinja")
+    return template.render(
         report=report,
         best=best,
         shown=best or report.machines[0],
@@ -335,4 +336,3 @@ _FORMATS: dict[str, Any] = {
     "verdict": _verdict,
     "within": _within,
 }
-_ENVIRONMENT = page.environment(Path(__file__).parent, **_FORMATS)
