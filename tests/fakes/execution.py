@@ -121,7 +121,6 @@ def pipeline_placeholders(job: v1.PipelineJob, root: str) -> dict[str, str]:
         "pipeline_job_resource_name": job.name,
         "pipeline_google_cloud_project_id": project,
         "pipeline_google_cloud_location": location,
-        "pipeline_persistent_resource_id": "",
     }
 
 

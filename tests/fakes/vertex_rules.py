@@ -89,6 +89,11 @@ def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[s
     _check_disk(pools[0])
     _check_scheduling(spec.scheduling, pools[0].machine_spec)
     _check_container(pools[0].container_spec, local_images)
+    # Rule: nothing says that a pipeline's persistent resource is filled in where its placeholder stands in an argument:
+    # Google's own components have it as the default of an input (kubeflow/pipelines
+    # components/google-cloud/google_cloud_pipeline_components/_placeholders.py and v1/custom_job/component.py)
+    if "{{$" in spec.persistent_resource_id:
+        refuse(f"There is no persistent resource {spec.persistent_resource_id!r}.")
     # Rule: the results of a custom job lie on Cloud Storage (custom_job.proto: base_output_directory)
     if (base := spec.base_output_directory.output_uri_prefix) and not base.startswith("gs://"):
         refuse(f"base_output_directory must be a gs:// path. Received: {base!r}.")

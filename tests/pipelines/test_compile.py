@@ -18,6 +18,7 @@ from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
 from components.model_loading import lookup
 from components.model_loading.lookup import bundle_of
+from components.step_inputs import whole_numbers
 from components.train_model.component import train_model
 from pipelines import caching, cli
 from pipelines.cli.platforms import _tell_carried
@@ -138,7 +139,7 @@ def submitted_job(step):
     def fill_in(match):
         value = component["inputDefinitions"]["parameters"][match[1]]["defaultValue"]
         # The service writes whole numbers as such; they travel as doubles.
-        return value if isinstance(value, str) else re.sub(r"(\d)\.0\b", r"\1", json.dumps(value))
+        return value if isinstance(value, str) else json.dumps(whole_numbers({"": value})[""])
 
     class Client:
         def create_custom_job(self, parent, custom_job):
@@ -148,6 +149,32 @@ def submitted_job(step):
     location, payload = (re.sub(pattern, fill_in, arguments[name]) for name in ("--location", "--payload"))
     job = json_util.recursive_remove_empty(json.loads(payload))
     return location, remote_runner.create_custom_job_with_client(Client(), "parent", job)
+
+
+def test_a_custom_job_is_the_one_that_googles_own_helper_makes():
+    """Compared where that helper can say everything: a machine without a topology, and an empty disk."""
+    from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
+
+    ours = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), SETTINGS, "digits"))
+    _, job = ours
+    theirs = create_custom_training_job_from_component(
+        train_model,
+        display_name=job.display_name,
+        machine_type="cloud-tpu",
+        accelerator_type="TPU_V3",
+        accelerator_count=8,
+        boot_disk_type="",
+        timeout="86400s",
+        service_account=SETTINGS.service_account,
+        network=SETTINGS.network,
+        labels={"team": "vision", "tpu_pipelines_run": "digits", "tpu_pipelines_machine": "v3-8"},
+        env=[{"name": "XLA_FLAGS", "value": "--xla_dump_to=/tmp/a,b"}],
+        base_output_directory=job.job_spec.base_output_directory.output_uri_prefix,
+        persistent_resource_id="",
+        reserved_ip_ranges=[],
+        psc_interface_config={},
+    )
+    assert submitted_job(theirs) == ours
 
 
 def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fields():
@@ -212,7 +239,6 @@ def test_a_custom_job_has_everything_that_machine_and_settings_say():
         service_account="trainer@my-project.iam.gserviceaccount.com",
         network="projects/12345/global/networks/my-network",
         base_output_directory={"output_uri_prefix": "gs://my-bucket/pipelines/digits/{{$.pipeline_job_name}}"},
-        persistent_resource_id="{{$.pipeline_persistent_resource_id}}",
     )
 
 
@@ -288,6 +314,7 @@ def test_no_input_of_the_training_step_holds_the_name_of_a_job(tmp_path):
     assert "{{$" not in json.dumps([inputs, filled])
     payload = container["args"][container["args"].index("--payload") + 1]
     assert '"display_name": "{{$.pipeline_job_name}}-train-model"' in payload
+    assert "persistent_resource" not in payload, "whether the service fills that in is documented for inputs alone"
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -609,18 +636,18 @@ def test_data_on_cloud_storage_is_taken(tmp_path):
     assert "images:gs://bucket/photos" in (tmp_path / "pipeline.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("target", "module", "package"),
-    [
-        ("vertex", "google_cloud_pipeline_components.v1.custom_job", r"its components are not installed"),
-        ("kubeflow", "kfp.kubernetes", r"kfp-kubernetes is not installed"),
-    ],
-)
-def test_a_missing_extra_is_named(tmp_path, monkeypatch, target, module, package):
-    monkeypatch.setitem(sys.modules, module, None)
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kfp.kubernetes", None)
     monkeypatch.delattr("kfp.kubernetes", raising=False)
-    with pytest.raises(InputError, match=rf"{package}\. Run: pip install 'tpu-pipelines\[{target}\]'\."):
-        compile_digits(target, tmp_path / "pipeline.yaml")
+    named = r"kfp-kubernetes is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
+    with pytest.raises(InputError, match=named):
+        compile_digits("kubeflow", tmp_path / "pipeline.yaml")
+
+
+def test_compiling_for_vertex_needs_none_of_googles_packages(tmp_path, monkeypatch):
+    for package in ("google_cloud_pipeline_components", "google.cloud.aiplatform", "google.cloud.aiplatform_v1"):
+        monkeypatch.setitem(sys.modules, package, None)
+    compile_digits("vertex", tmp_path / "pipeline.yaml")
 
 
 def test_an_unknown_target_is_refused(tmp_path):
