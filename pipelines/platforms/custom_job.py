@@ -5,6 +5,7 @@ the launcher as its container is written here, so that the package itself is not
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -60,14 +61,14 @@ def as_custom_job(
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
         name: Name of the run, and of its folder in the bucket.
         asked: Its retries; the rest is the machine's.
-        fingerprint: Not needed here, where the folder is the job's own.
+        fingerprint: What decides the weights, wherever they are trained; a part of the folder's name.
 
     Raises:
         InputError: If the component has an input or output named like a field of the job, or the bucket is not on
             Cloud Storage.
     """
     from google.protobuf import json_format
-    from kfp import components, dsl
+    from kfp import components
 
     if settings.bucket and not storage.is_on_google(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
@@ -78,8 +79,8 @@ def as_custom_job(
     given = {key: _input(key) if key in inputs else value for key, value in fields.items()}
     spec = json_format.MessageToDict(component.pipeline_spec)
     (executor,) = spec["deploymentSpec"]["executors"].values()
-    folder = f"{name}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}"
-    job = _job(_pool(executor["container"], machine, settings), given, machine, folder, settings)
+    version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+    job = _job(_pool(executor["container"], machine, settings), given, machine, f"{name}/{version}", settings)
     executor["container"] = {
         "image": LAUNCHER_IMAGE,
         "command": ["python3", "-u", "-m", _LAUNCHER],
@@ -148,7 +149,8 @@ def _job(
             "worker_pool_specs": [pool],
             "scheduling": {**scheduling, **({"disable_retries": True} if machine.disable_retries else {})},
             **{key: given[key] for key in ("service_account", "tensorboard", "network", "psc_interface_config")},
-            # A folder per run: a job that Vertex restarts continues from its checkpoint, never from another run's.
+            # One folder for what is trained, whichever job trains it: a job that Vertex restarts, a fallback and a run
+            # that is sent again go on from the checkpoint.
             "base_output_directory": {
                 "output_uri_prefix": f"{settings.bucket.rstrip('/') or dsl.PIPELINE_ROOT_PLACEHOLDER}/{folder}"
             },

@@ -238,7 +238,7 @@ def test_a_custom_job_has_everything_that_machine_and_settings_say():
         scheduling={"timeout": "3600s", "strategy": "STANDARD", "disable_retries": True},
         service_account="trainer@my-project.iam.gserviceaccount.com",
         network="projects/12345/global/networks/my-network",
-        base_output_directory={"output_uri_prefix": "gs://my-bucket/pipelines/digits/{{$.pipeline_job_name}}"},
+        base_output_directory=job.job_spec.base_output_directory,  # Its own test is below.
     )
 
 
@@ -272,9 +272,25 @@ def test_of_a_disk_only_what_is_asked_for_is_sent(name, asked):
 def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
     location, job = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), Settings(), "digits"))
     assert location == "{{$.pipeline_google_cloud_location}}"
-    assert job.job_spec.base_output_directory.output_uri_prefix == (
-        "{{$.pipeline_root}}/digits/{{$.pipeline_job_name}}"
-    )
+    place = job.job_spec.base_output_directory.output_uri_prefix
+    assert re.fullmatch(r"\{\{\$\.pipeline_root\}\}/digits/[0-9a-f]{12}", place)
+
+
+def test_checkpoints_of_a_training_lie_together_wherever_it_is_trained_and_apart_from_those_of_another(tmp_path):
+    def place(*overrides, machine="v5e-4", environment=None):
+        settings = dataclasses.replace(SETTINGS, region="us-central1", environment=environment or {})
+        config = load_config("digits", (f"machine={machine}", *overrides))
+        compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml", settings)
+        (found,) = re.findall(r'"output_uri_prefix": "([^"]*)"', (tmp_path / "pipeline.yaml").read_text())
+        return found
+
+    first = place()
+    assert re.fullmatch(r"gs://my-bucket/pipelines/digits/[0-9a-f]{12}", first)
+    assert first == place(machine="v6e-4") == place(machine="{name: v5e-4, region: us-east1, spot: true}")
+    assert first == place("gate.minimum={}", "training.checkpoint_seconds=1")
+    others = [place("training.learning_rate=0.5"), place("data.seed=1"), place("model=mnist_cnn")]
+    others.append(place(environment={"XLA_FLAGS": "--xla_dump_to=/tmp"}))
+    assert len({first, *others}) == 5
 
 
 def training_task(tmp_path, machine, *overrides):
