@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from components.create_tfrecords.params import FAN_OUT
 from components.errors import InputError
 from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS
 from pipelines.step_resources import StepResources, gib
@@ -29,6 +30,10 @@ _SPOT_RETRIES = 5
 
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
 VERTEX_DISK_GIB = 100
+
+
+# A task has 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. The step that merges has two more.
+_MOST_FAN_OUT_TASKS = 90
 
 
 # Of a training that nobody has estimated when its job is written, and whose budget nobody has set.
@@ -69,6 +74,12 @@ def check_target(config: "Config", target: str) -> None:
         )
     if target != "vertex":
         return
+    if config.data.engine == FAN_OUT and config.data.engine_tasks > _MOST_FAN_OUT_TASKS:
+        raise InputError(
+            f"On Vertex AI a step reads and writes 100 artifacts at most, and one step puts the parts of all others "
+            f"together: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
+            f"Received: {config.data.engine_tasks}."
+        )
     for name in ("cpu", "memory", "disk"):
         if value := getattr(training, name):
             raise InputError(

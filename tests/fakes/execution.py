@@ -362,6 +362,13 @@ class RunOnCpu:
             places = self.store(self.root / job_id, ended[1], place)
             with vertex.lock:
                 self._link(vertex, job)
+                for path in (self.root / job_id).glob(f"*/{ended[1]}/executor_output.json"):
+                    try:
+                        vertex_rules.check_outputs(ended[1], path.read_text())
+                    except ServiceError as error:
+                        _fail(vertex, job, ended[1], error.code, str(error))
+                        self._kill(job.name)
+                        return
                 detail = _detail(job, ended[1], vertex)
                 _tell_artifacts(detail, places)
                 detail.state = _TASK.SUCCEEDED if ended[2] == "SUCCESS" else _TASK.FAILED
@@ -390,6 +397,8 @@ class RunOnCpu:
     def _end_pipeline_job(self, vertex: Any, job: v1.PipelineJob, code: int) -> None:
         with vertex.lock:
             self._link(vertex, job)
+            if job.end_time:
+                return
             for detail in list(job.job_detail.task_details):
                 if detail.state in (_TASK.FAILED, _TASK.RUNNING) and code:
                     custom_job = vertex.custom_jobs.get(detail.executor_detail.custom_job_detail.job)

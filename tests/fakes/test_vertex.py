@@ -11,6 +11,7 @@ from google.api_core import exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
+from kfp import dsl
 
 from tests.fakes.clock import Clock
 from tests.fakes.execution import RunOnCpu, Simulate
@@ -202,6 +203,59 @@ def test_a_job_that_succeeds_while_it_is_cancelled_has_succeeded():
         fake.end_custom_job(name, v1.JobState.JOB_STATE_SUCCEEDED)
         clock.sleep(fake.cancelling_seconds)
         assert jobs.get_custom_job(name=name).state is v1.JobState.JOB_STATE_SUCCEEDED
+
+
+@dsl.component(base_image="python", install_kfp_package=False)
+def return_text(size: int) -> str:
+    return "x" * size
+
+
+@dsl.component(base_image="python", install_kfp_package=False)
+def write_part(number: int, part: dsl.Output[dsl.Artifact]) -> None:
+    part.metadata["number"] = number
+
+
+@dsl.component(base_image="python", install_kfp_package=False)
+def merge_parts(parts: dsl.Input[list[dsl.Artifact]], merged: dsl.Output[dsl.Artifact]) -> None:
+    merged.metadata["count"] = len(parts)
+
+
+def submit(fake, pipeline):
+    """Submit a pipeline, and wait for its end."""
+    spec = json_format.MessageToDict(pipeline.pipeline_spec)
+    jobs, job = client(fake, "Pipeline"), {**PIPELINE_JOB, "pipeline_spec": spec}
+    name = jobs.create_pipeline_job(parent=PARENT, pipeline_job=job).name
+    while not (ended := jobs.get_pipeline_job(name=name)).end_time:
+        time.sleep(0.05)
+    return ended
+
+
+@pytest.mark.parametrize(("size", "state"), [(100_000, "SUCCEEDED"), (131_072, "FAILED")])
+def test_a_task_returns_no_more_than_the_service_takes(tmp_path, size, state):
+    @dsl.pipeline(name="long")
+    def pipeline():
+        return_text(size=size)
+
+    with FakeVertex(RunOnCpu(tmp_path)) as fake:
+        ended = submit(fake, pipeline)
+    assert ended.state.name == f"PIPELINE_STATE_{state}"
+    said = [task.error.message for task in ended.job_detail.task_details if task.error.message]
+    assert ["return-text have 131" in message for message in said] == [True] * (state == "FAILED")
+
+
+@pytest.mark.parametrize(("count", "is_taken"), [(99, True), (100, False)])
+def test_a_task_has_no_more_artifacts_than_the_service_takes(fake, count, is_taken):
+    @dsl.pipeline(name="wide")
+    def pipeline():
+        with dsl.ParallelFor(list(range(count))) as number:
+            written = write_part(number=number)
+        merge_parts(parts=dsl.Collected(written.outputs["part"]))
+
+    if is_taken:
+        submit(fake, pipeline)
+        return
+    with pytest.raises(exceptions.BadRequest, match="Task merge-parts has 101 input and output artifacts"):
+        submit(fake, pipeline)
 
 
 @pytest.mark.parametrize(

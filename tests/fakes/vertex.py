@@ -302,6 +302,7 @@ class FakeVertex(GoogleApiServer):
             raise ServiceError("INVALID_ARGUMENT", "runtime_config.gcs_output_directory must be a gs:// path.")
         plain = json_format.MessageToDict(v1.PipelineJob.pb(job))
         rules.check_parameters(plain["pipelineSpec"], plain["runtimeConfig"].get("parameterValues", {}))
+        rules.check_artifacts(plain["pipelineSpec"])
         rules.check_labels(job.labels)
         rules.check_network(job.network)
         location = request.parent.split("/")[3]

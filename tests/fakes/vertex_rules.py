@@ -4,6 +4,7 @@ Every rule names its source; `tests/fakes/RULES` lists them. What is documented 
 for a refusal: a client that passes here then asks for nothing doubtful.
 """
 
+import json
 import math
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -236,6 +237,32 @@ def check_parameters(spec: Mapping[str, Any], values: Mapping[str, Any]) -> None
     missing = [name for name, one in declared.items() if "defaultValue" not in one and not one.get("isOptional")]
     if wrong := sorted(set(values) - set(declared)) or sorted(set(missing) - set(values)):
         refuse(f"The pipeline's parameters are {sorted(declared)}. Wrong or missing: {wrong}.")
+
+
+def check_artifacts(spec: Mapping[str, Any]) -> None:
+    """Refuse a pipeline with a task that has too many artifacts; those of a loop are collected."""
+    for part in (spec.get("root", {}), *spec.get("components", {}).values()):
+        tasks = part.get("dag", {}).get("tasks", {})
+        runs = {
+            name: len(json.loads(task["parameterIterator"]["items"]["raw"]))
+            for name, task in tasks.items()
+            if "raw" in task.get("parameterIterator", {}).get("items", {})
+        }
+        for name, task in tasks.items():
+            given = task.get("inputs", {}).get("artifacts", {}).values()
+            made = spec["components"][task["componentRef"]["name"]].get("outputDefinitions", {}).get("artifacts", {})
+            producers = [one.get("taskOutputArtifact", {}).get("producerTask") for one in given]
+            # Rule: a task has 100 input and output artifacts at most; refused here when the pipeline is sent
+            # (…/quotas: Pipelines, limits)
+            if (count := sum(runs.get(producer, 1) for producer in producers) + len(made)) > 100:
+                refuse(f"Task {name} has {count} input and output artifacts, and the limit is 100.")
+
+
+def check_outputs(task: str, payload: str) -> None:
+    """Refuse what a task returns, by the JSON that its container leaves for the service."""
+    # Rule: the JSON of a task's output parameters and artifacts has 131,072 bytes at most (…/quotas: Pipelines, limits)
+    if (size := len(payload.encode())) > 131_072:
+        refuse(f"The outputs of task {task} have {size} bytes, and the limit is 131072.")
 
 
 def check_schedule(schedule: v1.Schedule) -> None:

@@ -831,6 +831,10 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
             "resources.train_model.timeout=60",
             r"resources\.train_model\.timeout=60\. Set machine\.timeout_sec",
         ),
+        (
+            "data={source: sklearn:digits, engine: fan_out, engine_tasks: 91}",
+            r"a step reads and writes 100 artifacts at most.* from 1 to 90 with data\.engine=fan_out\. Received: 91\.",
+        ),
         ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
     ],
 )
