@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.create_tfrecords.params import FAN_OUT
 from components.errors import InputError
-from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS
+from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS, VERTEX_TASK_SECONDS
 from pipelines.step_resources import StepResources, gib
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ def check_target(config: "Config", target: str) -> None:
         )
     if target != "vertex":
         return
+    times = {f"resources.{step}.timeout": asked.timeout for step, asked in config.resources.items()}
+    times["machine.timeout_seconds"] = config.machine.timeout_seconds if config.machine else 0
+    for name, seconds in times.items():
+        if seconds > VERTEX_TASK_SECONDS:
+            raise InputError(
+                f"Vertex AI cancels a pipeline's task after 7 days: expected {name} of at most {VERTEX_TASK_SECONDS}. "
+                f"Received: {seconds}. Take a larger machine or fewer epochs, or run it on Kubeflow."
+            )
     if config.data.engine == FAN_OUT and config.data.engine_tasks > _MOST_FAN_OUT_TASKS:
         raise InputError(
             f"On Vertex AI a step reads and writes 100 artifacts at most, and one step puts the parts of all others "
@@ -166,6 +174,7 @@ def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> T
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
+        seconds = min(seconds, VERTEX_TASK_SECONDS) if target == "vertex" else seconds
         why = f"{TIMEOUT_FACTOR} times what preflight.max_price_usd pays for, at least {hours(floor)}"
     if config.preflight and target == "vertex":
         why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"

@@ -115,6 +115,11 @@ def test_where_only_hyperdisk_exists_no_persistent_disk_is_had(fake, machine_typ
         (custom_job(container_spec={"image_uri": "steps:latest"}), r"Received: 'steps:latest'"),
         (custom_job(spec={"scheduling": {"strategy": "FLEX_START"}}), r"FLEX_START is not supported for TPUs"),
         (custom_job(topology="4x4", spec={"scheduling": {"strategy": "SPOT"}}), r"not supported for TPU Pods"),
+        (custom_job(spec={"scheduling": {"timeout": "604801s"}}), r"A task runs for 7 days at most"),
+        (
+            custom_job(spec={"persistent_resource_id": "{{$.pipeline_persistent_resource_id}}"}),
+            r"no persistent resource",
+        ),
         (custom_job(spec={"network": "projects/p/global/networks/n"}), r"must be a number"),
         (custom_job(spec={"base_output_directory": {"output_uri_prefix": "/tmp"}}), r"must be a gs:// path"),
         (

@@ -4,6 +4,7 @@ Every rule names its source; `tests/fakes/RULES` lists them. What is documented 
 for a refusal: a client that passes here then asks for nothing doubtful.
 """
 
+import datetime
 import json
 import math
 import re
@@ -135,6 +136,10 @@ def _check_disk(pool: v1.WorkerPoolSpec) -> None:
 
 def _check_scheduling(scheduling: v1.Scheduling, machine: v1.MachineSpec) -> None:
     strategy = scheduling.strategy.name
+    # Rule: a pipeline's task is cancelled after 7 days; a job that would take longer is refused here
+    # (…/quotas: Pipelines, limits)
+    if scheduling.timeout and scheduling.timeout > datetime.timedelta(days=7):
+        refuse(f"A task runs for 7 days at most. Received: {scheduling.timeout}.")
     # Rule: flex-start takes GPUs alone (…/training/schedule-jobs-dws)
     if strategy == "FLEX_START":
         refuse("The scheduling strategy FLEX_START is not supported for TPUs.")

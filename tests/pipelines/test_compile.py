@@ -832,6 +832,11 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
             r"resources\.train_model\.timeout=60\. Set machine\.timeout_sec",
         ),
         (
+            "machine={name: v5e-4, timeout_seconds: 604801}",
+            r"expected machine\.timeout_seconds of at most 604800\. Received: 604801\. Take a larger machine",
+        ),
+        ("resources.export_model.timeout=700000", r"resources\.export_model\.timeout of at most 604800\. Rec.* 700000"),
+        (
             "data={source: sklearn:digits, engine: fan_out, engine_tasks: 91}",
             r"a step reads and writes 100 artifacts at most.* from 1 to 90 with data\.engine=fan_out\. Received: 91\.",
         ),
