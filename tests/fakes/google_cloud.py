@@ -43,7 +43,7 @@ ROLES = {
     ],
     "roles/viewer": [],
 }
-_QUOTAS = ("V2TPUs", "V3TPUs", "V5ETPU", "V6ETPU", "7XTPU")
+_QUOTAS = ("V2TPUs", "V3TPUs", "V2PodTPUs", "V3PodTPUs", "V5ETPU", "V6ETPU", "7XTPU")
 
 
 def bind(role: str, *members: str) -> dict[str, Any]:
@@ -103,6 +103,8 @@ class GoogleCloud:
         self.key_policy = bind("roles/cloudkms.cryptoKeyEncrypterDecrypter", AGENT)
         self.repositories = {"images": bind("roles/artifactregistry.reader")}
         self.images = {"my-project/images/steps": ["linux/amd64"], "my-project/images/serving": ["linux/amd64"]}
+        # Rule: pods of v2 and v3 count against quotas of their own (https://cloud.google.com/vertex-ai/docs/quotas: TPU
+        # V3 pod cores for training; google-research/t5x README.md)
         self.quotas = {
             f"CustomModelTraining{spot}{one}PerProjectPerRegion": {"us-central1": 64, "us-east1": 64}
             for one in _QUOTAS
