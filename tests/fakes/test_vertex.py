@@ -137,6 +137,14 @@ def test_a_custom_job_that_cannot_be_one_is_refused_at_creation(fake, job, messa
     assert not fake.custom_jobs
 
 
+def test_a_training_writes_to_a_regional_bucket(fake):
+    spec = {"base_output_directory": {"output_uri_prefix": "gs://my-bucket/run"}}
+    client(fake, "Job").create_custom_job(parent=PARENT, custom_job=custom_job(spec=spec))
+    fake.cloud.buckets["my-bucket"].location_type = "dual-region"
+    with pytest.raises(exceptions.BadRequest, match="my-bucket is not regional"):
+        client(fake, "Job").create_custom_job(parent=PARENT, custom_job=custom_job(spec=spec))
+
+
 def test_a_quota_is_refused_by_its_name(fake):
     fake.without_quota = {"ct5lp-hightpu-4t"}
     with pytest.raises(exceptions.TooManyRequests, match=r"exceed quota limits: .*/custom_model_training_tpu_v5e"):

@@ -421,6 +421,11 @@ class FakeVertex(GoogleApiServer):
         rules.check_custom_job(job, location, self.local_images)
         self._check_account(job.job_spec.service_account or DEFAULT_ACCOUNT)
         self._check_key(job.encryption_spec.kms_key_name)
+        # Rule: buckets of training jobs are regional; what the service makes of others is documented nowhere
+        # (…/general/locations: Cloud Storage bucket requirements; …/training/cloud-storage-file-system)
+        place = job.job_spec.base_output_directory.output_uri_prefix.removeprefix("gs://").partition("/")[0]
+        if place in self.cloud.buckets and self.cloud.buckets[place].location_type != "region":
+            rules.refuse(f"The bucket {place} is not regional.")
         pool = job.job_spec.worker_pool_specs[0]
         names = {pool.machine_spec.machine_type, f"{location}/{pool.machine_spec.machine_type}"}
         # Rule: who has no quota is refused at creation, 429 in these words (google-deepmind/xmanager/issues/29)

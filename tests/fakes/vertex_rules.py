@@ -244,6 +244,20 @@ def check_parameters(spec: Mapping[str, Any], values: Mapping[str, Any]) -> None
         refuse(f"The pipeline's parameters are {sorted(declared)}. Wrong or missing: {wrong}.")
 
 
+def free_gib(asked_gib: float) -> float:
+    """The memory that a step has of a machine that is chosen for what it asks for, in GiB."""
+    # Rule: of the smallest machines, as that of 16 GB which a step has by default, agents take up to 40 %
+    # (…/training/understanding-training-service: Out-of-memory; …/pipelines/machine-types)
+    if asked_gib <= 16:
+        return 16 * 0.6
+    # Rule: of larger machines agents take little; taken to be what GKE keeps of a node, a share that falls with its
+    # memory (https://cloud.google.com/kubernetes-engine/docs/concepts/cluster-architecture#memory_cpu)
+    kept, left = 0.1, asked_gib
+    for size, share in ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (math.inf, 0.02)):
+        kept, left = kept + min(left, size) * share, max(left - size, 0)
+    return asked_gib - kept
+
+
 def check_artifacts(spec: Mapping[str, Any]) -> None:
     """Refuse a pipeline with a task that has too many artifacts; those of a loop are collected."""
     for part in (spec.get("root", {}), *spec.get("components", {}).values()):
