@@ -258,7 +258,9 @@ class VertexChecks:
     # What it runs in
 
     def _step_image(self) -> Iterator[Finding]:
-        yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE")
+        # https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu-7x: "TPU7x requires Python 3.12+."
+        python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
+        yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE", least_python=python)
 
     @property
     def _serving_image(self) -> str:

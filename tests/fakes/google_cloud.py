@@ -110,6 +110,7 @@ class GoogleCloud:
             for one in _QUOTAS
             for spot in ("", "Preemptible")
         }
+        self.python = "3.13.14"
         self.node_pools: list[dict[str, Any]] = []
         self.cluster: dict[str, Any] = {}
         self.forbidden: list[str] = []
@@ -231,7 +232,10 @@ class GoogleCloud:
 
     def _config(self, image: str, digest: str, asked: dict[str, Any]) -> dict[str, Any]:
         system, architecture = self.images[image][0].split("/")
-        return {"os": system, "architecture": architecture}
+        # Rule: Docker's official images say their Python in PYTHON_VERSION, and an image on one keeps that
+        # (https://github.com/docker-library/python/blob/master/Dockerfile-linux.template)
+        variables = [f"PYTHON_VERSION={self.python}"] if self.python else []
+        return {"os": system, "architecture": architecture, "config": {"Env": ["PATH=/usr/bin", *variables]}}
 
     def _quota(self, quota: str, asked: dict[str, Any]) -> dict[str, Any] | None:
         """As the API has it: int64 as text, 0 left out, a value without dimensions for all the regions without one."""

@@ -427,6 +427,11 @@ class FakeVertex(GoogleApiServer):
         if place in self.cloud.buckets and self.cloud.buckets[place].location_type != "region":
             rules.refuse(f"The bucket {place} is not regional.")
         pool = job.job_spec.worker_pool_specs[0]
+        # Rule: TPU7x requires Python 3.12 or later; what becomes of an older one is documented nowhere
+        # (…/training/configure-compute: TPU 7x)
+        python = [int(number) for number in self.cloud.python.split(".")[:2] if number]
+        if rules.generation_of(pool.machine_spec) == "7x" and python and python < [3, 12]:
+            rules.refuse(f"TPU7x requires Python 3.12. Received: {self.cloud.python}.")
         names = {pool.machine_spec.machine_type, f"{location}/{pool.machine_spec.machine_type}"}
         # Rule: who has no quota is refused at creation, 429 in these words (google-deepmind/xmanager/issues/29)
         if names & self.without_quota:

@@ -1,6 +1,7 @@
 """Each single thing that a run on Vertex AI may lack is named, and nothing else is."""
 
 import dataclasses
+import re
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
@@ -367,6 +368,23 @@ def test_pods_of_v2_and_v3_have_quotas_of_their_own(fake, machine, quota):
     ((what, said, _),) = told(examine(fake, config), Verdict.MISSING)
     assert what == f"quota {machine}"
     assert said.startswith(f"CustomModelTraining{quota}PerProjectPerRegion in us-central1 is 0")
+
+
+@pytest.mark.parametrize(
+    ("machine", "python", "missing", "said"),
+    [
+        ("7x-4", "3.11.16", True, "steps@sha256:0+ has Python 3\\.11\\.16, and the machine requires 3\\.12 or later"),
+        ("7x-4", "3.13.14", False, "linux/amd64$"),
+        ("7x-4", "", False, "it does not say its Python, of which 3\\.12 is required$"),
+        ("v5e-4", "3.11.16", False, "linux/amd64$"),
+    ],
+)
+def test_a_tpu7x_wants_an_image_with_python_3_12(fake, machine, python, missing, said):
+    fake.cloud.python = python
+    findings = examine(fake, load_config("digits", [f"machine={machine}"]))
+    (image,) = [one for one in findings if one.what == "image"]
+    assert (image.verdict is Verdict.MISSING) == missing
+    assert re.search(said, image.said)
 
 
 def test_a_quota_that_is_not_said_is_unknown(fake):
