@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import secrets
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,12 +39,14 @@ class Smoke:
         plan: Jobs of the run, as they will be sent.
         report_uri: Place at which the training tells of its surroundings.
         settings: Project, region, bucket and accounts.
+        target: Platform, as `vertex`.
     """
 
     config: Config
     plan: Plan
     report_uri: str
     settings: Settings
+    target: str
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -91,7 +94,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
     )
     config = load_config("digits", [*own, *overrides])
     settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
-    return Smoke(config, plan_submission(config, target, settings), report_uri, settings)
+    return Smoke(config, plan_submission(config, target, settings), report_uri, settings, target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +104,20 @@ class SmokeReport:
     Attributes:
         rows: A question and its answer, each.
         has_succeeded: Whether both runs came to their end.
+        found: Those rows that say how the platform is, whatever the run.
+        source: Where the answers are from: platform, machine and day.
     """
 
     rows: tuple[tuple[str, str], ...]
     has_succeeded: bool
+    found: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+
+    def as_rules(self) -> str:
+        """Return what was found as comments that name a rule and its source, as in tests/fakes."""
+        rules = (f"Rule: {question}: {answer} ({self.source})" for question, answer in self.found)
+        lines = (textwrap.wrap(rule, 118, break_long_words=False, break_on_hyphens=False) for rule in rules)
+        return "".join(f"# {line}\n" for rule in lines for line in rule)
 
     def __str__(self) -> str:
         lines = ["| question | answer |", "|---|---|"]
@@ -137,16 +150,20 @@ def run_smoke(
     if first.state is State.SUCCEEDED:
         second = wait(plan, submit(plan, submitter, again=True), submitter, report, poll_seconds, sleep)
         again = _read(smoke.report_uri)
+    found, cached = _surroundings(told), _cache(second, told, again) if second else ()
     rows = (
         ("machine", first.machine),
         *_outcome("first run", first),
-        *_surroundings(told),
+        *found,
         *_times(smoke, told, sent),
         *(_outcome("second run", second) if second else ()),
-        *(_cache(second, told, again) if second else ()),
+        *cached,
         *(("not asked here", question) for question in (*_open_without(plan.jobs[0].machine.slice.hosts), *_OPEN)),
     )
-    return SmokeReport(rows, second is not None and second.state is State.SUCCEEDED)
+    source = f"tpu-pipelines smoke of {time.strftime('%Y-%m-%d')}, {smoke.target}, {first.machine}"
+    return SmokeReport(
+        rows, second is not None and second.state is State.SUCCEEDED, (*found, *cached) if told else (), source
+    )
 
 
 def _open_without(hosts: int) -> Sequence[str]:

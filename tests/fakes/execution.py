@@ -434,6 +434,12 @@ class RunOnCpu:
             "AIP_MODEL_DIR": f"{base}/model/",
             "AIP_CHECKPOINT_DIR": f"{base}/checkpoints/",
             "AIP_TENSORBOARD_LOG_DIR": f"{base}/logs/",
+            # Rule: a container on a TPU VM has the node's name, alone and in JSON; of the hosts of a slice no more is
+            # documented (…/training/training-with-tpu-vm: Environment variables)
+            "TPU_NODE_NAME": "my-first-tpu-node",
+            "TPU_CONFIG": json.dumps(
+                {"project": "tenant", "zone": "us-central1-b", "tpu_node_name": "my-first-tpu-node"}
+            ),
         }
         command = [word.replace("python3", sys.executable) for word in words]
         self._start_hosts(vertex, name, command, environment)
