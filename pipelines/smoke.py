@@ -104,18 +104,18 @@ class SmokeReport:
     Attributes:
         rows: A question and its answer, each.
         has_succeeded: Whether both runs came to their end.
-        found: Those rows that say how the platform is, whatever the run.
-        source: Where the answers are from: platform, machine and day.
+        answers: Those rows that say how the platform is, whatever the run.
+        source: Platform, machine and day of the answers.
     """
 
     rows: tuple[tuple[str, str], ...]
     has_succeeded: bool
-    found: tuple[tuple[str, str], ...] = ()
+    answers: tuple[tuple[str, str], ...] = ()
     source: str = ""
 
     def as_rules(self) -> str:
-        """Return what was found as comments that name a rule and its source, as in tests/fakes."""
-        rules = (f"Rule: {question}: {answer} ({self.source})" for question, answer in self.found)
+        """Return the answers as comments that name a rule and its source, as in tests/fakes."""
+        rules = (f"Rule: {question}: {answer} ({self.source})" for question, answer in self.answers)
         lines = (textwrap.wrap(rule, 118, break_long_words=False, break_on_hyphens=False) for rule in rules)
         return "".join(f"# {line}\n" for rule in lines for line in rule)
 
@@ -150,11 +150,11 @@ def run_smoke(
     if first.state is State.SUCCEEDED:
         second = wait(plan, submit(plan, submitter, again=True), submitter, report, poll_seconds, sleep)
         again = _read(smoke.report_uri)
-    found, cached = _surroundings(told), _cache(second, told, again) if second else ()
+    answers, cached = _surroundings(told), _cache(second, told, again) if second else ()
     rows = (
         ("machine", first.machine),
         *_outcome("first run", first),
-        *found,
+        *answers,
         *_times(smoke, told, sent),
         *(_outcome("second run", second) if second else ()),
         *cached,
@@ -162,7 +162,7 @@ def run_smoke(
     )
     source = f"tpu-pipelines smoke of {time.strftime('%Y-%m-%d')}, {smoke.target}, {first.machine}"
     return SmokeReport(
-        rows, second is not None and second.state is State.SUCCEEDED, (*found, *cached) if told else (), source
+        rows, second is not None and second.state is State.SUCCEEDED, (*answers, *cached) if told else (), source
     )
 
 

@@ -61,7 +61,7 @@ def as_custom_job(
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
         name: Name of the run, and of its folder in the bucket.
         asked: Its retries; the rest is the machine's.
-        fingerprint: What decides the weights, wherever they are trained; a part of the folder's name.
+        fingerprint: Facts that decide the weights, wherever they are trained; a part of the folder's name.
 
     Raises:
         InputError: If the component has an input or output named like a field of the job, or the bucket is not on
@@ -76,11 +76,11 @@ def as_custom_job(
     fields = _fields(machine, settings, name)
     _check_names(component, (*fields, _RESOURCES))
     inputs = {key: value for key, value in fields.items() if "{{$" not in str(value)}
-    given = {key: _input(key) if key in inputs else value for key, value in fields.items()}
+    values = {key: _input(key) if key in inputs else value for key, value in fields.items()}
     spec = json_format.MessageToDict(component.pipeline_spec)
     (executor,) = spec["deploymentSpec"]["executors"].values()
     version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
-    job = _job(_pool(executor["container"], machine, settings), given, machine, f"{name}/{version}", settings)
+    job = _job(_pool(executor["container"], machine, settings), values, machine, f"{name}/{version}", settings)
     executor["container"] = {
         "image": LAUNCHER_IMAGE,
         "command": ["python3", "-u", "-m", _LAUNCHER],
@@ -88,7 +88,7 @@ def as_custom_job(
             *("--type", "CustomJob"),
             *("--payload", _as_argument(job, inputs)),
             *("--project", "{{$.pipeline_google_cloud_project_id}}"),
-            *("--location", given["location"]),
+            *("--location", values["location"]),
             *("--gcp_resources", f"{{{{$.outputs.parameters['{_RESOURCES}'].output_file}}}}"),
         ],
     }
@@ -133,7 +133,7 @@ def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, An
 
 
 def _job(
-    pool: Mapping[str, Any], given: Mapping[str, Any], machine: MachineSpec, folder: str, settings: Settings
+    pool: Mapping[str, Any], values: Mapping[str, Any], machine: MachineSpec, folder: str, settings: Settings
 ) -> dict[str, Any]:
     """Return the job as the launcher sends it; the launcher drops fields that are empty.
 
@@ -142,21 +142,21 @@ def _job(
     """
     from kfp import dsl
 
-    scheduling = {key: given[key] for key in ("timeout", "strategy", "restart_job_on_worker_restart")}
+    scheduling = {key: values[key] for key in ("timeout", "strategy", "restart_job_on_worker_restart")}
     return {
         "display_name": custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER),
         "job_spec": {
             "worker_pool_specs": [pool],
             "scheduling": {**scheduling, **({"disable_retries": True} if machine.disable_retries else {})},
-            **{key: given[key] for key in ("service_account", "tensorboard", "network", "psc_interface_config")},
+            **{key: values[key] for key in ("service_account", "tensorboard", "network", "psc_interface_config")},
             # One folder for what is trained, whichever job trains it: a job that Vertex restarts, a fallback and a run
             # that is sent again go on from the checkpoint.
             "base_output_directory": {
                 "output_uri_prefix": f"{settings.bucket.rstrip('/') or dsl.PIPELINE_ROOT_PLACEHOLDER}/{folder}"
             },
         },
-        "labels": given["labels"],
-        "encryption_spec": {"kms_key_name": given["encryption_spec_key_name"]},
+        "labels": values["labels"],
+        "encryption_spec": {"kms_key_name": values["encryption_spec_key_name"]},
     }
 
 
