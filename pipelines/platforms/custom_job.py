@@ -7,6 +7,7 @@ the launcher as its container is written here, so that the package itself is not
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from pipelines.step_resources import StepResources
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _RESOURCES = "gcp_resources"  # Output of the launcher: by it a launcher that is started again finds its job.
+_FOLDER = re.compile(r'(?<="output_uri_prefix": ")[^"]+')  # Of the checkpoints, in the job's JSON.
 _TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # Of inputs, by the type of their value.
 
 
@@ -158,6 +160,13 @@ def _job(
         "labels": values["labels"],
         "encryption_spec": {"kms_key_name": values["encryption_spec_key_name"]},
     }
+
+
+def start_anew(pipeline: Mapping[str, Any]) -> None:
+    """Have the custom job of a compiled pipeline, if it has one, continue from its own checkpoint alone."""
+    for executor in pipeline["deploymentSpec"]["executors"].values():
+        arguments = executor.get("container", {}).get("args", [])
+        arguments[:] = [_FOLDER.sub(r"\g<0>/{{$.pipeline_job_name}}", argument) for argument in arguments]
 
 
 def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings) -> dict[str, Any]:
