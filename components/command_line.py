@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import inspect
 import json
 import re
 import sys
@@ -24,8 +25,9 @@ P = TypeVar("P")
 
 def attribute_docs(params: type) -> dict[str, str]:
     """Return the lines of the `Attributes:` section of a docstring, by name."""
-    section = (params.__doc__ or "").partition("Attributes:")[2]
-    entries = re.findall(r"^        (\w+): (.*(?:\n {10,}.*)*)", section, re.MULTILINE)
+    # Python 3.13 takes the indentation of the code out of a docstring when it compiles it; earlier versions keep it.
+    section = inspect.cleandoc(params.__doc__ or "").partition("Attributes:")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text).replace("%", "%%") for name, text in entries}
 
 

@@ -40,7 +40,7 @@ def test_the_images_are_built_on_one_of_a_known_digest():
     texts = [(REPOSITORY / "docker" / name).read_text() for name in ("Dockerfile", "serving.Dockerfile")]
     bases = {base for text in texts for base in re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)}
     assert len(bases) == 1
-    assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", *bases)
+    assert re.fullmatch(r"python:3\.13-slim-trixie@sha256:[0-9a-f]{64}", *bases)
     for text in texts:
         stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)
         assert {source for source, _ in stages} <= {"${BASE}", "${BEAM}", *(name for _, name in stages)}
@@ -80,7 +80,7 @@ def test_beams_image_holds_what_the_others_have_but_what_beam_excludes():
     assert not {"tensorflow", "tensorflow-cpu", "keras", "jax"} & beam.keys()
     assert "ai-edge-litert" in beam, "a worker answers with an exported model"
     released = beam["apache-beam"]
-    assert f"ARG BEAM=apache/beam_python3.11_sdk:{released}\n" in (REPOSITORY / "docker" / "Dockerfile").read_text()
+    assert f"ARG BEAM=apache/beam_python3.13_sdk:{released}\n" in (REPOSITORY / "docker" / "Dockerfile").read_text()
 
 
 def test_an_image_holds_what_its_part_of_the_project_asks_for():
