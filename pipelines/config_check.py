@@ -69,7 +69,7 @@ def check_config(config: Config, workspace: Path) -> list[Finding]:
     findings += _check_damage(config, overview)
     findings += [Finding("settings", HINT, said) for said in contradictions(config, overview)]
     if interface := _found(findings, "data", lambda: _read_sample(config, plan)):
-        findings.append(_check_model(config, interface))
+        findings += _check_model(config, interface)
     return findings
 
 
@@ -111,16 +111,17 @@ def _check_damage(config: Config, overview: DataOverview) -> Iterator[Finding]:
         )
 
 
-def _check_model(config: Config, interface: Interface) -> Finding:
+def _check_model(config: Config, interface: Interface) -> list[Finding]:
     model = config.training.model
     try:
         check_images(config.training, (None, *interface.input.shape))
         check_labels(config.training, interface.task_name)
-        check_model(config, interface)
+        warnings = check_model(config, interface)
     except InputError as error:
-        return Finding("model", ERROR, str(error))
+        return [Finding("model", ERROR, str(error))]
     formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
-    return Finding("model", OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
+    built = Finding("model", OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
+    return [built, *(Finding("model", HINT, warning) for warning in warnings)]
 
 
 def contradictions(config: Config, overview: DataOverview | None = None) -> Iterator[str]:

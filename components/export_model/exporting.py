@@ -175,6 +175,7 @@ def try_out(
     required: Sequence[str],
     work: Path,
     frozen: Sequence[Sequence[str]] = (),
+    warn: Callable[[str], None] = lambda warning: None,
 ) -> None:
     """Build a model as it will be trained, rebuild it as it will be exported, and convert it, untrained.
 
@@ -184,7 +185,8 @@ def try_out(
         interface: Input and output that it must have.
         required: Formats that the export must hold; those that some models have no form for are made.
         work: An empty folder.
-        frozen: Names and patterns of the layers that rest in each stage of its training.
+        frozen: Names and patterns of the layers that are frozen in each stage of its training.
+        warn: Receives what `build_model` warns of.
 
     Raises:
         InputError: If the model is not one that can be trained and exported so.
@@ -194,7 +196,7 @@ def try_out(
     from components.model_loading.trained import check_rebuilds, load_trained_model, save_architecture
     from components.training_step.stages import Freezer
 
-    built = build_model(model, interface, parameters)
+    built = build_model(model, interface, parameters, warn)
     freezer = Freezer(built)
     for names in (*frozen, ()):  # In the end as it was.
         freezer.freeze(names)

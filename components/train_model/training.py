@@ -198,7 +198,9 @@ class _Session:
         self._counted_examples = counted / targets
         keras.utils.set_random_seed(params.seed)
         with device.scope():
-            self.model = build_model(params.model, manifest.interface, params.model_parameters)
+            self.model = build_model(
+                params.model, manifest.interface, params.model_parameters, functools.partial(progress.say, _STEP)
+            )
             self._code = check_rebuilds(self.model, params.model, manifest.task)
         self._freezer, self._stages = Freezer(self.model), plan_stages(params)
         for stage in self._stages:  # A name that fits no layer is told before anything is trained.

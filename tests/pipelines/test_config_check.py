@@ -14,7 +14,7 @@ from tests.signing_keys import write_keys
 @pytest.fixture(autouse=True)
 def quick_models(monkeypatch):
     """The process that builds a model has tests of its own."""
-    monkeypatch.setattr("pipelines.config_check.check_model", lambda config, interface: None)
+    monkeypatch.setattr("pipelines.config_check.check_model", lambda config, interface: [])
 
 
 def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):
