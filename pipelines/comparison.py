@@ -134,13 +134,14 @@ def compare(folders: Sequence[Path]) -> Comparison:
     """Compare runs.
 
     Args:
-        folders: Folders of runs, as `tpu-pipelines run` wrote them.
+        folders: Folders of runs, as `tpu-pipelines run` wrote them; one that is given twice, as by a link to the
+            latest run, counts once.
 
     Raises:
-        InputError: If one of them is no run's folder, or is given twice.
+        InputError: If one of them is no run's folder, or all are the same.
     """
-    places = [folder.resolve() for folder in folders]
-    if len(set(places)) < len(places):
+    places = list(dict.fromkeys(folder.resolve() for folder in folders))
+    if len(places) == 1 < len(folders):
         raise InputError(f"Cannot compare a run with itself. Received: {', '.join(map(str, folders))}. Name each once.")
     runs = tuple(_load(place, label) for place, label in zip(places, _labels(places), strict=True))
     one_dataset = len({run.dataset for run in runs if run.dataset}) < 2

@@ -173,6 +173,12 @@ def test_what_is_no_run_is_left_out_and_named(tmp_path, monkeypatch, capsys):
     assert said.err == f"hint: left out, as no run that has ended: {left_out}\n"
 
 
+def test_a_run_that_a_link_names_too_counts_once(two_runs, tmp_path, capsys):
+    (tmp_path / "latest").symlink_to(two_runs[1])
+    assert cli.main(["compare", *map(str, two_runs), str(tmp_path / "latest"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == ["first/digits", "second/digits"]
+
+
 def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):
     def error(*folders):
         assert cli.main(["compare", *map(str, folders)]) == 2
