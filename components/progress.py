@@ -83,10 +83,18 @@ def say(step: str, message: str) -> None:
     print(printable(f"[{step}] {message}"), file=sys.stderr, flush=True)
 
 
+def _has_width(terminal: TextIO) -> bool:
+    """Return whether a terminal says how wide it is; without a width, a bar would stay empty."""
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns > 0
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def _terminal() -> Iterator[TextIO | None]:
     if sys.stderr.isatty():
-        yield sys.stderr
+        yield sys.stderr if _has_width(sys.stderr) else None
     elif os.environ.get(TERMINAL_VARIABLE):
         try:
             terminal = open("/dev/tty", "w")  # noqa: SIM115 (closed below; opening may fail)
@@ -94,7 +102,7 @@ def _terminal() -> Iterator[TextIO | None]:
             yield None
         else:
             with terminal:
-                yield terminal
+                yield terminal if _has_width(terminal) else None
     else:
         yield None
 

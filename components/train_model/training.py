@@ -378,6 +378,13 @@ class _Session:
         profiled = self.params.profile_steps if self._is_writer else 0
         profile = StepProfile(profiled, self.batch_size, self._tensorboard_dir(), *trace)
         self._epochs_begun: float | None = None
+        if self._is_writer:
+            epochs = f"{self.params.epochs} epochs{' at most' if self.params.early_stopping_epochs else ''}"
+            progress.say(
+                _STEP,
+                f"training: {self._num_examples:,} {plural}, {self.steps:,} steps an epoch, {epochs}; the first step "
+                "compiles the model",
+            )
         while self.progress.epoch < self.params.epochs and not self._should_stop():
             epoch = self.progress.epoch
             self._enter_stage_of(epoch)
@@ -612,7 +619,7 @@ class _Session:
         if self._is_writer:
             curves.flush()
             self._publish_curves()
-        progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
+        progress.say(_STEP, _epoch_line(entry, now, self.params.epochs, self.manifest))
 
     def _save_epoch(self, arrays: Mapping[str, Array], best: Mapping[str, Array] | None) -> None:
         now = dataclasses.replace(self.progress, history=list(self.progress.history), saved_at=time.time())
@@ -765,9 +772,11 @@ def _time_line(time: Mapping[str, float]) -> str:
     return f"of {total:.1f} s in epochs the device had {shares[COMPUTE]:.0%} {what}; it waited {', '.join(waits)}"
 
 
-def _epoch_line(entry: dict[str, float], epochs: int, manifest: Manifest) -> str:
+def _epoch_line(entry: dict[str, float], now: TrainingProgress, epochs: int, manifest: Manifest) -> str:
     metric = manifest.interface.task.metric
     line = f"epoch {entry['epoch']:.0f}/{epochs}: loss {entry['loss']:.4f}, {metric} {entry[metric]:.4f}"
     if "validation_loss" in entry:
         line += f", validation loss {entry['validation_loss']:.4f}, {metric} {entry[f'validation_{metric}']:.4f}"
-    return f"{line}, {entry['examples_per_second']:,.0f} {manifest.input.plural}/s"
+    line += f", {entry['examples_per_second']:,.0f} {manifest.input.plural}/s, {entry['seconds']:.0f} s"
+    left = now.seconds / now.epoch * (epochs - now.epoch)
+    return line + (f", {left / 60:.0f} min left" if left >= 60 else "")
