@@ -12,6 +12,7 @@ from components.preflight_training.findings import MachineReport
 from components.schema import Amount, JsonFile, read
 
 SUMMARY_FILE = "summary.json"
+LOG_FILE = "run.log"  # What the steps of a run on this machine say.
 SUCCEEDED, REJECTED, FAILED = "succeeded", "rejected", "failed"
 PROMOTED, NOT_PROMOTED = "promoted", "not promoted"
 # What a run has only of steps that it has, and an empty mapping stands for in the file.

@@ -236,7 +236,7 @@ def _add_board(commands: Any) -> None:
         "board",
         epilog="Example: tpu-pipelines board digits mnist_cnn",
         help="show the curves of runs in TensorBoard",
-        description="Start TensorBoard on the curves of the latest runs, and say where it answers; ends with Ctrl-C.",
+        description="Start TensorBoard on the curves of the latest runs, also of one that trains; ends with Ctrl-C.",
     )
     board.add_argument("names", nargs="*", metavar="NAME", help="of the configurations (default: all)")
     add_workspace(board)
@@ -248,11 +248,11 @@ def _board(arguments: argparse.Namespace) -> int:
     from components.errors import InputError
     from pipelines import history
 
-    known = history.names(arguments.workspace)
+    known = sorted({*history.names(arguments.workspace), *history.unfinished(arguments.workspace)})
     logs = {
         name: folder
         for name in arguments.names or known
-        if (folder := arguments.workspace / name / "model" / "tensorboard").is_dir()
+        if (folder := history.curves_of(arguments.workspace, name)) is not None
     }
     if not logs or set(arguments.names) - set(logs):
         raise InputError(
