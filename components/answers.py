@@ -6,13 +6,14 @@ import numpy as np
 
 from components.artifacts import Distribution
 from components.data_sketch import DataSketch
+from components.distributions import count_bins
 from components.interface import CLASSIFICATION
 
 ANSWERS = "answers"  # In the lineage of a version: the answers that its evaluation saw.
 CONFIDENCE = "confidence"
 _KIND = "predictions"
-# Narrow where most of the answers of a good model are.
-_EDGES = (*(i / 20 for i in range(19)), *(i / 100 for i in range(91, 100)), 0.995, 0.999, 0.9999, 1.0)
+# What a confidence lacks to 1 is counted to two digits, down to a millionth: most answers of a good model are near 1.
+_EDGES = np.array([0.0, *(round(1 - i / 10**k, 9) for k in range(2, 8) for i in range(99, 9, -1)), 1.0])
 
 
 def sketch_answers(
@@ -27,15 +28,16 @@ def sketch_answers(
         confidences: float[answers]: its probability; all finite.
     """
     counts = np.bincount(predicted, minlength=len(class_names)).tolist()
-    bins = np.bincount(np.searchsorted(_EDGES[1:-1], confidences, side="right"), minlength=len(_EDGES) - 1)
+    bins = np.searchsorted(_EDGES[1:-1], confidences, side="right")
+    edges, in_bins = count_bins(_EDGES[bins], _EDGES[bins + 1])
     confidence = Distribution(
         num_examples=len(confidences),
         mean=float(confidences.mean()),
         std=float(confidences.std()),
         minimum=float(confidences.min()),
         maximum=float(confidences.max()),
-        edges=_EDGES,
-        counts=tuple(bins.tolist()),
+        edges=tuple(edges.tolist()),
+        counts=tuple(in_bins.tolist()),
     )
     return DataSketch(
         source=source,
