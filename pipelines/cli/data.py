@@ -55,12 +55,12 @@ def _confidence(text: str) -> float:
 
 
 def _drift(arguments: argparse.Namespace) -> int:
-    from components.data_sketch import sketch_at
     from components.drift import as_dict, find_shifts, say_power
+    from pipelines.data_drift import sketch_place
     from pipelines.exports import find_compared
 
     against = find_compared(arguments.against, arguments.workspace, "a folder of records, here or in a bucket")
-    new, old = (sketch_at(place) for place in (arguments.records, against))
+    new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
         from components.find_drift.drift_page import write_page
