@@ -225,10 +225,10 @@ def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str)
 
     Of older data that do not say it, it is taken to be as in the others.
     """
-    each = [data.distributions.get(figure) for data in (new, old)]
-    loss = [1 + (one.std / one.mean) ** 2 if one and one.mean else None for one in each]
-    known = [some for some in loss if some]
-    return sizes / np.array([[some or known[0]] for some in loss]) if known else None
+    counted = [data.distributions.get(figure) for data in (new, old)]
+    design = [1 + (own.std / own.mean) ** 2 if own and own.mean else None for own in counted]
+    known = [effect for effect in design if effect]
+    return sizes / np.array([[effect or known[0]] for effect in design]) if known else None
 
 
 def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:

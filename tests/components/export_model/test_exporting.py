@@ -86,6 +86,7 @@ def test_export_holds_every_format(export_dir):
         "model.tflite",
         "model_int8.tflite",
         "export.json",
+        "answers.json",
     }
     assert (export_dir / "saved_model" / "saved_model.pb").is_file()
 
