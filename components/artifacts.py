@@ -71,8 +71,9 @@ class Distribution:
         std: Their standard deviation, the population's.
         minimum: The least.
         maximum: The greatest.
-        edges: Edges of the bins, the same in every data set.
-        counts: Examples in each bin, from its lower edge on; what lies beyond the first or last edge counts beside it.
+        edges: Edges of the bins; in files of older versions, the same bins for every data set.
+        counts: Examples in each bin, from its lower edge on. In older files the first and the last bin also hold the
+            values beyond them.
     """
 
     num_examples: int
@@ -101,7 +102,7 @@ class Split:
         distributions: Distributions of figures by name: of images `brightness`, `contrast` and `sharpness` (in grey
             levels, of the pictures as they are stored, thinned out to 127 on a side), `red` and `blue` (shares of the
             light), `height` and `width` (of the files); of texts `words`, `unknown_share` (to their own
-            vocabulary) and `word_length` (bytes). Empty in older files.
+            vocabulary) and `word_length` (bytes); of multi-label data `labels` of an example. Empty in older files.
     """
 
     num_examples: int

@@ -13,7 +13,7 @@ import numpy as np
 from components.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from components.create_tfrecords.encoders import Encoder
-from components.create_tfrecords.measuring import COUNTS, distributions
+from components.create_tfrecords.measuring import COUNTS, count_labels, distributions
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
 from components.create_tfrecords.planning import DatasetPlan
@@ -21,7 +21,7 @@ from components.create_tfrecords.sources.columns import Column
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.splitting import LEFT_OUT
 from components.create_tfrecords.targets import check_variation, describe_targets
-from components.interface import CLASSIFICATION, REGRESSION, TEXT
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
 
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
@@ -197,7 +197,10 @@ class Merger:
                 **{name: total for name, total in totals if total or listing.kind == TEXT},
                 **self._count_also_in_train(split),
             },
-            distributions=distributions(listing.kind, figures) if len(labels) else {},
+            distributions={
+                **(distributions(listing.kind, figures) if len(labels) else {}),
+                **(count_labels(labels) if task == MULTI_LABEL and len(labels) else {}),
+            },
         )
 
     def _count_also_in_train(self, split: str) -> dict[str, int]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from components import device as devices
 from components import progress, records, storage
+from components.answers import save_answers, sketch_outputs
 from components.artifacts import (
     BEST_WEIGHTS_FILE,
     EXPORT_FILE,
@@ -25,14 +26,13 @@ from components.artifacts import (
 )
 from components.errors import InputError, describe
 from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts
+from components.export_model import verification
 from components.export_model.comparing import Judge, find_too_far, write_expectations, write_questions
 from components.export_model.formats.saved_model import INPUT_FACTS
 from components.export_model.formats.table import FORMATS
 from components.export_model.formats.trained import TrainedModel
 from components.export_model.params import ExportParams, ExportResult
-from components.interface import (
-    Interface,
-)
+from components.interface import CLASSIFICATION, Interface
 from components.text import copy_vocabulary
 
 _STEP = "export_model"
@@ -94,6 +94,17 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             _remove(staged / FORMATS[name].file)
         for facts in formats.values():
             facts[judged] = _finite(facts[judged])
+        if info.task == CLASSIFICATION:
+            answers = {name: np.load(work / verification.ANSWERS_FILE.format(name)) for name in formats}
+            source = f"its {params.split} split"
+            save_answers(
+                staged,
+                {
+                    name: sketch_outputs(source, info.class_names, own)
+                    for name, own in answers.items()
+                    if np.isfinite(own).all()
+                },
+            )
         result = ExportResult(compared.num_examples, judged, _finite(compared.trained_score), formats, left_out)
         ExportInfo(
             model=info.name,

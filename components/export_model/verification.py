@@ -3,7 +3,8 @@
 Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR holds inputs, labels and the task, and in
     the end the trained model's answers. Formats that are not named are read from its standard input, one a line: each
     answers as it comes, while the next one is made, and is measured when no more come.
-Prints one JSON line: facts by format; of one that does not load or answer, `error` alone. It must not import
+Prints one JSON line: facts by format; of one that does not load or answer, `error` alone. The answers of a
+    classifier's formats are left in WORK_DIR. It must not import
 anything of this project, and sees to it that it cannot.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 INPUTS_FILE, LABELS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "labels.npy", "expected.npy", "task.json"
+ANSWERS_FILE = "answers_{}.npy"  # What a format of a classifier answers to the examples that are compared.
 TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
 _LATENCY_RUNS = 50
@@ -412,6 +414,8 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
     for name, candidate in candidates.items():
         try:
             facts[name] = facts[name] or _measure(candidate, labels, expected, task)
+            if task["task"] == "classification" and "error" not in facts[name]:
+                np.save(work / ANSWERS_FILE.format(name), np.concatenate(candidate.answers))
         except Exception as error:  # See `_explain`.
             facts[name] = {"error": _explain(error)}
     print(json.dumps(facts))

@@ -229,23 +229,19 @@ def _place(arguments: argparse.Namespace, config: Any) -> str:
 
 
 def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
-    from components.errors import InputError
     from pipelines import retrain_history as history
 
     place = _place(arguments, config)
     paid = config.machine.paid.price if config.machine else None
     known = history.entries(place, _asker(arguments), lambda machine: paid.usd_per_hour if paid else None, _leave_out)
     if not known:
-        raise InputError(
-            f"Nothing was decided of {config.name!r} in {place}: expected a decision that `tpu-pipelines retrain` has "
-            "left. Check the configuration and the target."
-        )
+        tell_hint(f"looked for decisions about {config.name!r} in {place}")
     if arguments.output:
         history.write_page(known, config.name, arguments.output)
     if arguments.json:
         print(json.dumps([dataclasses.asdict(entry) for entry in known]))
     else:
-        show_text(history.as_table(known))
+        show_text(history.as_table(known) if known else "No retraining decisions yet.")
     return DONE
 
 
