@@ -44,7 +44,7 @@ from components.train_model.params import TrainParams, TrainResult
 from components.train_model.parts import Array, PartsWriter
 from components.train_model.profiling import PROFILES, StepProfile, profiler
 from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, Stopwatch
-from components.train_model.surroundings import leave_report
+from components.train_model.surroundings import leave_report, raise_locked_memory
 from components.train_model.validation import SharedModel, Validation
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
 from components.training_step.program import Program, fits, plan_program
@@ -103,6 +103,7 @@ def train_model(
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     sessions = Sessions(checkpoint_dir, _digest(_fixed(params), manifest.fingerprint), started)
     with sessions.signed(hosts.is_writer):
+        raise_locked_memory()
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
         dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
         if device.backend == "jax":
