@@ -24,7 +24,8 @@ BASE_GIB = 4  # Python and TensorFlow take 1.
 _STEP_GIB = 12  # As much as Vertex AI's default machine has free: arrays and models are held whole.
 
 
-_SPOT_RETRIES = 5
+# Of a training whose pod may be taken away: on a spot machine, or one that only follows the hosts of a slice.
+_RETRIES = 5
 
 
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
@@ -38,20 +39,21 @@ TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 def resources_of(config: "Config", step: str, target: str = "") -> StepResources:
     """Return what a step asks for: what the configuration sets, and what follows from it for the rest.
 
-    Preflight gets the memory that a compilation may take, training what it may hold of the split. A pod on a spot
-    machine is started again; a custom job on Vertex AI is by itself.
+    Preflight gets the memory that a compilation may take, training what it may hold of the split. On Kubeflow a pod on
+    a spot machine, and one that follows several hosts, asks to be started again; a custom job on Vertex AI need not.
     """
     asked = config.resources.get(step, StepResources())
     held = {
         "preflight_training": BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
         "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # While it is read, a second time.
     }
-    is_spot = step == "train_model" and target == "kubeflow" and config.machine is not None and config.machine.spot
+    machine = config.machine if step == "train_model" and target == "kubeflow" else None
+    is_retried = machine is not None and (machine.spot or machine.slice.hosts > 1)
     return dataclasses.replace(
         asked,
         cpu=asked.cpu or _CPU,
         memory=asked.memory or f"{math.ceil(max(held.get(step, 0), _STEP_GIB))}Gi",
-        retries=asked.retries if asked.retries >= 0 else _SPOT_RETRIES * is_spot,
+        retries=asked.retries if asked.retries >= 0 else _RETRIES * is_retried,
     )
 
 
@@ -89,21 +91,35 @@ def apply(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
     return apply_retries(task, asked, timeout_seconds)
 
 
-def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
+def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
     """Have a step started again when it fails.
 
     Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go), and
-    KFP's default for it is an hour: a pod that is taken away after that would not be started again.
+    KFP's default for it is an hour: a pod that is taken away after that would not be started again. After which
+    failures, the cluster decides: KFP has no word for Argo's `retryPolicy`, and `doctor` looks at the cluster's own.
 
     Args:
         task: The step.
         asked: Number of retries, among the other resources.
         timeout_seconds: Seconds of one attempt.
+        is_of_all: Whether these are the seconds of all attempts together.
     """
     if not asked.retries:
         return task
-    each = (timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS) + 3600  # And to get a machine.
-    return task.set_retry(asked.retries, "60s", 2.0, f"{(asked.retries + 1) * each}s")
+    seconds = timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+    longest = seconds if is_of_all else (asked.retries + 1) * (seconds + 3600)  # And to get a machine.
+    return task.set_retry(asked.retries, "60s", 2.0, f"{longest}s")
+
+
+def as_root(task: Any) -> Any:
+    """Have a step's pod on Kubeflow run as root, who alone may write to a fresh disk: KFP has no word for `fsGroup`.
+
+    Such a root has no capabilities (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16
+    do not know the word, and leave the user to the image.
+    """
+    from kfp import kubernetes
+
+    return kubernetes.set_security_context(task, run_as_user=0)
 
 
 def place_on(target: str, task: Any, asked: StepResources) -> Any:
@@ -118,6 +134,7 @@ def place_on(target: str, task: Any, asked: StepResources) -> Any:
             kubernetes.add_ephemeral_volume(
                 task, volume_name="scratch", mount_path="/tmp", access_modes=["ReadWriteOnce"], size=asked.disk
             )
+            as_root(task)
     elif asked.timeout:  # A task of Vertex AI has no time of its own, so the container keeps it.
         command = ["timeout", "--kill-after=60", str(asked.timeout)]
         task.container_spec.command = [*command, *task.container_spec.command]

@@ -46,6 +46,17 @@ def test_the_images_are_built_on_one_of_a_known_digest():
         assert {source for source, _ in stages} <= {"${BASE}", "${BEAM}", *(name for _, name in stages)}
 
 
+def test_root_runs_only_where_nobody_else_was_seen_to_work():
+    """A TPU's driver, as far as is known; a build may try another user."""
+    text = (REPOSITORY / "docker" / "Dockerfile").read_text()
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.M | re.S))
+    defaults = dict(re.findall(r"^ARG (\w+)=(\d+)$", text, re.MULTILINE))
+    users = {name: re.findall(r"^USER \$\{(\w+)\}$", body, re.MULTILINE) for name, body in stages.items()}
+    assert [defaults[name] for name in users["user"]] == ["1000"]
+    assert [defaults[name] for name in users["train"]] == ["0"]
+    assert users["steps"] == users["train-gpu"] == []
+
+
 def test_what_an_image_holds_is_a_part_of_what_is_locked():
     pins = {}
     images = [f"docker/{name}.lock" for name in ("serving", "steps", "train", "train-gpu")]

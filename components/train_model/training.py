@@ -37,6 +37,7 @@ from components.model_loading.lookup import build_model
 from components.model_loading.trained import check_rebuilds, predict, save_architecture
 from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
+from components.train_model import following
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.goodput import Sessions
 from components.train_model.loop import DeviceLoop, HandedOverFeed, Loop, ResidentFeed
@@ -44,7 +45,7 @@ from components.train_model.params import TrainParams, TrainResult
 from components.train_model.parts import Array, PartsWriter
 from components.train_model.profiling import PROFILES, StepProfile, profiler
 from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, Stopwatch
-from components.train_model.surroundings import leave_report
+from components.train_model.surroundings import leave_report, raise_locked_memory
 from components.train_model.validation import SharedModel, Validation
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
 from components.training_step.program import Program, fits, plan_program
@@ -102,7 +103,8 @@ def train_model(
         os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # What host 0 says holds for all.
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     sessions = Sessions(checkpoint_dir, _digest(_fixed(params), manifest.fingerprint), started)
-    with sessions.signed(hosts.is_writer):
+    with following.while_followed(), sessions.signed(hosts.is_writer):
+        raise_locked_memory()
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
         dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
         if device.backend == "jax":
