@@ -17,6 +17,7 @@ from components import storage
 from components.artifacts import SPLITS
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.columns import Files, Names, NamesBuilder, NumbersBuilder
+from components.create_tfrecords.sources.fields import known_by
 from components.create_tfrecords.sources.listing import Listing, Source, split_named, without_labels
 from components.create_tfrecords.splitting import find_repeated
 from components.create_tfrecords.targets import index_labels, parse_numbers, shown, split_labels
@@ -118,7 +119,10 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         texts=texts,
         kind=kind,
         version=rows.version,
-        identities=_identities(rows.cells.get("id"), absolute, hashes, order),
+        identities=known_by(
+            ids.take(order) if (ids := rows.cells.get("id")) else None,
+            absolute.take(order) if absolute else keys if hashes is None else Names.of_hashes(hashes),
+        ),
         hashes=hashes,
         notes=rows.notes,
     )
@@ -297,17 +301,6 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     names = {column: name for name, column in taken.items()}
     # A column whose name another one now has is left alone under its own.
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
-
-
-def _identities(
-    ids: Names | None, paths: Names | None, hashes: np.ndarray | None, order: np.ndarray | slice
-) -> Names | None:
-    """Return what rows are known by: unique ids, else absolute paths, or the texts' content."""
-    if ids is not None and all(ids) and not find_repeated(ids):
-        return ids.take(order)
-    if paths is not None:
-        return paths.take(order)
-    return None if hashes is None else Names.of_hashes(hashes)
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
