@@ -24,21 +24,24 @@ class DatasetPlan:
         order: int32 indices into the listing, by split, int64 from 2³¹ examples on; splits without any are left out.
         split_rule: Rule by which the splits are made, in words.
         whole: The order in which all would be stored, were there one split.
+        left_out: int[…]: examples that are in no split, since they are copies.
     """
 
     listing: Listing
     order: dict[str, np.ndarray]
     split_rule: str
     whole: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
+    left_out: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
 
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
-        """Return the plan with these examples, int[…], in these splits, int8[…]; others are left out."""
+        """Return the plan with these examples, int[…], in these splits, int8[…], or left out as copies."""
         rank = np.empty_like(self.whole)
         rank[self.whole] = np.arange(len(rank), dtype=rank.dtype)
         by_rank = np.argsort(rank[examples])
         examples, splits = examples[by_rank], splits[by_rank]
         order = {name: examples[splits == number] for number, name in enumerate(SPLITS)}
-        return dataclasses.replace(self, order={name: indices for name, indices in order.items() if len(indices)})
+        order = {name: indices for name, indices in order.items() if len(indices)}
+        return dataclasses.replace(self, order=order, left_out=examples[splits == LEFT_OUT])
 
     @property
     def splits(self) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from components import progress
-from components.artifacts import COPIES_FILE, SPLITS, TRAIN, Manifest
+from components.artifacts import COPIES_FILE, SPLITS, TEST, TRAIN, VALIDATION, Manifest
 from components.create_tfrecords.encoders import TextEncoder
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.planning import DatasetPlan
@@ -41,6 +41,9 @@ def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarr
     if summary["sets"]:
         equal = f"{summary['exact']:,} {plural} are equal to another one, {summary['near']:,} nearly so"
         progress.say(STEP, f"{equal}; {COPIES_FILE} lists them")
+    if summary["left_out"]:
+        left_out = f"left out {summary['left_out']:,} {plural}, since a copy of each is held out for test or validation"
+        progress.say(STEP, f"{left_out}; data.group_column keeps what belongs together, as a series, in one split")
     for name, split in manifest.splits.items():
         if also := int(np.count_nonzero(is_copy & (splits == SPLITS.index(name)))):
             here = f"{also:,} of {split.num_examples:,} {plural} in {name}"
@@ -65,6 +68,25 @@ def say_content(manifest: Manifest) -> None:
             STEP, f"{turned:,} photos turned as their EXIF says; data.apply_rotation=false leaves them as they lie"
         )
     progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
+
+
+def say_shares(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
+    """Say which share of the examples, and of each class, was wanted for a split, and which it has got."""
+    own, told = plan.listing.splits, []
+    total = sum(split.num_examples for split in manifest.splits.values())
+    all_counts = np.sum([split.class_counts for split in manifest.splits.values()], axis=0)
+    for name, wanted in ((TEST, params.test_fraction), (VALIDATION, params.validation_fraction)):
+        if not wanted or name not in manifest.splits or (own is not None and name in own):
+            continue
+        split = manifest.splits[name]
+        got = f"{split.num_examples / total:.1%}"
+        if manifest.task == CLASSIFICATION:
+            shares = np.divide(split.class_counts, all_counts)[all_counts > 0]
+            got += f" ({shares.min():.1%} to {shares.max():.1%} of a class)"
+        told.append(f"{name} {got}, wanted {wanted:.1%}")
+    if told:
+        line = "; ".join(told)
+        progress.say(STEP, f"{line}. Each example is drawn by itself, so that what was tested never trains later")
 
 
 def check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
