@@ -174,13 +174,9 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         data["image_size"], reasons["data.image_size"] = size
     if len(overview.channels) > 1 and not params.channels:
         data["channels"], reasons["data.channels"] = 3, "Grey and colour are mixed: all in colour; 1 for all in grey."
-    if overview.damaged and not params.max_bad_fraction:
-        share = len(overview.damaged) / overview.num_looked_at
-        data["max_bad_fraction"] = min(0.5, math.ceil(200 * share) / 100)
-        reasons["data.max_bad_fraction"] = (
-            f"{len(overview.damaged)} of {overview.num_looked_at} that were read are damaged. Set aside and listed, up "
-            "to this share."
-        )
+    if overview.bad_share and not params.max_bad_fraction:
+        data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
+        reasons["data.max_bad_fraction"] = "Share that may be set aside and listed; what was found stands above."
     if overview.kind == TEXT and overview.lengths:
         data["num_tokens"] = _choose_length(overview.lengths)
         reasons["data.num_tokens"] = "Words of a text that a model sees; longer ones lose their start."

@@ -9,7 +9,7 @@ from components import progress
 from components.artifacts import COPIES_FILE, SPLITS, TEST, TRAIN, VALIDATION, Manifest
 from components.create_tfrecords.encoders import TextEncoder
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.planning import DatasetPlan
+from components.create_tfrecords.planning import DatasetPlan, require_few
 from components.errors import InputError
 from components.interface import CLASSIFICATION, MULTI_LABEL
 from components.text import END
@@ -95,18 +95,12 @@ def check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> 
     Raises:
         InputError: If that is more than `max_bad_fraction`, or all of a split.
     """
-    bad, total = sorted(manifest.quarantined, key=lambda item: item.key), len(plan.listing.keys)
+    bad, total = sorted(manifest.quarantined, key=lambda item: item.key), plan.listing.num_inputs
     for note in plan.listing.notes:
         progress.say(STEP, note)
-    are_too_many = len(bad) > params.max_bad_fraction * total
-    for item in bad[: _LISTED if are_too_many else _SHOWN]:
+    for item in bad[: _LISTED if len(bad) > params.max_bad_fraction * total else _SHOWN]:
         progress.say(STEP, f"set aside {item.key!r}: {item.reason}")
-    if are_too_many:
-        listed = "; ".join(f"{item.key!r} ({item.reason})" for item in bad[:_SHOWN])
-        raise InputError(
-            f"{len(bad)} of {total} inputs are unreadable: {listed}{' …' if len(bad) > _SHOWN else ''}. Expected at "
-            f"most {params.max_bad_fraction:.2%}. Repair or remove them, or raise data.max_bad_fraction."
-        )
+    require_few(bad, total, params, "are unreadable")
     for name in plan.order:
         if name not in manifest.splits or not manifest.splits[name].num_examples:
             raise InputError(f"The {name!r} split has no readable examples left after {len(bad)} were set aside.")

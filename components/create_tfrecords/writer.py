@@ -131,7 +131,7 @@ def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
         features={**encoder.features, LABEL_FEATURE: TASKS[params.task].stored_dtype, KEY_FEATURE: "bytes"},
         class_names=listing.class_names,
         splits=merger.splits(params.task, listing),
-        quarantined=tuple(merger.bad),
+        quarantined=(*listing.bad, *merger.bad),
         common_words=list_common(survey.counts) if survey else {},
         num_left_out=summary["left_out"],
     )

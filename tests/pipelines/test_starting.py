@@ -106,6 +106,16 @@ def test_texts_get_a_length_that_nine_in_ten_do_not_exceed(tmp_path, monkeypatch
     assert load_config("said.yaml").data.num_tokens == 64
 
 
+def test_rows_that_cannot_be_used_are_told_with_the_share_that_lets_them_be_set_aside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"a text of number {i},{'ab'[i % 2]}" for i in range(199)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows, "a text,"]))
+    done = tpu_pipelines_here("init", "t.csv")
+    assert done.returncode == 0, done.stderr
+    assert "# 1 of 200 cannot be used: line/00000201: 'label' is empty" in (tmp_path / "t.yaml").read_text()
+    assert load_config("t.yaml").data.max_bad_fraction == 0.01
+
+
 def test_a_model_of_ones_own_is_taken_with_the_size_that_it_says(photos, monkeypatch):
     monkeypatch.chdir(photos.parent)
     with zipfile.ZipFile("net.keras", "w") as archive:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from components import storage
-from components.artifacts import SPLITS
+from components.artifacts import SPLITS, Quarantined
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.columns import Files, Names, NamesBuilder, NumbersBuilder
 from components.create_tfrecords.sources.fields import known_by
@@ -69,12 +69,14 @@ class _Rows:
         cells: Values by column.
         version: SHA-256 of the file.
         notes: See `_Table`.
+        bad: Lines without a value that they need.
     """
 
     numbers: np.ndarray
     cells: Mapping[str, Names]
     version: str
     notes: tuple[str, ...]
+    bad: tuple[Quarantined, ...]
 
 
 def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listing:
@@ -85,6 +87,8 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
     """
     targets = (params.target_columns or ("label",)) if labelled else ()
     rows = _read_table(location, params, targets, labelled)
+    if rows.bad and not labelled:  # Every line is to have its answer.
+        raise InputError(f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the line.")
     kind = IMAGE if "path" in rows.cells else TEXT
     root, absolute = "", None
     if kind == IMAGE:
@@ -125,6 +129,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         ),
         hashes=hashes,
         notes=rows.notes,
+        bad=rows.bad,
     )
 
 
@@ -135,6 +140,7 @@ def _read_table(location: str, params: WriteParams, targets: Sequence[str], labe
     others = dict.fromkeys([*([params.group_column] if params.group_column else []), *params.slice_columns])
     wanted = [content, *targets, *(others if labelled else ())]
     _check_columns(table, wanted, targets)
+    # A text may be empty, it is set aside when it is read; and so may several labels.
     may_be_empty = {"text", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
     return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
 
@@ -178,27 +184,34 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
     """Read columns that are wanted, and `split` and `id` where they are there.
 
     Raises:
-        InputError: If a line has too few or too many values, or none where it has to.
+        InputError: If a line has too few or too many values, or every line lacks one that it needs.
     """
     stripped = {*wanted, "split"} - {"text"}
     kept = [name for name in table.columns if name in {*wanted, "split", "id"}]
-    numbers, cells = NumbersBuilder(), {name: NamesBuilder() for name in kept}
+    numbers, cells, bad = NumbersBuilder(), {name: NamesBuilder() for name in kept}, list[Quarantined]()
     for number, row in table.lines():
         for name in stripped:
             if isinstance(row.get(name), str):
                 row[name] = row[name].strip()  # A space that nobody sees makes no other class.
         # A line too short has None as a value, one too long has it as a key.
-        # A text may be empty, it is set aside when it is read; and so may several labels.
-        if None in row or None in row.values() or not all(row[name] for name in filled):
+        if None in row or None in row.values():
             raise InputError(
                 f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
                 f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
             )
+        if empty := [name for name in filled if not row[name]]:
+            bad.append(Quarantined(f"line/{number:08d}", " and ".join(f"{name!r} is empty" for name in empty)))
+            continue
         numbers.add(number)
         for name, column in cells.items():
             column.add(row[name])
+    if not len(known := numbers.numbers()):
+        raise InputError(
+            f"No line of {table.location} can be used: in {bad[0].key} {bad[0].reason}, and so on. Fill the "
+            "column, or name another one in data.columns."
+        )
     columns = {name: column.names() for name, column in cells.items()}
-    return _Rows(numbers.numbers(), columns, hashlib.sha256(table.content).hexdigest(), table.notes)
+    return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad))
 
 
 def _order_of(keys: Names) -> np.ndarray | slice:
