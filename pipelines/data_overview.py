@@ -15,6 +15,7 @@ from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sources.kinds import SOURCES, list_examples
 from components.create_tfrecords.sources.listing import Listing
+from components.csv_files import has_decimal_comma
 from components.errors import InputError
 from components.images import ImageRule, UnreadableImageError, decode_pixels, has_image_suffix
 from components.interface import CLASSIFICATION, CORPUS, IMAGE, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, TEXT
@@ -183,6 +184,8 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
         return dataclasses.replace(params, task=MULTI_LABEL), None
     if _are_numbers(names) and (len(names) > _MOST_LEVELS or any("." in name for name in names)):
         return dataclasses.replace(params, task=REGRESSION), None
+    if _have_decimal_commas(params, names):
+        return dataclasses.replace(params, task=REGRESSION), None
     return params, listing
 
 
@@ -198,6 +201,16 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
         return all(np.isfinite(float(name)) for name in names)
     except ValueError:
         return False
+
+
+def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
+    """Return whether labels as `80,50` are numbers: not where commas separate the cells."""
+    if not any(map(has_decimal_comma, names)):
+        return False
+    with contextlib.suppress(InputError):
+        list_examples(dataclasses.replace(params, task=REGRESSION))
+        return True
+    return False
 
 
 def look_at(params: WriteParams, listing: Listing | None = None, seconds: float = _LOOK_SECONDS) -> DataOverview:

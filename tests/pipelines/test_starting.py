@@ -97,6 +97,23 @@ def test_the_task_is_guessed_from_the_labels(tmp_path, labels, task):
     assert (listing is not None) == (task == "classification"), "it is listed again for another task alone"
 
 
+@pytest.mark.parametrize(
+    ("header", "cells", "task"),
+    [
+        ("text;labels", ("80,50", "81,25", "7"), "regression"),
+        ("text;labels", ("a,b", "b", "a"), None),
+        ("text;labels", ("cat|dog", "cat", "dog"), "multi_label"),
+        ("text;cat;dog", ("1;1", "0;1", "0;0"), "multi_label"),
+        ("text;cat;dog", ("1;0", "0;1", "0;1"), "classification"),
+    ],
+)
+def test_the_task_of_a_spreadsheet_is_guessed(tmp_path, header, cells, task):
+    rows = [f"words number {i};{cell}" for i, cell in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
+    params, _ = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
+    assert params.task == (task or "classification")
+
+
 def test_texts_get_a_length_that_nine_in_ten_do_not_exceed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"{'word ' * (10 + i % 50)}{i},{'pos' if i % 2 else 'neg'}" for i in range(100)]

@@ -347,6 +347,33 @@ def test_a_csv_row_without_a_label_is_set_aside_by_its_line_and_counted(tmp_path
         list_examples(WriteParams(_csv(tmp_path, "text,label\nwords,\n")))
 
 
+def test_numbers_of_a_german_spreadsheet_have_a_decimal_comma(tmp_path):
+    prices = ["80,50", "1.250,75", "7", "1.300"] * 10
+    rows = "".join(f"Wort {i};{price}\n" for i, price in enumerate(prices))
+    listing = list_examples(WriteParams(_csv(tmp_path, f"text;label\n{rows}"), task="regression"))
+    assert listing.labels[:4, 0].tolist() == [80.5, 1250.75, 7, 1300]
+    with_points = list_examples(
+        WriteParams(_csv(tmp_path, "text;label\nein Wort;80.5\nnoch eins;1.3\n"), task="regression")
+    )
+    assert with_points.labels[:, 0].tolist() == pytest.approx([80.5, 1.3])
+    with pytest.raises(InputError, match="expected a number in 'label', received '1,234'"):
+        list_examples(WriteParams(_csv(tmp_path, 'text,label\na word,"1,234"\n'), task="regression"))
+
+
+def test_columns_of_0_and_1_are_labels_where_there_is_no_other(tmp_path):
+    rows = "".join(f"text {i},{int(i % 2 == 0)},{int(i % 2)},0\n" for i in range(20))
+    listing = list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,bird\n{rows}")))
+    assert (listing.class_names, listing.labels[:3].tolist()) == (("cat", "dog"), [0, 1, 0])
+    assert any("'cat', 'dog', 'bird' hold 0 and 1: each is taken for a label" in note for note in listing.notes)
+    both = _csv(tmp_path, f"text,cat,dog,bird\n{rows}both,1,1,0\nnone,0,0,0\n")
+    with pytest.raises(InputError, match=r"hold 0 and 1. Line 22 has not one 1: set data.task=multi_label"):
+        list_examples(WriteParams(both))
+    several = list_examples(WriteParams(both, task="multi_label"))
+    assert several.labels[-2:].tolist() == [[1, 1], [0, 0]]
+    with pytest.raises(InputError, match=r"Name the targets: data.target_columns=\[cat, dog, bird\]"):
+        list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,bird\n{rows}"), task="regression"))
+
+
 def test_csv_refuses_columns_that_are_not_there(tmp_path):
     with pytest.raises(InputError, match=r"No columns 'where' in .*Received: \['path', 'label'\]. Correct it"):
         _plan(_csv(tmp_path, f"path,label\n{_rows()}"), columns={"path": "where"})
