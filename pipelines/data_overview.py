@@ -94,9 +94,9 @@ class DataOverview:
         if self.kind == TEXT and self.lengths:
             lines.append(f"{min(self.lengths):,} to {max(self.lengths):,} words, half of them within {self.typical:,}")
         lines += self.notes
-        found = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
-        found += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
-        for bad, what in found:
+        parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
+        parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
+        for bad, what in parts:
             some = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:_SHOWN])
             lines += [f"{len(bad):,} of {what}: {some}"] if bad else []
         return lines

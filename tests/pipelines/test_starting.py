@@ -6,6 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import yaml
 
 from components.create_tfrecords.params import WriteParams
 from components.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
@@ -131,6 +132,31 @@ def test_rows_that_cannot_be_used_are_told_with_the_share_that_lets_them_be_set_
     assert done.returncode == 0, done.stderr
     assert "# 1 of 200 cannot be used: line/00000201: 'label' is empty" in (tmp_path / "t.yaml").read_text()
     assert load_config("t.yaml").data.max_bad_fraction == 0.01
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "context"),
+    [(["num_tokens=64"], 64, 32), (["context_tokens=130"], 260, 130), ([], 128, 64), (["num_tokens=250"], 250, 64)],
+)
+def test_the_passages_of_a_corpus_give_way_to_what_is_set(tmp_path, monkeypatch, asked, tokens, context):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays.txt").write_text("To be, or not to be: that is the question.\n" * 200)
+    done = tpu_pipelines_here("init", "plays.txt", *(word for one in asked for word in ("--set", f"data.{one}")))
+    assert done.returncode == 0, done.stderr
+    config = load_config("plays.yaml")
+    assert (config.data.num_tokens, config.data.context_tokens) == (tokens, context)
+
+
+def test_a_folder_of_any_name_is_written_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays.txt").write_text("To be, or not to be: that is the question.\n" * 200)
+    done = tpu_pipelines_here("init", "plays.txt", "--output", "o #x", "--workflow")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("next: tpu-pipelines check 'o #x/plays.yaml'\n")
+    assert "TPU_PIPELINES_COMMIT" in done.stderr
+    assert load_config("o #x/plays.yaml").training.model == "o #x/plays_model.py"
+    workflow = yaml.safe_load((tmp_path / ".github/workflows/retrain.yml").read_text())
+    assert workflow["env"]["CONFIG"].endswith("|| 'o #x/plays.yaml' }}")
 
 
 def test_a_model_of_ones_own_is_taken_with_the_size_that_it_says(photos, monkeypatch):

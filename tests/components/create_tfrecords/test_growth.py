@@ -156,7 +156,7 @@ def test_what_was_tested_never_trains_when_data_grow_by_a_third(write, tmp_path)
     assert _grow(write, tmp_path, 160, 3, 0.33) > 10
 
 
-@pytest.mark.slow  # Takes 3 minutes: 168 data sets are written.
+@pytest.mark.slow  # Takes minutes: 168 data sets are written.
 @pytest.mark.parametrize("write", _KINDS)
 def test_what_was_tested_never_trains_when_data_grow_twenty_times_by_a_twentieth(write, tmp_path):
     assert _grow(write, tmp_path, 400, 20, 0.05) > 100
