@@ -138,6 +138,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         quarantined: Inputs that were set aside.
         common_words: Number of times that each of the most frequent words stands in the texts that train, and under the
             empty name that of all others; empty of images, and in older files.
+        num_left_out: Number of examples in no split, since a copy of them tests or validates.
     """
 
     fingerprint: str
@@ -151,6 +152,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     quarantined: tuple[Quarantined, ...] = ()
     split_rule_version: int = 1
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    num_left_out: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """See `JsonFile`; the fields of the input stand among the others."""
@@ -159,7 +161,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        raw = {"split_rule_version": 1, "common_words": {}, **raw}
+        raw = {"split_rule_version": 1, "common_words": {}, "num_left_out": 0, **raw}
         if isinstance(splits := raw.get("splits"), dict):
             raw["splits"] = {
                 name: {"distributions": {}, **split} if isinstance(split, dict) else split

@@ -29,6 +29,7 @@ _BREAK = r"<br */?>"
 _KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz'"
 _TO_SPACE = bytes(c if c in _KEPT or c >= 128 else 32 for c in range(256))
 _BREAKS = re.compile(_BREAK.encode())
+_IN_WORDS = re.compile(rb"[0-9A-Za-z'\x80-\xff]")
 
 
 def split_words(text: bytes) -> list[bytes]:
@@ -39,6 +40,16 @@ def split_words(text: bytes) -> list[bytes]:
         [b"it's", b'great', b'10', b'10']
     """
     return _BREAKS.sub(b" ", text.lower()).translate(_TO_SPACE).split()
+
+
+def has_words(text: bytes) -> bool:
+    """Return whether a text has a token, without taking it apart where it need not be.
+
+    Example:
+        >>> has_words(b" ok"), has_words(b"!"), has_words(b"<br />")
+        (True, False, False)
+    """
+    return _IN_WORDS.search(text) is not None and (b"<" not in text or bool(split_words(text)))
 
 
 def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:

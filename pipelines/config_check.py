@@ -101,14 +101,15 @@ def _check_machine(config: Config) -> Iterator[Finding]:
 
 
 def _check_damage(config: Config, overview: DataOverview) -> Iterator[Finding]:
-    share = len(overview.damaged) / max(1, overview.num_looked_at)
-    if share > config.data.max_bad_fraction:
-        yield Finding(
-            "data",
-            ERROR,
-            f"{share:.1%} of the examples that were read are damaged: expected at most data.max_bad_fraction="
-            f"{config.data.max_bad_fraction:g}. Repair or remove them, or raise it.",
-        )
+    most, unusable, damaged = config.data.max_bad_fraction, overview.unusable, overview.damaged
+    said = [
+        (unusable, overview.num_inputs, f"{len(unusable):,} of {overview.num_inputs:,} examples cannot be used"),
+        (damaged, overview.num_looked_at, "{:.1%} of the examples that were read are damaged"),
+    ]
+    for bad, count, what in said:
+        if len(bad) > most * count:
+            expected = f"expected at most data.max_bad_fraction={most:g}. Repair or remove them, or raise it."
+            yield Finding("data", ERROR, f"{what.format(len(bad) / count)}: {expected}")
 
 
 def _check_model(config: Config, interface: Interface) -> list[Finding]:

@@ -21,6 +21,7 @@ from components.create_tfrecords.sources.columns import Column
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.splitting import LEFT_OUT
 from components.create_tfrecords.targets import check_variation, describe_targets
+from components.identities import identify_each
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
 
 
@@ -147,19 +148,30 @@ class Merger:
         """Return the pixels of images' files, int32[…] each; empty for texts."""
         return self._by_split("num_pixels") if "num_pixels" in self._columns else {}
 
-    def find_copies(self, listing: Listing, words: np.ndarray | None) -> tuple[Copies, np.ndarray]:
-        """Find the copies, of texts by uint64[num_examples] of words; returns the splits too, int8[num_examples].
+    def find_copies(
+        self, listing: Listing, words: np.ndarray | None, left_out: np.ndarray
+    ) -> tuple[Copies, np.ndarray]:
+        """Find the copies, and return the splits too, int8[num_examples].
 
         Looks are forgotten then: they are most of the books.
+
+        Args:
+            listing: The source.
+            words: uint64[num_examples], equal for texts of the same words; None for images.
+            left_out: int[…]: texts that were not written, since they are copies.
         """
         splits = np.full(len(listing.keys), LEFT_OUT, np.int8)
         for split, examples in self.stored().items():
             splits[examples] = SPLITS.index(split)
+        examples, identities = self.examples, self._columns["identities"].rows()
         looks = self._columns.pop("looks", None)
         near = find_alike(looks.rows()) if looks else np.empty((0, 2), int)
+        if len(left_out):
+            examples = np.concatenate([examples, left_out])
+            identities = np.concatenate([identities, identify_each(map(listing.read, left_out.tolist()))])
         if words is not None:
-            near = pairs_of_equal(words[self.examples])
-        return Copies.find(listing, self.examples, self._columns["identities"].rows(), near), splits
+            near = pairs_of_equal(words[examples])
+        return Copies.find(listing, examples, identities, near), splits
 
     def fingerprint(self, class_names: Sequence[str], encoder: Encoder) -> str:
         """Return the SHA-256 of everything added."""

@@ -452,7 +452,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _copies(copies: Mapping[str, Any]) -> str:
     """Return what is known of copies among the examples, in words."""
-    words = {"exact": "equal to another example", "near": "nearly so", "across_splits": "sets of them across splits"}
+    words = {"exact": "equal to another example", "near": "nearly so", "left_out": "left out for it"}
+    words |= {"across_splits": "sets of them across splits"}
     known = {name: copies[name] for name in words if isinstance(copies.get(name), int)}
     if known and not any(known.values()):
         return "none"

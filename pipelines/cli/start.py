@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,7 @@ def _init(arguments: argparse.Namespace) -> int:
     for hint in start.hints:
         tell_hint(hint)
     check_start(start)
-    show_text(f"\nnext: tpu-pipelines check {start.config_path}")
+    show_text(f"\nnext: tpu-pipelines check {shlex.quote(str(start.config_path))}")
     return DONE
 
 
@@ -133,13 +134,11 @@ def _check(arguments: argparse.Namespace) -> int:
             show_text(f"{finding.about:<10}{finding.said}")
         if is_sound(findings):
             command = f"submit --target {arguments.target}" if arguments.target else "run"
-            show_text(f"\nnext: tpu-pipelines {command} {arguments.config}{_again(arguments.overrides)}")
+            show_text(f"\nnext: tpu-pipelines {command} {shlex.quote(arguments.config)}{_again(arguments.overrides)}")
     return DONE if is_sound(findings) else BAD_INPUT
 
 
 def _again(overrides: list[str]) -> str:
-    import shlex
-
     return "".join(f" --set {shlex.quote(override)}" for override in overrides)
 
 

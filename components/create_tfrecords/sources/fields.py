@@ -1,7 +1,6 @@
 """Labels, splits and names of examples that have fields, as columns of a table or features of a record."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from components.artifacts import SPLITS
 from components.create_tfrecords.params import WriteParams
+from components.create_tfrecords.sources.columns import Names
 from components.create_tfrecords.sources.listing import split_named, without_labels
 from components.create_tfrecords.targets import SEPARATOR, check_finite, index_labels, shown, split_labels
 from components.csv_files import ALIASES
@@ -134,8 +134,16 @@ def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
     return np.array([split_named(name) for name in names])
 
 
-def read_ids(values: Sequence[Any]) -> tuple[str, ...] | None:
-    """Return what examples are known by: their ids where these differ, else None."""
-    ids = tuple(_name(_only(value)) if value not in (None, []) else "" for value in values)
-    counts = Counter(ids)
-    return ids if all(ids) and len(counts) == len(ids) else None
+def read_ids(values: Sequence[Any]) -> list[str]:
+    """Return the id of every example; empty where it has none."""
+    return [_name(_only(value)) if value not in (None, []) else "" for value in values]
+
+
+def known_by(ids: Sequence[str] | None, otherwise: Names | None) -> Names | None:
+    """Return what examples are known by: their ids, and those that have none by something else.
+
+    Each by itself, so that no other example has a say: those that share an id stay together.
+    """
+    if ids is None or otherwise is None:
+        return otherwise if ids is None else Names.collect(ids)
+    return Names.collect(own or other for own, other in zip(ids, otherwise, strict=True))

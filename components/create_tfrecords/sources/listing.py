@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from components import storage
-from components.artifacts import TEST, TRAIN, VALIDATION
+from components.artifacts import TEST, TRAIN, VALIDATION, Quarantined
 from components.create_tfrecords.corpus import Corpus
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.columns import Files, Names, Pieces
@@ -46,6 +46,7 @@ class Listing:
             copies; None where these are the keys.
         hashes: uint64[num_examples], what `identify` makes of the images or texts that the listing holds; None where it
             holds none.
+        bad: Inputs that are no examples, as a row without a label: set aside like those that cannot be read.
     """
 
     source: str
@@ -66,6 +67,7 @@ class Listing:
     notes: tuple[str, ...] = ()
     identities: Sequence[str] | None = None
     hashes: np.ndarray | None = None
+    bad: tuple[Quarantined, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("keys", "groups", "identities"):
@@ -74,6 +76,11 @@ class Listing:
                 object.__setattr__(self, name, Names.collect(column))
         if self.texts is not None and not isinstance(self.texts, Pieces):
             object.__setattr__(self, "texts", Pieces.collect(self.texts))
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of examples, and of inputs that are none."""
+        return len(self.keys) + len(self.bad)
 
     @property
     def num_bytes(self) -> int:

@@ -79,6 +79,8 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -
         splits=None if of_archives is None else np.repeat(of_archives, sizes),
         spans=Spans.collect([example.span for example in examples]),
         version=version_of(archives),
+        # Also where another archive has a file of that name: what is added gives no example another name.
+        identities=tuple(example.name for example in examples),
     )
 
 

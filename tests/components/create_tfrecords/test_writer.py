@@ -552,3 +552,14 @@ def test_a_refusal_in_one_worker_stops_the_others_and_leaves_nothing(many_files,
     with pytest.raises(InputError, match=r"Images differ in size: expected 2×2 .*received 9×9 for 'odd.png'"):
         write_records(params, tmp_path / "out" / "d")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_was_wanted_of_a_split_is_said_beside_what_it_got(tmp_path, capsys):
+    random = np.random.default_rng(1)
+    images, labels = random.integers(0, 256, (500, 8, 8), np.uint8), np.arange(500) % 5
+    np.savez(tmp_path / "x.npz", x=images, y=labels)
+    write_records(WriteParams(f"npz:{tmp_path}/x.npz", num_workers=1), tmp_path / "out")
+    tested = Manifest.load(tmp_path / "out").splits["test"]
+    shares = np.array(tested.class_counts) / 100
+    said = f"test {tested.num_examples / 500:.1%} ({shares.min():.1%} to {shares.max():.1%} of a class), wanted 20.0%"
+    assert f"{said}; validation " in capsys.readouterr().err
