@@ -165,6 +165,14 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
                 for name, split in splits.items()
             }
         manifest: Self = schema.read(_with_nested_input(raw), cls)
+        splits = manifest.splits.values()
+        if len({len(split.class_counts) for split in splits}) > 1:
+            raise TypeError("class_counts is expected to have a number for each class, in every split")
+        bins = {
+            (name, figure.edges, len(figure.counts)) for split in splits for name, figure in split.distributions.items()
+        }
+        if len({name for name, *_ in bins}) != len(bins):
+            raise TypeError("distributions is expected to have the same bins in every split")
         return manifest
 
     @property
@@ -198,13 +206,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         """
         if not storage.is_remote(place):
             return super().load(Path(place))
-        uri = f"{place.rstrip('/')}/{MANIFEST_FILE}"
-        try:
-            return cls.parse(json.loads(storage.read_bytes(uri)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"Cannot use {uri}: it is no manifest of records ({error!r}). Write the records again."
-            ) from error
+        return schema.load(f"{place.rstrip('/')}/{MANIFEST_FILE}", cls._what, cls._step, cls.parse)
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
         """Check that every shard is there and whole, and with `verify` those of a share of the examples unchanged.
@@ -329,7 +331,7 @@ def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
     if not path.is_file():
         return ()
     try:
-        lines = [json.loads(line, parse_constant=lambda _: None) for line in path.read_text().splitlines()]
+        lines = [schema.decode(line, lambda _: None) for line in path.read_text().splitlines()]
         history = schema.read(lines, tuple[Mapping[str, int | float | None], ...], "line")
         for epoch in history:
             schema.read(epoch.get("epoch"), int, "epoch")

@@ -1,7 +1,6 @@
 """Whether a server's predictions look like those that the version's evaluation saw, by the log that it keeps."""
 
 import dataclasses
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -127,7 +126,7 @@ def _read(log: Path, origin: Origin, classes: Collection[str]) -> tuple[list[Pre
     names, predictions, left_out = _names_in_logs(origin), [], Counter[str]()
     for line in lines:
         try:
-            raw = json.loads(line)
+            raw = schema.decode(line)
             read = schema.read({**raw, "name": raw["class"]}, Prediction, "line", any_version=True)
         except (KeyError, TypeError, ValueError):  # As a disk that was full for a while leaves them.
             left_out["no prediction of a class"] += 1

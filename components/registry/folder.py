@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import datetime
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import storage
+from components import schema, storage
 from components.errors import InputError, did_you_mean
 from components.registry.reference import (
     CHAMPION,
@@ -288,13 +287,12 @@ class ModelRegistry:
     def _read_aliases(self) -> dict[str, tuple[Move, ...]]:
         path = self.directory / ALIASES_FILE
         try:
-            raw = json.loads(path.read_bytes())
-            moves = {alias: tuple(Move(**move) for move in moves) for alias, moves in raw.items()}
+            moves = schema.read(schema.decode(path.read_bytes()), Mapping[str, tuple[Move, ...]])
             if not all(re.fullmatch(VERSION_NUMBER, move.version) for of_one in moves.values() for move in of_one):
                 raise ValueError("a move to what is no version")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(
                 f"Cannot read {path}: expected aliases and their moves, received something else ({error!r}). The "
                 "versions beside it are unharmed. Restore it from a backup; or remove it and name the champion again: "
@@ -344,7 +342,7 @@ def fill_version(
         created=_now(),
         parent=parent,
         metrics=metrics,
-        reasons=reasons,
+        reasons=list(reasons),
         lineage=lineage,
         files=files,
         name=name,

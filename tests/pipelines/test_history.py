@@ -240,3 +240,13 @@ def test_a_summary_of_something_else_is_no_run(workspace, content):
     assert [row["name"] for row in history.as_rows(workspace)] == ["digits"]
     history.set_aside(workspace / "other")
     assert (workspace / "other" / "summary.json").read_text() == content
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"status": "succeeded", "host": "\\ud800"}'])
+def test_a_summary_that_is_no_plain_json_is_no_run(workspace, capsys, content):
+    write_run(workspace, 0.5)
+    (write_run(workspace, 0.6, "other") / "summary.json").write_text(content)
+    assert cli.main(["runs", "list", "--workspace", str(workspace)]) == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "other" not in out
