@@ -121,15 +121,20 @@ class ModelRegistry:
         champion, so that judging it again gives the same answer.
 
         Args:
-            alias: Alias, as `champion`; or the number of a version, which is then the champion whatever the model.
+            alias: Alias, as `champion`; or the number of a version. A run names the number where the alias stood when
+                it began.
             digest: The model's; see `model_digest`.
 
         Returns:
             None if there is nothing to beat.
         """
         current = self.find(alias)
-        if current is None or current.number == alias or current.model_digest != digest:
+        if current is None or current.model_digest != digest:
             return current
+        if current.number == alias:
+            alias = next((name for name, number in self.aliases().items() if number == alias), "")
+            if not alias:
+                return current
         digests = {version.number: version.model_digest for version in self.versions()}
         for move in reversed(self.moves(alias)):
             if move.by == GATE and digests.get(move.version) == digest != digests.get(move.previous):
