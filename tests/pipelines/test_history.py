@@ -250,3 +250,11 @@ def test_a_summary_that_is_no_plain_json_is_no_run(workspace, capsys, content):
     out = capsys.readouterr().out
     assert "digits" in out
     assert "other" not in out
+
+
+def test_a_summary_from_before_with_negative_seconds_is_a_run(workspace):
+    folder = write_run(workspace, 0.5)
+    raw = json.loads((folder / "summary.json").read_text())
+    steps = {"train_model": {"seconds": -1.5, "state": "succeeded", "cached": False}}
+    (folder / "summary.json").write_text(json.dumps(raw | {"seconds": -2.0, "steps": steps}))
+    assert [row["status"] for row in history.as_rows(workspace)] == ["succeeded"]
