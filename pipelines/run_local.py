@@ -33,7 +33,7 @@ from components.registry.reference import is_on_vertex, reference
 from components.registry.versions import model_digest
 from components.safe_path import safe_children
 from components.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
-from components.table import printable
+from components.table import paragraph, printable
 from pipelines import STEP_TABLE, STEPS, history
 from pipelines.caching import data_version, fingerprints, lineage, step_keys
 from pipelines.checks import LOG_FILE, check_run
@@ -231,7 +231,7 @@ class _LocalRun:
             try:
                 Manifest.load(records)
             except InputError as error:
-                print(printable(f"hint: cached records are not used: {error}"), file=sys.stderr)
+                print(paragraph(f"hint: cached records are not used: {error}"), file=sys.stderr)
                 self._cache.remove(records)
         self._cache.drop_leftovers()
         storage.drop_half_written(self._run_dir)

@@ -16,7 +16,7 @@ from components.create_tfrecords.params import split_source
 from components.errors import InputError
 from components.interface import CORPUS, IMAGE, TASKS, TEXT
 from components.metric_table import HIGHER, direction
-from components.table import printable
+from components.table import in_one_line
 from pipelines.config import load_config, override
 from pipelines.config_schema import SCHEMA_FILE, as_text
 from pipelines.data_overview import DataOverview
@@ -262,7 +262,7 @@ gate:    # By default a model is promoted that beats the best constant answer, a
 def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, path: Path) -> str:
     # Names out of data stay on their line, and in its comment.
     lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"]
-    lines += [f"# {' '.join(printable(line).split())}" for line in overview.lines()]
+    lines += [f"# {' '.join(in_one_line(line).split())}" for line in overview.lines()]
     lines += [f"# Check:  tpu-pipelines check {path}", f"# Run:    tpu-pipelines run {path}"]
     for section, values in raw.items():
         if isinstance(values, dict):

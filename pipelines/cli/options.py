@@ -67,10 +67,10 @@ def tell_hint(text: str) -> None:
 
 
 def _tell(label: str, colour: str, text: Any) -> None:
-    from components.table import printable
+    from components.table import paragraph
 
     label = _paint(label, colour) if is_coloured(sys.stderr) else label
-    print(label, printable(str(text)), file=sys.stderr, flush=True)
+    print(label, paragraph(str(text)), file=sys.stderr, flush=True)
 
 
 def user_path(text: str) -> Path:

@@ -76,6 +76,8 @@ def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> 
 
 
 def _describe(summary: Any) -> str:
+    from components.table import in_one_line
+
     lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
     for name, step in summary.steps.items():
         time = "cached" if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""
@@ -94,7 +96,7 @@ def _describe(summary: Any) -> str:
         lines += ["", line + (f", after {deployment.previous}" if deployment.previous else "")]
     if summary.artifacts:
         lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary.artifacts.items()]
-    return "\n".join(lines)
+    return "\n".join(map(in_one_line, lines))
 
 
 def _describe_export(export: Any) -> list[str]:
@@ -128,7 +130,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     output = arguments.output or arguments.run / "export"
     export = export_run(arguments.run, arguments.overrides, output)
-    print(
+    show_text(
         json.dumps(export.as_dict())
         if arguments.json
         else "\n".join([*_describe_export(export), "", os.path.relpath(output)])
