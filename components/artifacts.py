@@ -1,6 +1,7 @@
 """Names and schemas of the files that cross a step boundary."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -273,6 +274,12 @@ def file_crc32c(path: Path) -> str:
     return f"{crc:08x}"
 
 
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, as 64 hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", step="train_model"):
     """`model.json`: what a trained model is and how it came to be.
@@ -285,6 +292,7 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
         task: Task of the model; see `Manifest`.
         dataset_fingerprint: The data set it was trained on.
         training: Parameters and facts of the training, among them examples seen, epochs and the best epoch.
+        digests: SHA-256 of the architecture and of the best weights, by file; empty in older files.
     """
 
     name: str
@@ -294,6 +302,21 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
     task: Annotated[str, tuple(TASKS)]
     dataset_fingerprint: str
     training: Mapping[str, Any]
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def check_files(self, directory: Path) -> None:
+        """Check that architecture and weights are those that were trained, where an older file does not leave it open.
+
+        Raises:
+            InputError: If one is missing, or another.
+        """
+        for name, expected in self.digests.items():
+            received = file_sha256(directory / name) if (directory / name).is_file() else "no such file"
+            if received != expected:
+                raise InputError(
+                    f"The model in {directory} is damaged: {name} should have the SHA-256 {expected[:16]}… by its "
+                    f"{MODEL_FILE}, and has {received[:16]}. Restore it from a backup, or train it again."
+                )
 
     @property
     def interface(self) -> Interface:
@@ -317,7 +340,7 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        info: Self = schema.read(_with_nested_input(raw), cls)
+        info: Self = schema.read(_with_nested_input({"digests": {}, **raw}), cls)
         return info
 
 

@@ -20,6 +20,7 @@ from components.artifacts import (
     SAVED_MODEL_DIR,
     ModelInfo,
     file_crc32c,
+    file_sha256,
 )
 from components.errors import InputError
 from components.export_info import ExportInfo
@@ -337,8 +338,7 @@ def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
     """Return a file's entry in a version: its size and checksum."""
     if checksum == _OLD_CHECKSUM:
         return {"num_bytes": path.stat().st_size, checksum: file_crc32c(path)}
-    with open(path, "rb") as file:
-        return {"num_bytes": path.stat().st_size, checksum: hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"num_bytes": path.stat().st_size, checksum: file_sha256(path)}
 
 
 def short_digest(value: Any) -> str:
