@@ -23,8 +23,11 @@ def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: in
     return [gap.join(map(format, line, formats)).rstrip() for line in lines]
 
 
-# Those of C0 but tab and line end, DEL, those of C1, separators of lines, and what turns the direction of a text.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# Those of C0 but tab and line end, DEL, those of C1, separators of lines, what turns the direction of a text, and
+# halves of characters, as in names of files that are not UTF-8.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 # A line of a job's log that GitHub obeys: one that begins with `::`, white space left out, or holds `##[`:
 # https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse.
 _COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")

@@ -66,6 +66,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         InputError: If the data or the configuration cannot be used; checked before any work.
     """
     workspace = workspace.absolute()
+    storage.require_utf8(workspace)
     if config.machine:
         config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
     asked, config = config, with_registry(config, workspace)

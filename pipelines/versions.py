@@ -1,6 +1,7 @@
 """The registry in words and as JSON, and what may be done to it by hand."""
 
 import getpass
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,4 +140,7 @@ def _model(root: Path, model_name: str) -> ModelRegistry:
 
 
 def _by_hand() -> str:
-    return f"by {getpass.getuser()}"
+    try:
+        return f"by {getpass.getuser()}"
+    except (KeyError, OSError):  # An id without a name, as in many containers.
+        return f"by user {os.getuid()}"

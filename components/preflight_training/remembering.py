@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from components import schema, storage
 
 _MAX_BYTES = 64 * 2**20  # The largest outcome, of a program of a thousand layers, has a hundredth of that.
-_MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM)
+# Also a home that is a file, or a file in the way.
+_MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 T = TypeVar("T")
 
 

@@ -75,7 +75,7 @@ def _tell(label: str, colour: str, text: Any) -> None:
 
 def user_path(text: str) -> Path:
     """Return a path as a user writes it; the shell leaves the `~` of `--workspace=~/runs` alone."""
-    return Path(text).expanduser()
+    return Path(os.path.expanduser(text))  # That of Path raises where the user is not known.
 
 
 def output_file(text: str, is_added_to: bool = False) -> Path:

@@ -219,9 +219,15 @@ def _runs(arguments: argparse.Namespace) -> int:
         if not name:
             from pipelines.overview_page import write_index
 
-            index = write_index(arguments.workspace, rows)
-            tell_hint(f"the same as a page: {os.path.relpath(index)}")
-        show_text(json.dumps(rows) if arguments.json else history.as_table(rows))
+            try:
+                index = write_index(arguments.workspace, rows)
+                tell_hint(f"the same as a page: {os.path.relpath(index)}")
+            except (InputError, OSError) as error:  # As on a disk that is read-only: the list is there all the same.
+                tell_hint(f"no page is written: {error}")
+        if arguments.json:
+            print(json.dumps(rows))
+        else:
+            show_text(history.as_table(rows))
         return DONE
     from pipelines.run_local import clean_runs
 
@@ -229,7 +235,10 @@ def _runs(arguments: argparse.Namespace) -> int:
         raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
     names = [name] if name else history.names(arguments.workspace)
     dropped = [str(path) for name in names for path in clean_runs(arguments.workspace, name, arguments.keep)]
-    show_text(json.dumps(dropped) if arguments.json else "\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
+    if arguments.json:
+        print(json.dumps(dropped))
+    else:
+        show_text("\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
     return DONE
 
 
