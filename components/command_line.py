@@ -16,7 +16,7 @@ from components import step_inputs, storage, termination
 from components.errors import InputError
 from components.outages import PlatformError
 from components.safe_path import leave_current_folder
-from components.table import printable
+from components.table import paragraph
 
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
@@ -149,19 +149,19 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     leave_current_folder()
     arguments = parser.parse_args()
     try:
-        with termination.heard(), storage.naming_stale_files():
+        with termination.heard(), storage.naming_disk_faults():
             result, code = work(arguments)
     except InputError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        print(paragraph(f"error: {error}"), file=sys.stderr)
         return BAD_INPUT
     except PlatformError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        print(paragraph(f"error: {error}"), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED
     except termination.Terminated as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(paragraph(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     print(json.dumps(dataclasses.asdict(result)))
     return code

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol, TextIO
 
-from components.table import printable
+from components.table import in_one_line
 
 # Set by the local runner, which reads a step's output through a pipe, when it has a terminal of its own.
 TERMINAL_VARIABLE = "TPU_PIPELINES_TERMINAL"
@@ -80,7 +80,7 @@ def say(step: str, message: str) -> None:
     """Print a line on stderr, marked with the step it comes from; nothing where all is to be quiet."""
     if is_quiet():
         return
-    print(printable(f"[{step}] {message}"), file=sys.stderr, flush=True)
+    print(in_one_line(f"[{step}] {message}"), file=sys.stderr, flush=True)
 
 
 def _has_width(terminal: TextIO) -> bool:

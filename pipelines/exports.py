@@ -1,5 +1,6 @@
 """What `predict` and `serve` are pointed at: an export, a run, or a version in the registry."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,9 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
     Raises:
         InputError: If there is no such thing.
     """
-    if parse_reference(name) is not None or (others and (storage.is_remote(name) or Path(name).expanduser().exists())):
+    if parse_reference(name) is not None or (
+        others and (storage.is_remote(name) or os.path.exists(os.path.expanduser(name)))
+    ):
         return name
     known = {model.model_name for model in list_models(workspace / "registry")}
     match = re.fullmatch(f"({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", name)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -58,7 +59,7 @@ def _of_version(origin: Origin) -> Baseline:
 
 
 def _of_report(text: str) -> Baseline:
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     report = PreflightReport.load(path.parent if path.name == PREFLIGHT_FILE else path)
     footprint = footprint_of(report, report.machines[0])
     if footprint is None:

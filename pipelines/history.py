@@ -10,7 +10,6 @@ An earlier run shares its files with the cache, and so takes no room of its own 
 import contextlib
 import dataclasses
 import datetime
-import json
 import os
 import re
 import shutil
@@ -18,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import storage
+from components import schema, storage
 from components.errors import InputError
 from components.interface import judged_figure
-from components.table import lay_out
+from components.table import in_one_line, lay_out
 from pipelines import STEPS
 from pipelines.summary import FAILED, LOG_FILE, SUMMARY_FILE, Summary, result_of
 
@@ -64,7 +63,7 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     directory = history_dir(run_dir)
     directory.mkdir(exist_ok=True)
     place = directory / f"{max([0, *map(int, _numbers(directory))]) + 1:04d}"
-    raw = json.loads((run_dir / SUMMARY_FILE).read_bytes())  # With what a newer version says beside.
+    raw = schema.decode((run_dir / SUMMARY_FILE).read_bytes())  # With what a newer version says beside.
     moved = {"ended": _ended(summary, run_dir), "artifacts": _moved(summary.artifacts, run_dir, place)}
     storage.write_json(run_dir / SUMMARY_FILE, raw | moved)
     os.rename(run_dir, place)
@@ -235,7 +234,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
         loss = f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-"
         result, size = result_of(row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["name"], row["number"], row["ended"] or "-", result, score, loss, size))
-    notes = [_note(row) for row in rows if row["status"] in (RUNNING, INTERRUPTED)]
+    notes = [in_one_line(_note(row)) for row in rows if row["status"] in (RUNNING, INTERRUPTED)]
     return "\n".join([*lay_out(_COLUMNS, lines), *([""] if notes else []), *notes])
 
 

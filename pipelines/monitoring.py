@@ -1,7 +1,6 @@
 """Whether a server's predictions look like those to the version's test split, by the log that it keeps."""
 
 import dataclasses
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -144,7 +143,7 @@ def _read(log: Path, origin: Origin, info: ExportInfo) -> tuple[list[Prediction]
     predictions, left_out = [], Counter[str]()
     for line in lines:
         try:
-            raw = json.loads(line)
+            raw = schema.decode(line)
             read = schema.read({**raw, "name": raw["class"]}, Prediction, "line", any_version=True)
         except (KeyError, TypeError, ValueError):  # As a disk that was full for a while leaves them.
             left_out["no prediction of a class"] += 1

@@ -127,7 +127,7 @@ def entries(
         for file in storage.list_files(place):
             content = storage.read_bytes(storage.join(place, file.name))
             try:
-                entry = schema.read(json.loads(content), Entry, file.name, any_version=True)
+                entry = schema.read(schema.decode(content), Entry, file.name, any_version=True)
             except (KeyError, TypeError, ValueError):
                 entry = None
             if entry and file.name == _name(entry):

@@ -1,13 +1,12 @@
 """The smallest run on a platform, for what only the platform itself can say: sent twice, and told as a table."""
 
 import dataclasses
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from components import storage
+from components import schema, storage
 from components.errors import InputError
 from components.outages import PlatformError
 from components.train_model.surroundings import REPORT_VARIABLE
@@ -156,8 +155,8 @@ def _open_without(hosts: int) -> Sequence[str]:
 def _read(uri: str) -> Mapping[str, Any]:
     """Return what a training has told of its surroundings; empty where it has not."""
     try:
-        return dict(json.loads(storage.read_bytes(uri)))
-    except (InputError, PlatformError):
+        return dict(schema.decode(storage.read_bytes(uri)))
+    except (ValueError, TypeError, PlatformError):
         return {}
 
 

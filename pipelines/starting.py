@@ -19,7 +19,7 @@ from components.create_tfrecords.params import WriteParams, split_source
 from components.errors import InputError
 from components.interface import CORPUS, IMAGE, TASKS, TEXT
 from components.metric_table import HIGHER, direction
-from components.table import printable
+from components.table import in_one_line
 from pipelines.config import load_config, override
 from pipelines.config_schema import SCHEMA_FILE, as_text
 from pipelines.data_overview import DataOverview
@@ -272,8 +272,8 @@ gate:    # By default a model is promoted that beats the best constant answer, a
 def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, path: Path) -> str:
     # Names out of data stay on their line, and in its comment.
     lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"]
-    lines += [f"# {' '.join(printable(line).split())}" for line in overview.lines()]
-    place = printable(shlex.quote(str(path)))
+    lines += [f"# {' '.join(in_one_line(line).split())}" for line in overview.lines()]
+    place = in_one_line(shlex.quote(str(path)))
     lines += [f"# Check:  tpu-pipelines check {place}", f"# Run:    tpu-pipelines run {place}"]
     for section, values in raw.items():
         if isinstance(values, dict):

@@ -2,13 +2,12 @@
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from components import progress, storage
+from components import progress, schema, storage
 from components.artifacts import COPIES_FILE, DATA_PAGE_FILE, KEY_FEATURE, LABEL_FEATURE, MANIFEST_FILE, Manifest
 from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.data_page import choose_samples, render_page
@@ -85,7 +84,7 @@ def _check_target(directory: Path, source: str) -> None:
     others = [file for file in directory.iterdir() if not _is_ours(file)]
     try:
         # Its shards are not looked at: where they are damaged, writing them again is the way out.
-        held = json.loads((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None
+        held = schema.decode((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None
     except (OSError, ValueError, KeyError, TypeError):
         others = [directory / MANIFEST_FILE]
     if others:

@@ -8,7 +8,6 @@ decides, as the version's number and the day, stands in `version.json` beside it
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from components import schema
 from components.artifacts import CODE_FILE, COPIES_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo, Split
 from components.data_sketch import DataSketch, sketch_of
 from components.deploy_model.front_matter import front_matter
@@ -128,7 +128,7 @@ def read_facts(
     records_dir, model_dir, export_dir = folders
     copies: Any = {}
     with contextlib.suppress(OSError, ValueError):  # Older records have none.
-        copies = json.loads((records_dir / COPIES_FILE).read_bytes())
+        copies = schema.decode((records_dir / COPIES_FILE).read_bytes())
     shifts = None
     with contextlib.suppress(InputError):  # It keeps no sketch, or one of other data.
         if champion and (version := registry.find(champion)):

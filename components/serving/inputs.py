@@ -30,7 +30,7 @@ from components.interface import (
 )
 from components.serving.exported import BATCH_SIZE, load_model
 from components.serving.instances import parse_line
-from components.table import printable
+from components.table import paragraph
 from components.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
 
 _T = TypeVar("_T")
@@ -172,7 +172,7 @@ def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Ite
             content = read(path)
         except InputError as error:
             unread.append(path)
-            print(printable(f"left out: {error}"), file=sys.stderr)
+            print(paragraph(f"left out: {error}"), file=sys.stderr)
             continue
         yield content
 

@@ -20,6 +20,7 @@ import numpy as np
 from components import device as devices
 from components import progress, records, storage, termination
 from components.artifacts import (
+    ARCHITECTURE_FILE,
     BEST_WEIGHTS_FILE,
     HISTORY_FILE,
     LAST_WEIGHTS_FILE,
@@ -28,6 +29,7 @@ from components.artifacts import (
     VALIDATION,
     Manifest,
     ModelInfo,
+    file_sha256,
 )
 from components.errors import InputError
 from components.feeding import DEVICE, is_resident, open_training_split, steps_per_epoch
@@ -736,6 +738,7 @@ class _Session:
                     **dataclasses.asdict(result),
                     "host": devices.describe_host(),
                 },
+                digests={name: file_sha256(staged / name) for name in (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE)},
             ).save(staged)
 
     def _save_weights(self, directory: Path) -> None:

@@ -81,6 +81,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
     from components.serving.inputs import continue_texts, is_language_model, predict_inputs
+    from components.table import in_one_line
 
     if arguments.output is not None:
         return _predict_to_file(export_dir, arguments)
@@ -100,10 +101,11 @@ def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"input": prediction.name, _ANSWERS[prediction.task]: dict(prediction.classes)}))
         elif prediction.task == "regression":
-            show_text(f"{prediction.name}  " + "  ".join(f"{name} {value:.6g}" for name, value in prediction.classes))
+            named = "  ".join(f"{name} {value:.6g}" for name, value in prediction.classes)
+            show_text(in_one_line(f"{prediction.name}  {named}"))
         else:
             named = "  ".join(f"{name} {probability:.1%}" for name, probability in prediction.classes)
-            show_text(f"{_one_line(prediction.name)}  {named or 'no label'}")
+            show_text(in_one_line(f"{_shorten(prediction.name)}  {named or 'no label'}"))
     return DONE
 
 
@@ -125,7 +127,7 @@ def _predict_to_file(export_dir: Path, arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _one_line(name: str) -> str:
+def _shorten(name: str) -> str:
     plain = " ".join(name.split())
     return plain if len(plain) <= _SHOWN_CHARACTERS else f"{plain[:_SHOWN_CHARACTERS]}…"
 

@@ -268,12 +268,17 @@ def _forced(decision: Any, force: bool) -> Any:
 
 def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Say whether a run is needed; what JSON output says of it, or nothing if that is all that was asked."""
-    words = f"{'needed' if decision.needed else 'not needed'}: {decision.reason}"
+    from components.table import in_one_line
+
+    words = in_one_line(f"{'needed' if decision.needed else 'not needed'}: {decision.reason}")
     facts = {"retrain": dataclasses.asdict(decision)}
     if arguments.dry_run:
-        print(json.dumps(facts) if arguments.json else words)
+        if arguments.json:
+            print(json.dumps(facts))
+        else:
+            show_text(words)
         return {}
-    print(words, file=sys.stderr, flush=True)
+    show_text(words, sys.stderr)
     return facts
 
 

@@ -76,6 +76,8 @@ def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> 
 
 
 def _describe(summary: Any) -> str:
+    from components.table import in_one_line
+
     lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
     for name, step in summary.steps.items():
         time = "cached" if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""
@@ -94,7 +96,7 @@ def _describe(summary: Any) -> str:
         lines += ["", line + (f", after {deployment.previous}" if deployment.previous else "")]
     if summary.artifacts:
         lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary.artifacts.items()]
-    return "\n".join(lines)
+    return "\n".join(map(in_one_line, lines))
 
 
 def _describe_export(export: Any) -> list[str]:
@@ -128,7 +130,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     output = arguments.output or arguments.run / "export"
     export = export_run(arguments.run, arguments.overrides, output)
-    print(
+    show_text(
         json.dumps(export.as_dict())
         if arguments.json
         else "\n".join([*_describe_export(export), "", os.path.relpath(output)])
@@ -217,9 +219,15 @@ def _runs(arguments: argparse.Namespace) -> int:
         if not name:
             from pipelines.overview_page import write_index
 
-            index = write_index(arguments.workspace, rows)
-            tell_hint(f"the same as a page: {os.path.relpath(index)}")
-        show_text(json.dumps(rows) if arguments.json else history.as_table(rows))
+            try:
+                index = write_index(arguments.workspace, rows)
+                tell_hint(f"the same as a page: {os.path.relpath(index)}")
+            except (InputError, OSError) as error:  # As on a disk that is read-only: the list is there all the same.
+                tell_hint(f"no page is written: {error}")
+        if arguments.json:
+            print(json.dumps(rows))
+        else:
+            show_text(history.as_table(rows))
         return DONE
     from pipelines.run_local import clean_runs
 
@@ -227,7 +235,10 @@ def _runs(arguments: argparse.Namespace) -> int:
         raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
     names = [name] if name else history.names(arguments.workspace)
     dropped = [str(path) for name in names for path in clean_runs(arguments.workspace, name, arguments.keep)]
-    show_text(json.dumps(dropped) if arguments.json else "\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
+    if arguments.json:
+        print(json.dumps(dropped))
+    else:
+        show_text("\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
     return DONE
 
 

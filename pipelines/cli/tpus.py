@@ -77,7 +77,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
         print(json.dumps(json.loads((directory / PREFLIGHT_FILE).read_text()) | compared))
     else:
         show_text(as_text(report) + (f"\n\n{comparison.as_text()}" if comparison else ""))
-        print(f"\n{os.path.relpath(directory / PREFLIGHT_REPORT_FILE)}")
+        show_text(f"\n{os.path.relpath(directory / PREFLIGHT_REPORT_FILE)}")
     if arguments.markdown:
         from pipelines.job_summary import append, render_preflight
 
@@ -107,7 +107,7 @@ def _machines(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_rows(slices, arguments.region)))
     else:
-        print(as_table(slices, arguments.region))
+        show_text(as_table(slices, arguments.region))
     return DONE
 
 

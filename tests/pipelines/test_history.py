@@ -267,3 +267,21 @@ def test_the_curves_of_a_run_are_found_while_it_trains(workspace):
     assert history.curves_of(workspace, "digits") is None
     (training := workspace / ".cache" / "digits" / "checkpoints" / "0123" / "tensorboard").mkdir(parents=True)
     assert history.curves_of(workspace, "digits") == training
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"status": "succeeded", "host": "\\ud800"}'])
+def test_a_summary_that_is_no_plain_json_is_no_run(workspace, capsys, content):
+    write_run(workspace, 0.5)
+    (write_run(workspace, 0.6, "other") / "summary.json").write_text(content)
+    assert cli.main(["runs", "list", "--workspace", str(workspace)]) == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "other" not in out
+
+
+def test_a_summary_from_before_with_negative_seconds_is_a_run(workspace):
+    folder = write_run(workspace, 0.5)
+    raw = json.loads((folder / "summary.json").read_text())
+    steps = {"train_model": {"seconds": -1.5, "state": "succeeded", "cached": False}}
+    (folder / "summary.json").write_text(json.dumps(raw | {"seconds": -2.0, "steps": steps}))
+    assert [row["status"] for row in history.as_rows(workspace)] == ["succeeded"]

@@ -150,10 +150,10 @@ def test_lines_of_others_and_damaged_ones_are_left_out_and_said(version, outputs
     path = write(outputs, of_one=True)
     write(outputs[:7], version="0002")
     with open(path, "a") as file:
-        file.write('{"time": "20')
+        file.write('{"time": "20\n' + "[" * 100_000 + '\n{"class": "\\ud800"}\n')
     assert main(["monitor", str(path), "--against", version, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["left_out"] == {"of version 0002": 7, "no prediction of a class": 1}
+    assert said["left_out"] == {"of version 0002": 7, "no prediction of a class": 3}
     assert main(["monitor", str(path), "--against", version, "--latency-ms", "0.1"]) == 3
     out = capsys.readouterr().out
     assert (

@@ -480,18 +480,6 @@ def test_too_little_disk_is_noticed_before_any_work(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A real file system of 256 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a file system: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_disk_that_fills_up_leaves_nothing_behind(tiny_disk, tmp_path, monkeypatch, workers):
     images = np.random.default_rng(0).integers(0, 256, (9000, 8, 8), np.uint8)

@@ -77,6 +77,7 @@ HOSTILE = (
     "{{ 7 * 7 }} {% raw %} ${HOME}",
     "1. first\u2028second\x00\u202e",
     "'\": {a: [b",
+    "@octocat me@example.com http://a.example HTTPS://b.example www.c.example",
 )
 
 
@@ -337,6 +338,13 @@ def test_what_strangers_named_stays_text(name):
     visible = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(name.split()))
     assert f"csv:{visible}" == after.eval_results[0].dataset_name
     assert f"Source: csv:{visible}" in shown(hostile)
+
+
+def test_addresses_and_mentions_become_no_links():
+    """GitHub's Markdown finds them in the text itself: https://github.github.com/gfm/#autolinks-extension-."""
+    friendly, hostile = (write_card(facts_of(names=(name, "dog"), notes=name)) for name in ("cat", HOSTILE[-1]))
+    for mark in ("@", "://", "www."):
+        assert ModelCard(hostile).text.count(mark) == ModelCard(friendly).text.count(mark)
 
 
 @pytest.mark.parametrize("notes", HOSTILE)
