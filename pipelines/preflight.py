@@ -17,20 +17,25 @@ from components.create_tfrecords.writer import write_records
 from components.errors import InputError
 from components.footprint import Footprint
 from components.interface import REGRESSION
-from components.machine_spec import MachineSpec, PaidMachine, Slice, parse_machine
+from components.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, parse_machine
 from components.preflight_training import data, sandbox
 from components.preflight_training.examining import FEED_BATCH, CompilationsAhead
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.report import write_report
 from components.progress import say
 from pipelines.config import Config, preflight_params
+from pipelines.resources import paid_on
 
 SAMPLE_EXAMPLES = 4096
 _SMALL_BYTES = 16 << 20
 
 
 def preflight(
-    config: Config, machines: Sequence[str], directory: Path, like: Footprint | None = None
+    config: Config,
+    machines: Sequence[str],
+    directory: Path,
+    like: Footprint | None = None,
+    targets: Sequence[str] = (VERTEX,),
 ) -> PreflightReport:
     """Compile a configuration's training step for some machines, and write the report.
 
@@ -39,17 +44,18 @@ def preflight(
         machines: Short names; none is the configuration's own and its fallbacks, or the cheapest.
         directory: For `preflight.json` and `preflight.html`; a report that it holds is replaced.
         like: Footprint of another training: the data at hand are a sample, and stand for as many examples as that had.
+        targets: Platforms at whose prices each machine is judged: `vertex`, `kubeflow`.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
     """
     storage.require_output(directory, PREFLIGHT_FILE)
     sandbox.require_compiler()
-    named = [parse_machine(name, config.training.backend).slice for name in machines]
-    candidates = [_where_configured(candidate, config.machine) for candidate in named]
-    if not candidates and config.machine:
-        candidates = [candidate.paid for candidate in config.machine.candidates]
-    candidates = candidates or [PaidMachine()]
+    named = [parse_machine(name, config.training.backend) for name in machines]
+    specs = [_where_configured(candidate, config.machine) for candidate in named]
+    if not specs:
+        specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
+    candidates = [paid_on(config, spec, target) for spec in specs for target in targets]
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
     ahead = CompilationsAhead(params, candidates, cache_dir)
@@ -75,13 +81,16 @@ def _scaled(facts: data.DataFacts, like: Footprint) -> data.DataFacts:
     )
 
 
-def _where_configured(machine: Slice, configured: MachineSpec | None) -> PaidMachine:
-    """Return a machine in the configuration's region and at its kind of price, where it has them."""
-    region = configured.region if configured and configured.region in machine.regions else ""
+def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
+    """Return a machine in the configuration's region, at its kind of price and with its time, where it has them."""
+    if configured is None:
+        return machine
+    region = configured.region if configured.region in machine.slice.regions else ""
+    machine = dataclasses.replace(machine, region=region, timeout_seconds=configured.timeout_seconds)
     try:
-        return PaidMachine(machine.name, region, spot=bool(configured and configured.spot))
+        return dataclasses.replace(machine, spot=configured.spot)
     except InputError:  # Not as a spot machine.
-        return PaidMachine(machine.name, region)
+        return machine
 
 
 def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:

@@ -14,7 +14,7 @@ from components.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
 from components.device import choose_precision
 from components.feeding import DEVICE, draw_order, is_held_in_memory, is_resident
 from components.interface import ImageInput, Interface
-from components.machine_spec import PaidMachine, Slice
+from components.machine_spec import PaidMachine, Slice, billed_by
 from components.preflight_training import sandbox
 from components.preflight_training.accuracy import accuracy_of
 from components.preflight_training.advice import advise, compare
@@ -125,7 +125,7 @@ class CompilationsAhead:
         Raises:
             InputError: If the model cannot be used, or the TPU compiler is not installed.
         """
-        training, names = self._params.training, ", ".join(paid.machine for paid in self._machines)
+        training, names = self._params.training, ", ".join(dict.fromkeys(paid.machine for paid in self._machines))
         progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
         session = _Compiler(self._params, interface, num_examples, num_validation, self._cache_dir)
         self._found = session.compile_where_data_fit([paid.slice for paid in self._machines])
@@ -145,9 +145,10 @@ def _report(
     outcomes: Sequence[tuple[Outcome, bool, bool]],
 ) -> PreflightReport:
     session = _Examination(params, data, cache_dir)
-    count = Counter(paid.machine for paid in machines)
+    count = Counter((paid.machine, paid.target) for paid in machines)
+    targets = {paid.target for paid in machines}
     reports = [
-        session.report(paid, count[paid.machine] > 1, *of_machine)
+        session.report(paid, count[paid.machine, paid.target] > 1, paid.target if len(targets) > 1 else "", *of_machine)
         for paid, of_machine in zip(machines, outcomes, strict=True)
     ]
     return PreflightReport(
@@ -274,11 +275,11 @@ class _Examination(_Compiler):
         self._data = data
 
     def report(
-        self, paid: PaidMachine, has_namesakes: bool, outcome: Outcome, cached: bool, resident: bool
+        self, paid: PaidMachine, has_namesakes: bool, target: str, outcome: Outcome, cached: bool, resident: bool
     ) -> MachineReport:
-        """Return everything about one machine."""
+        """Return everything about one machine; `target` is told where several are compared."""
         params, data, machine = self._params, self._data, paid.slice
-        label = label_of(paid.machine, paid.region, paid.spot, has_namesakes)
+        label = label_of(paid.machine, paid.region, paid.spot, has_namesakes, target)
         batch_size = params.training.batch_size_per_replica * machine.devices
         step = epoch = cost = None
         timeout = 0
@@ -294,10 +295,10 @@ class _Examination(_Compiler):
             step = time_step(outcome.cost, machine, summed)
             epoch = time_epoch(step, data.num_examples, batch_size, feed)
             layers = time_layers(outcome.cost, machine)
-            cost = self._cost(paid, epoch)
             # What is assumed of a host must not cut a training short.
             slowest = time_epoch(step, data.num_examples, batch_size, min(feed, measured))
-            timeout = timeout_seconds(params.run_epochs * slowest.seconds)
+            timeout = paid.timeout_seconds or timeout_seconds(params.run_epochs * slowest.seconds)
+            cost = self._cost(paid, epoch, timeout)
         report = MachineReport(
             machine=machine.name,
             region=paid.region,
@@ -333,11 +334,12 @@ class _Examination(_Compiler):
             feed_per_second=feed,
             stage=f"{outcome.stage} of {len(params.training.stages)}" if outcome.stage else "",
             is_resident=resident,
+            target=target,
         )
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)
 
-    def _cost(self, paid: PaidMachine, epoch: EpochTime) -> Cost | None:
+    def _cost(self, paid: PaidMachine, epoch: EpochTime, timeout: int) -> Cost | None:
         price = paid.price
         if price is None:
             return None
@@ -355,6 +357,9 @@ class _Examination(_Compiler):
             kind=price.kind,
             source=price.source,
             date=price.date,
+            target=price.target,
+            factor=price.factor,
+            most_usd_per_run=price.usd_per_hour * timeout * paid.attempts / 3600,
         )
 
     def _unfit(self, machine: Slice, global_batch: int, outcome: Outcome) -> tuple[str, ...]:
@@ -393,8 +398,8 @@ class _Examination(_Compiler):
             )
         if params.max_price_usd and cost is not None and cost.usd_per_run > params.max_price_usd:
             broken.append(
-                f"a run of {params.run_epochs} epochs on {label} costs {dollars(cost.usd_per_run)} at list price, "
-                f"max_price_usd={params.max_price_usd:g}"
+                f"a run of {params.run_epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run)} at "
+                f"{billed_by(cost.target)}, max_price_usd={params.max_price_usd:g}"
             )
         return tuple(broken)
 
