@@ -24,8 +24,8 @@ from pipelines.preflight import SAMPLE_EXAMPLES, _where_configured, describe_dat
     ],
 )
 def test_another_machine_is_priced_where_the_configuration_trains(name, configured, expected):
-    paid = _where_configured(load_catalogue().find(name), configured and parse_machine(configured))
-    assert (paid.machine, paid.region, paid.spot) == (name, *expected)
+    machine = _where_configured(parse_machine(name), configured and parse_machine(configured))
+    assert (machine.name, machine.region, machine.spot) == (name, *expected)
 
 
 def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
@@ -51,7 +51,7 @@ def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
 
 
 def test_a_machine_that_is_no_spot_machine_has_the_other_price():
-    pod = next(one for one in load_catalogue().slices if one.hosts > 1)
+    pod = parse_machine(next(one.name for one in load_catalogue().slices if one.hosts > 1))
     assert not _where_configured(pod, parse_machine({"name": "v5e-1", "spot": True})).spot
 
 
