@@ -6,6 +6,7 @@ import math
 import time as clock
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from components import page, progress, storage
@@ -33,7 +34,12 @@ from components.preflight_training.estimate import (
 )
 from components.preflight_training.findings import Cost, MachineReport, PreflightReport, label_of
 from components.preflight_training.footprint import footprint_of
-from components.preflight_training.largest_batch import LargestBatch, Trial, find_largest_batch
+from components.preflight_training.largest_batch import (
+    LargestBatch,
+    Trial,
+    estimate_largest_batch,
+    find_largest_batch,
+)
 from components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
 from components.preflight_training.report import write_report
 from components.preflight_training.wording import dollars, time
@@ -406,21 +412,17 @@ class _Examination(_Compiler):
     def _largest_batch(self, machine: Slice, outcome: Outcome, resident: bool) -> LargestBatch | None:
         asked = self._params.training.batch_size_per_replica
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
-            return self._search_largest_batch(machine, asked, resident)
+            attempt = partial(self._attempt, machine, resident)
+            return find_largest_batch(attempt, asked, machine.generation.hbm_usable_bytes)
         if outcome.memory is None or self._params.training.sharding == FULLY_SHARDED:
             return None  # What a step puts together is as large as the weights, whatever the batch.
-        # What a step adds grows with the batch; what stays does not, but for the batch itself, which is small.
-        room = machine.generation.hbm_usable_bytes - outcome.memory.argument_bytes
-        used = outcome.memory.peak_bytes - outcome.memory.argument_bytes
-        return LargestBatch(max(asked, int(asked * room / used)), is_exact=False) if used > 0 else None
+        capacity, attempt = machine.generation.hbm_usable_bytes, partial(self._attempt, machine, resident)
+        return estimate_largest_batch(attempt, asked, outcome.memory.peak_bytes, capacity)
 
-    def _search_largest_batch(self, machine: Slice, first: int, resident: bool) -> LargestBatch | None:
-        def attempt(batch_size: int) -> Trial:
-            progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
-            outcome, _ = self.compile([(machine, batch_size)], resident)[0]
-            if outcome.verdict not in (FITS, DOES_NOT_FIT):
-                return Trial(None)
-            used = outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes
-            return Trial(outcome.verdict == FITS, used)
-
-        return find_largest_batch(attempt, first, machine.generation.hbm_usable_bytes)
+    def _attempt(self, machine: Slice, resident: bool, batch_size: int) -> Trial:
+        progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
+        outcome, _ = self.compile([(machine, batch_size)], resident)[0]
+        if outcome.verdict not in (FITS, DOES_NOT_FIT):
+            return Trial(None)
+        used = outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes
+        return Trial(outcome.verdict == FITS, used)

@@ -38,7 +38,7 @@ class PreflightParams:
         paid: The TPU slice (`machine`), how it is paid for (`region`, `spot`, `target`), and when its training is
             stopped (`timeout_seconds`, 0: by the estimate; `attempts`).
         find_largest_batch: Find the largest batch per replica that fits, by compiling several; without it the largest
-            is only looked for when the batch does not fit.
+            is estimated from two sizes where the batch fits, and searched for where it does not.
         max_step_ms: Refuse a step that takes longer on the device, in milliseconds; 0 is no limit.
         max_price_usd: Refuse a run that is expected to cost more, at the target's price; 0 is no limit.
         max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
