@@ -304,6 +304,11 @@ class _Examination(_Compiler):
             # What is assumed of a host must not cut a training short.
             slowest = time_epoch(step, data.num_examples, batch_size, min(feed, measured))
             timeout = paid.timeout_seconds or timeout_seconds(params.run_epochs * slowest.seconds)
+            if not resident:  # What the host's rate varies by widens the interval.
+                slow, fast = (
+                    time_epoch(step, data.num_examples, batch_size, feed * times) for times in data.host.spread
+                )
+                epoch = dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
             cost = self._cost(paid, epoch, timeout)
         report = MachineReport(
             machine=machine.name,

@@ -182,8 +182,11 @@ class MachineReport:
         if self.is_resident:
             return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by {whose}"
         where = "memory" if measured.in_memory else "files"
+        low, high = (f"{times * measured.feed_per_second:,.0f}" for times in measured.spread)
+        passes = f" ({low}–{high})" if low != high else ""
         here = (
-            f"{measured.feed_per_second:,.0f} here ({measured.cpus} CPUs of {measured.feed_per_cpu:,.0f}, from {where})"
+            f"{measured.feed_per_second:,.0f}{passes} here ({measured.cpus} CPUs of {measured.feed_per_cpu:,.0f}, from "
+            f"{where})"
         )
         if not self.host_cpus:
             each = f"{self.feed_per_second:,.0f} by {whose}, if each feeds what this machine does: "

@@ -54,7 +54,7 @@ _COMPARISON = {
 }
 _COMPARISON_NOTES = [
     ("GiB", "memory of a device: the peak, of what a program may use"),
-    ("batch", "the most examples per replica that fit; ≈ is estimated, not compiled"),
+    ("batch", "the most examples per replica that fit; ≈ is estimated from two sizes"),
     ("step", "ms; comm: the part of it, at most, that is communication between replicas"),
     ("MXU", "use of the matrix units while the device computes"),
     ("epoch", "s; wait: the share of it in which the device waits for data"),
@@ -160,6 +160,7 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
     )
     origins = [
         ("compiler", ", ".join(f"{name} {version}" for name, version in report.compiler.items())),
+        *((("data", report.data.assumed),) if report.data.assumed else ()),
         *(("prices", price) for price in prices),
         ("times", _TIMES_ORIGIN),
         *(("", words) for words in dict.fromkeys(map(_words_of_accuracy, estimated))),

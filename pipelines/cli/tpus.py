@@ -48,6 +48,15 @@ def _add_preflight(commands: Any) -> None:
         help=f"fail where it is slower or dearer than a registered version ({VERSION_FORMS}), or than the first of a "
         "preflight.json",
     )
+    preflight.add_argument(
+        "--examples",
+        type=int,
+        metavar="N",
+        help="for so many examples, of which the data at hand are a sample: time, price and waiting for data to come",
+    )
+    preflight.add_argument(
+        "--image-bytes", type=int, metavar="N", help="with --examples: bytes of an image file (default: as at hand)"
+    )
     for name, what in (("slower", "an epoch may be slower"), ("dearer", "a run may be dearer")):
         help_text = f"with --against: by how much {what}, as a share (default: {_LIMIT})"
         preflight.add_argument(f"--{name}", type=share, metavar="SHARE", help=help_text)
@@ -69,6 +78,24 @@ def _targets(text: str) -> tuple[str, ...]:
     return names
 
 
+def _planned(arguments: argparse.Namespace) -> Any:
+    """Return the data that are said to come; None where the data at hand are all."""
+    from components.errors import InputError
+    from pipelines.preflight import PlannedData
+
+    if arguments.examples is None:
+        if arguments.image_bytes is not None:
+            raise InputError(
+                "--image-bytes is of examples to come. Received: no --examples. Say how many there will be."
+            )
+        return None
+    if arguments.against:
+        raise InputError(
+            "--against counts as many examples as the other training had. Received: --examples as well. Use one."
+        )
+    return PlannedData(arguments.examples, arguments.image_bytes or 0)
+
+
 def _preflight(arguments: argparse.Namespace) -> int:
     from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
     from components.errors import InputError
@@ -88,7 +115,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
         baseline = load_baseline(find_compared(against, arguments.workspace, "a preflight.json or its folder"))
     directory = arguments.workspace / f"{config.name}-preflight"
     like = baseline.footprint if baseline else None
-    report = preflight(config, names, directory, like, arguments.target)
+    report = preflight(config, names, directory, like, arguments.target, _planned(arguments))
     comparison = Comparison.make(report, baseline, *limits) if baseline else None
     if baseline and len(report.machines) > 1:
         tell_hint(f"of these machines the first alone, {report.machines[0].machine}, is held against {baseline.name}")

@@ -128,7 +128,7 @@ def test_the_validation_split_lies_on_the_device_too(cache_dir, monkeypatch):
     assert (some.is_resident, some.peak_bytes) == (True, without.peak_bytes + 64_000)
     assert some.largest_batch.size <= without.largest_batch.size
     assert (many.verdict, many.is_resident) == ("fits", False)
-    monkeypatch.setattr(examining._Examination, "_search_largest_batch", lambda *_: None)  # It would compile again.
+    monkeypatch.setattr(examining, "find_largest_batch", lambda *_: None)  # It would compile again.
     must = examined(400_000_000, "device")
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
     assert must.reason.startswith("the 25,600,000,000 bytes that it is validated on have no room beside")
@@ -297,6 +297,16 @@ def test_a_machine_is_priced_for_every_target_that_is_asked_for(cache_dir):
     assert (vertex.cost.factor, kubeflow.cost.factor) == (1.15, 1.0)
     assert (vertex.timeout_seconds, kubeflow.timeout_seconds) == (4 * 3600, 24 * 3600)
     assert kubeflow.cost.most_usd_per_run == pytest.approx(2 * 24 * 1.2)
+
+
+def test_the_spread_of_the_hosts_rate_widens_the_interval(cache_dir):
+    """Streamed from files at 100 examples a second, the passes at 80 to 130: the device waits."""
+    host = HostRate(50.0, 100.0, False, 24, low_per_second=80.0, high_per_second=130.0)
+    report = _examine(cache_dir, dataclasses.replace(_DATA, host=host))
+    assert report.epoch.seconds == pytest.approx(40 * 32 / 100)
+    assert report.epoch.low_seconds == pytest.approx(40 * 32 / 130)
+    assert report.epoch.high_seconds == pytest.approx(40 * 32 / 80)
+    assert "100 (80–130) here (24 CPUs of 4, from files)" in report.fed_by(host)
 
 
 def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):
