@@ -4,12 +4,14 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from components import schema, storage
 from components.artifacts import MODEL_FILE, load_history
 from components.errors import InputError
+from components.export_info import with_spread
 from components.export_model.formats.table import FORMATS
 from components.interface import TASKS, judged_figure
 from components.machine_spec import billed_by
@@ -249,8 +251,8 @@ def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
                 for export, fact in zip(exports, facts, strict=True)
             ]
             rows.append(_row(f"{form}, {figure}", scores, show, direction(figure)))
-        rows.append(_row(f"{form}, ms for one", latencies, "{:.2f}".format, LOWER))
-        rows.append(_row(f"{form}, in bulk, per s", rates, "{:,.0f}".format, HIGHER))
+        rows.append(_row(f"{form}, ms for one", latencies, partial(with_spread, spread=None), LOWER))
+        rows.append(_row(f"{form}, in bulk, per s", rates, partial(with_spread, spread=None), HIGHER))
     return _known(*rows)
 
 
