@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -475,3 +476,14 @@ def test_page_loads_nothing_and_forbids_itself_to(write):
     assert not re.search(r"@import|url\(", text)
     policies = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_the_readme_shows_what_preflight_prints():
+    """Of the report that is kept, made by the command in the README: its table and its advice, as they are laid out."""
+    repository = Path(__file__).parents[3]
+    report = PreflightReport.load(repository / "tests/golden/preflight")
+    headline, table, _, advice, *_ = as_text(report).split("\n\n")
+    readme = (repository / "README.md").read_text(encoding="utf-8")
+    command = "$ tpu-pipelines preflight digits --compare v5e-1,v6e-1 --target vertex,kubeflow"
+    assert "\n\n".join([f"{command}\n{headline}", table, advice]) in readme
+    assert f"  preflight: {dataclasses.replace(report.machines[0], target='').summary}\n" in readme, "as a run ends"
