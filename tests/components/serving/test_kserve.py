@@ -112,6 +112,13 @@ def test_v2_takes_image_files_as_bytes_in_base64():
         (tensor([0] * 8, (-1,)), 400, "whole numbers"),
         (tensor([0] * 16, (4, 2, 2, 1)), 413, "--max-instances"),
         (tensor([0] * 8, id=3), 400, '"id" must be a text'),
+        (tensor(["x"], (1,) * 9, "BYTES"), 400, "at most 8 of them"),
+        (tensor(["x"], (1, *[99] * 3000), "BYTES"), 400, "at most 8 of them"),
+        (tensor(["x"], (1, 10**4000, 10**4000), "BYTES"), 400, "none above 2,147,483,647"),
+        (tensor([0] * 8, (2, 10**4000, 2, 1)), 400, "none above 2,147,483,647"),
+        (tensor(["x"] * 5, (1, 5), "BYTES"), 413, "--max-instances"),
+        (tensor([], (1, 0), "BYTES"), 400, "at least one instance"),
+        (tensor([0] * 8, id="\ud800"), 400, "must be JSON"),
     ],
 )
 def test_v2_refuses_with_an_error_in_words(asked, status, words):
