@@ -20,7 +20,7 @@ from components.predict_batch.params import PredictParams
 from components.predict_batch.stored import Places
 from components.records import RAW, DamagedRecordError, read_fields
 from components.serving.exported import ExportedModel
-from components.text import Tokenizer
+from components.text import Tokenizer, UnreadableTextError
 
 RECORDS = "records"
 
@@ -129,17 +129,12 @@ class Reader:
                 key = fields[KEY_FEATURE][0].decode()
                 return key, self._read_stored(fields)
             return key, self._read_text(content) if isinstance(self.model.reader, Tokenizer) else self._picture(content)
-        except (InputError, UnreadableImageError, DamagedRecordError) as error:
+        except (InputError, UnreadableImageError, UnreadableTextError, DamagedRecordError) as error:
             raise UnusableError(str(error)) from error
 
     def _read_text(self, content: bytes) -> np.ndarray:
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UnusableError(f"not UTF-8: {error.reason} at byte {error.start}") from error
-        if not text.strip():
-            raise UnusableError("no word in it")
-        return self.model.reader.read(text)  # type: ignore[union-attr]
+        assert isinstance(self.model.reader, Tokenizer)
+        return self.model.reader.encode_stored(content).ids
 
     def _picture(self, content: Any) -> np.ndarray:
         """Read an image file, or an array's element, as create_tfrecords reads what a model is trained on."""

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 import tarfile
@@ -12,11 +13,13 @@ from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.predict_batch import PredictParams, predict_batch, predicting
 from components.predict_batch.begun import Begun
+from components.predict_batch.inputs import Reader, UnusableError
 from components.predict_batch.joining import predict_to_file
 from components.predict_batch.planning import plan_answers
 from components.records import encode_example, frame_record, load_split
 from components.serving.exported import load_model
 from components.serving.inputs import predict_inputs
+from components.text import Tokenizer, load_vocabulary
 from tests.cli import assert_user_error, tpu_pipelines_here
 
 
@@ -178,6 +181,47 @@ def test_texts_and_tables_without_labels_are_answered(exported_reviews, tmp_path
     assert (result.num_predicted, result.num_set_aside) == (2, 1)
     assert [line["class"] for line in read_lines(tmp_path / "out")] == ["pos", "neg"]
     assert read_lines(tmp_path / "out", "set_aside.jsonl")[0]["reason"] == "no word in it"
+
+
+def test_texts_are_asked_as_they_are_learned(exported_reviews, tmp_path):
+    """The same files have the same ids, and the same files are set aside."""
+    words, mark = b"great lovely film", "\ufeff".encode()
+    odd = (
+        words,
+        mark + words,
+        words + mark + words,
+        mark,
+        b"",
+        b" \n",
+        b"?!",
+        b"<br />",
+        b"\xff",
+        b"\x00",
+        b"\x00 " + words,
+    )
+    source = tmp_path / "texts"
+    for name, content in [*(("pos", content) for content in odd), *[("neg", b"awful dull film")] * 9]:
+        (source / name).mkdir(parents=True, exist_ok=True)
+        (source / name / f"{len(list(source.rglob('*.txt'))):02d}.txt").write_bytes(content)
+    records = tmp_path / "records"
+    write_records(WriteParams(f"text:{source}", num_workers=1, max_bad_fraction=0.9, join_copies=False), records)
+    manifest = Manifest.load(records)
+    examples = [load_split(records, manifest, split, with_keys=True) for split in manifest.splits]
+    learned = {key: ids for split in examples for key, ids in zip(split.keys, split.inputs, strict=True)}
+    tokenizer = Tokenizer(manifest.input, load_vocabulary(records, manifest.input))
+    model = dataclasses.replace(load_model(exported_reviews), input=manifest.input, reader=tokenizer)
+    reader, asked, aside = Reader(model, str(source), None), {}, set()
+    for file in source.rglob("*.txt"):
+        key = file.relative_to(source).as_posix()
+        try:
+            asked |= dict([reader.read(key, None)])
+        except UnusableError:
+            aside.add(key)
+    assert len(learned) == 13
+    assert asked.keys() == learned.keys()
+    for key, ids in learned.items():
+        assert ids.tolist() == asked[key].tolist(), key
+    assert {item.key for item in manifest.quarantined} == aside
 
 
 def test_arrays_alone_are_answered(export_dir, digits_records, tmp_path):
