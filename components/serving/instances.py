@@ -385,7 +385,8 @@ def flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, tu
         >>> flatten_numbers([[1, 2], [3, 4]], 3)
         (array([1, 2, 3, 4]), (2, 2))
     """
-    values, shape = nested, (len(nested),)
+    values = nested
+    shape: tuple[int, ...] = (len(nested),)
     while (kinds := set(map(type, values))) == {list}:
         if len(set(map(len, values))) > 1 or len(shape) == most_nested:
             break
