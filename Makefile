@@ -1,7 +1,10 @@
 # Every target creates .venv from the lock on first use and works in it.
 VENV := .venv
 BEAM := .beam
-PYTHON ?= python3.11
+# The newest that is here: a name alone may be one of a version manager that has no such version at hand.
+PYTHON ?= $(shell for version in 3.13 3.12 3.11; do \
+  python$$version -c "" 2>/dev/null && echo python$$version && exit; done; echo python3.13)
+PYTHON := $(PYTHON)
 CONFIG ?= digits
 MINUTES ?= 15
 # One more than there are cores: some tests wait for a process or a clock.
@@ -24,7 +27,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install beam-env run test test-heavy test-all check bench soak kills kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom images-test
+.PHONY: install beam-env run test test-promises test-heavy test-all check bench soak kills kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom images-test
 
 install: $(VENV)/.installed
 
@@ -48,6 +51,13 @@ run: install  ## The whole pipeline on this machine; CONFIG=cifar10_cnn for anot
 
 test: install  ## The fast tests, on all cores, without a network; the README says how long they take.
 	$(VENV)/bin/python -m pytest -m "not slow and not heavy" --numprocesses $(WORKERS) --dist worksteal
+
+# What the project promises, without the details: whole runs, compiled pipelines, every component and the command lines.
+test-promises: install  ## A part of the fast tests, for the other Pythons: PYTHON=python3.12 VENV=.venv-3.12
+	$(VENV)/bin/python -m pytest -m "not slow and not heavy" --numprocesses $(WORKERS) --dist worksteal \
+	  tests/e2e tests/pipelines/test_compile.py tests/pipelines/test_run_local.py tests/pipelines/test_library.py \
+	  tests/pipelines/test_config_schema.py tests/components/test_components.py tests/components/test_command_line.py \
+	  tests/components/train_model/test_training.py tests/components/export_model tests/components/serving
 
 test-heavy: install  ## Those of many seconds each, which CI runs too: trainings that are killed, and whatever starts processes.
 	$(VENV)/bin/python -m pytest -m "heavy and not slow"

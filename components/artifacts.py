@@ -1,6 +1,7 @@
 """Names and schemas of the files that cross a step boundary."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,8 +72,9 @@ class Distribution:
         std: Their standard deviation, the population's.
         minimum: The least.
         maximum: The greatest.
-        edges: Edges of the bins, the same in every data set.
-        counts: Examples in each bin, from its lower edge on; what lies beyond the first or last edge counts beside it.
+        edges: Edges of the bins; in files of older versions, the same bins for every data set.
+        counts: Examples in each bin, from its lower edge on. In older files the first and the last bin also hold the
+            values beyond them.
     """
 
     num_examples: int
@@ -101,7 +103,7 @@ class Split:
         distributions: Distributions of figures by name: of images `brightness`, `contrast` and `sharpness` (in grey
             levels, of the pictures as they are stored, thinned out to 127 on a side), `red` and `blue` (shares of the
             light), `height` and `width` (of the files); of texts `words`, `unknown_share` (to their own
-            vocabulary) and `word_length` (bytes). Empty in older files.
+            vocabulary) and `word_length` (bytes); of multi-label data `labels` of an example. Empty in older files.
     """
 
     num_examples: int
@@ -137,6 +139,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         quarantined: Inputs that were set aside.
         common_words: Number of times that each of the most frequent words stands in the texts that train, and under the
             empty name that of all others; empty of images, and in older files.
+        num_left_out: Number of examples in no split, since a copy of them tests or validates.
     """
 
     fingerprint: str
@@ -150,6 +153,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     quarantined: tuple[Quarantined, ...] = ()
     split_rule_version: int = 1
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    num_left_out: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """See `JsonFile`; the fields of the input stand among the others."""
@@ -158,13 +162,19 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        raw = {"split_rule_version": 1, "common_words": {}, **raw}
+        raw = {"split_rule_version": 1, "common_words": {}, "num_left_out": 0, **raw}
         if isinstance(splits := raw.get("splits"), dict):
             raw["splits"] = {
                 name: {"distributions": {}, **split} if isinstance(split, dict) else split
                 for name, split in splits.items()
             }
         manifest: Self = schema.read(_with_nested_input(raw), cls)
+        splits = manifest.splits.values()
+        if len({len(split.class_counts) for split in splits}) > 1:
+            raise TypeError("class_counts is expected to have a number for each class, in every split")
+        figures = (figure for split in splits for figure in split.distributions.values())
+        if any(len(figure.edges) != len(figure.counts) + 1 for figure in figures):
+            raise TypeError("distributions is expected to have a count between any two neighbouring edges")
         return manifest
 
     @property
@@ -198,13 +208,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         """
         if not storage.is_remote(place):
             return super().load(Path(place))
-        uri = f"{place.rstrip('/')}/{MANIFEST_FILE}"
-        try:
-            return cls.parse(json.loads(storage.read_bytes(uri)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"Cannot use {uri}: it is no manifest of records ({error!r}). Write the records again."
-            ) from error
+        return schema.load(f"{place.rstrip('/')}/{MANIFEST_FILE}", cls._what, cls._step, cls.parse)
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
         """Check that every shard is there and whole, and with `verify` those of a share of the examples unchanged.
@@ -271,6 +275,12 @@ def file_crc32c(path: Path) -> str:
     return f"{crc:08x}"
 
 
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, as 64 hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", step="train_model"):
     """`model.json`: what a trained model is and how it came to be.
@@ -283,6 +293,7 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
         task: Task of the model; see `Manifest`.
         dataset_fingerprint: The data set it was trained on.
         training: Parameters and facts of the training, among them examples seen, epochs and the best epoch.
+        digests: SHA-256 of the architecture and of the best weights, by file; empty in older files.
     """
 
     name: str
@@ -292,6 +303,21 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
     task: Annotated[str, tuple(TASKS)]
     dataset_fingerprint: str
     training: Mapping[str, Any]
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def check_files(self, directory: Path) -> None:
+        """Check that architecture and weights are those that were trained, where an older file does not leave it open.
+
+        Raises:
+            InputError: If one is missing, or another.
+        """
+        for name, expected in self.digests.items():
+            received = file_sha256(directory / name) if (directory / name).is_file() else "no such file"
+            if received != expected:
+                raise InputError(
+                    f"The model in {directory} is damaged: {name} should have the SHA-256 {expected[:16]}… by its "
+                    f"{MODEL_FILE}, and has {received[:16]}. Restore it from a backup, or train it again."
+                )
 
     @property
     def interface(self) -> Interface:
@@ -315,7 +341,7 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        info: Self = schema.read(_with_nested_input(raw), cls)
+        info: Self = schema.read(_with_nested_input({"digests": {}, **raw}), cls)
         return info
 
 
@@ -329,7 +355,7 @@ def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
     if not path.is_file():
         return ()
     try:
-        lines = [json.loads(line, parse_constant=lambda _: None) for line in path.read_text().splitlines()]
+        lines = [schema.decode(line, lambda _: None) for line in path.read_text().splitlines()]
         history = schema.read(lines, tuple[Mapping[str, int | float | None], ...], "line")
         for epoch in history:
             schema.read(epoch.get("epoch"), int, "epoch")

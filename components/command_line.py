@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import inspect
 import json
 import re
 import sys
@@ -15,7 +16,7 @@ from components import step_inputs, storage, termination
 from components.errors import InputError
 from components.outages import PlatformError
 from components.safe_path import leave_current_folder
-from components.table import printable
+from components.table import paragraph
 
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
@@ -24,12 +25,18 @@ P = TypeVar("P")
 
 def attribute_docs(params: type) -> dict[str, str]:
     """Return the lines of the `Attributes:` section of a docstring, by name."""
-    section = (params.__doc__ or "").partition("Attributes:")[2]
-    entries = re.findall(r"^        (\w+): (.*(?:\n {10,}.*)*)", section, re.MULTILINE)
+    # Python 3.13 takes the indentation of the code out of a docstring when it compiles it; earlier versions keep it.
+    section = inspect.cleandoc(params.__doc__ or "").partition("Attributes:")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text).replace("%", "%%") for name, text in entries}
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Read a flag's value that is a JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
@@ -65,9 +72,9 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
             options["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is tuple:
             item = typing.get_args(kind)[0]
-            options.update(nargs="*", type=_json_object if dataclasses.is_dataclass(item) else item)
+            options.update(nargs="*", type=json_object if dataclasses.is_dataclass(item) else item)
         elif typing.get_origin(kind) is Mapping:
-            options.update(type=_json_object, metavar="JSON")
+            options.update(type=json_object, metavar="JSON")
         else:
             options["type"] = kind
         parser.add_argument(flag, **options)
@@ -147,19 +154,19 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     leave_current_folder()
     arguments = parser.parse_args()
     try:
-        with termination.heard(), storage.naming_stale_files():
+        with termination.heard(), storage.naming_disk_faults():
             result, code = work(arguments)
     except InputError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        print(paragraph(f"error: {error}"), file=sys.stderr)
         return BAD_INPUT
     except PlatformError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        print(paragraph(f"error: {error}"), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED
     except termination.Terminated as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(paragraph(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     print(json.dumps(dataclasses.asdict(result)))
     return code

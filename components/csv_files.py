@@ -1,13 +1,15 @@
-"""CSV files as spreadsheet programs save them: what separates the values, and what columns are usually called."""
+"""CSV files as spreadsheet programs save them: what separates values, decimal commas, and usual names of columns."""
 
+import re
 from collections.abc import Sequence
 
 DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'"}  # Beside the comma; with how they are called.
 ALIASES = {
     "path": ("path", "filename", "file_name", "file", "filepath", "file_path", "image", "image_path"),
     "text": ("text", "review", "sentence", "comment", "content", "message"),
-    "label": ("label", "class", "category", "sentiment", "target"),
+    "label": ("label", "labels", "class", "category", "sentiment", "target"),
 }
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+")
 
 
 def find_delimiter(text: str) -> str:
@@ -19,6 +21,31 @@ def find_delimiter(text: str) -> str:
     """
     header = text.partition("\n")[0]
     return "," if "," in header else next((delimiter for delimiter in DELIMITERS if delimiter in header), ",")
+
+
+def has_decimal_comma(cell: str) -> bool:
+    """Return whether a cell is a number with a decimal comma, perhaps with points between thousands.
+
+    Example:
+        >>> [has_decimal_comma(cell) for cell in ("80,50", "-1.250,5", "80.50", "1,2,3")]
+        [True, True, False, False]
+    """
+    return _DECIMAL_COMMA.fullmatch(cell) is not None
+
+
+def with_points(cells: Sequence[str]) -> Sequence[str]:
+    """Return a column's numbers with decimal points, where one of them has a decimal comma.
+
+    Example:
+        >>> with_points(["80,50", "1.250", "7"]), with_points(["80.5", "7"])
+        (['80.50', '1250', '7'], ['80.5', '7'])
+    """
+    if not any(map(has_decimal_comma, cells)):
+        return cells
+    return [
+        cell.replace(".", "").replace(",", ".") if has_decimal_comma(f"{cell},0") or has_decimal_comma(cell) else cell
+        for cell in cells
+    ]
 
 
 def find_column(name: str, columns: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from components import schema
 from components.artifacts import TRAIN, Distribution, Manifest, Split
+from components.distributions import pool_bins
 from components.errors import InputError
 from components.interface import REGRESSION, TASKS
 from components.registry.opening import Origin, origin_of
@@ -125,14 +126,15 @@ def _pool_target(splits: Sequence[Split], place: int) -> Moments:
 def _pool_figure(splits: Sequence[Split], figure: str) -> Distribution:
     parts = [split.distributions[figure] for split in splits if figure in split.distributions]
     pooled = _pool_moments([Moments(part.num_examples, part.mean, part.std) for part in parts])
+    edges, counts = pool_bins(parts)
     return Distribution(
         num_examples=pooled.num_examples,
         mean=pooled.mean,
         std=pooled.std,
         minimum=min(part.minimum for part in parts),
         maximum=max(part.maximum for part in parts),
-        edges=parts[0].edges,
-        counts=tuple(np.sum([part.counts for part in parts], axis=0).tolist()),
+        edges=edges,
+        counts=counts,
     )
 
 

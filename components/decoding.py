@@ -24,7 +24,8 @@ MOST_PER_SECOND, MOST_RESIZED_PER_SECOND = 100_000.0, 17_000.0
 def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
     """Return uint8[files, height, width, channels], each image written straight into its place.
 
-    The pixels that `images.decode_pixels` gives, to the bit; where an image is resized, up to one level (of 255) apart.
+    The pixels that `images.decode_pixels` gives, to the bit; where an image is resized, up to two levels (of 255)
+    apart, see `resizing.resize_into`.
 
     Args:
         files: Image files as records hold them, turned already where they had to be.

@@ -12,28 +12,33 @@ import numpy as np
 
 from components.artifacts import Distribution
 from components.data_sketch import DataSketch
+from components.distributions import find_distance
 from components.errors import InputError
 from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
-CLASSES, COMMON_WORDS, SET_ASIDE = "classes", "common words", "set aside"
+CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "common words", "set aside"
+_WORDS, _LABELS = "words", "labels"  # Figures: how many an example has.
 _OF_ITS_OWN = ("unknown_share",)  # To the vocabulary of the data themselves: of few texts it knows every word.
 # What is the least that counts, by the measure of a difference.
 EFFECTS = {
     "largest distance of the shares up to a value": 0.1,
     "share of the examples that would have to be of another class": 0.1,
+    "difference of the shares of the examples that have a class": 0.1,
     "share of the words that would have to be others": 0.05,
     "difference of the means in standard deviations": 0.2,
     "difference of the shares": 0.05,
 }
-_DISTANCE, _MOVED, _OTHERS, _SHIFT, _SHARE = EFFECTS
+_DISTANCE, _MOVED, _HAVE, _OTHERS, _SHIFT, _SHARE = EFFECTS
 _TESTS = {
     _DISTANCE: "Kolmogorov and Smirnov's test",
     _MOVED: "the chi-squared test",
+    _HAVE: "Fisher's exact test, for all classes",
     _OTHERS: "the chi-squared test",
     _SHIFT: "Welch's test",
     _SHARE: "Fisher's exact test",
 }
 _LEAST_EXPECTED = 5  # Examples of a class, for the chi-squared distribution to hold.
+_POWER = 0.8  # Share of the cases in which a shift of the size that is said is found.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +95,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_
                 f"Cannot compare {new.source!r} with {old.source!r}: expected the same {what}, received {ours} and "
                 f"{theirs}. Name records of the same kind."
             )
-    compared = [*_figures(new, old), *_labels(new, old), *_words(new, old), *_set_aside(new, old)]
+    compared = [*_figures(new, old), *_answers(new, old), *_words(new, old), *_set_aside(new, old)]
     allowed = (1 - confidence) / max(len(compared) + num_others, 1)
     judged = [judge(shift, _TESTS[shift.measure], EFFECTS[shift.measure], allowed) for shift in compared]
     return tuple(sorted(judged, key=lambda shift: -shift.effect / shift.threshold))
@@ -127,7 +132,7 @@ def say_rule(shifts: Sequence[Shift]) -> str:
 
 
 def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: str) -> str:
-    """Return what so many examples can show of a distribution's shift, by the test's own limit; empty without any.
+    """Return which shift of a distribution so many examples show in 80 % of cases, in words; empty without any.
 
     Args:
         new: The data.
@@ -140,20 +145,23 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
     if not (pairs := figures_of(new, old)):
         return ""
     ours, theirs = (min(pair[side].num_examples for pair in pairs.values()) for side in (0, 1))
-    least = float(stats.kstwobign.isf(shifts[0].allowed)) * math.sqrt(1 / ours + 1 / theirs)
-    said, threshold = f"So many {noun} ({ours:,}, held against {theirs:,})", EFFECTS[_DISTANCE]
+    spread = math.sqrt(1 / ours + 1 / theirs)
+    least = float(stats.kstwobign.isf(shifts[0].allowed)) * spread
+    said = f"So many {noun} ({ours:,}, held against {theirs:,})"
     if least >= 1:
         return f"{said} are too few to show a shift of any distribution, however large."
-    if least <= threshold:
-        return f"{said} show every shift of a distribution by {threshold:g} or more."
-    return f"{said} show a shift of a distribution by {math.ceil(1000 * least) / 1000:g} or more, and no smaller one."
+    # At the point where the shares are furthest apart, the seen distance is normal, with at most this deviation.
+    sure = max(least, EFFECTS[_DISTANCE]) + float(stats.norm.ppf(_POWER)) * spread / 2
+    return (
+        f"{said} show a shift of a distribution by {min(1.0, math.ceil(1000 * sure) / 1000):g} or more in at least "
+        f"{_POWER:.0%} of cases."
+    )
 
 
 def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:
-    """Return the distributions that both have in the same bins, by the name of the figure."""
-    names = [name for name in new.distributions if name not in _OF_ITS_OWN]
-    pairs = {name: (new.distributions[name], old.distributions.get(name)) for name in names}
-    return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if theirs and ours.edges == theirs.edges}
+    """Return the distributions that both have, by the name of the figure."""
+    names = [name for name in new.distributions if name not in _OF_ITS_OWN and name in old.distributions]
+    return {name: (new.distributions[name], old.distributions[name]) for name in names}
 
 
 def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
@@ -161,45 +169,82 @@ def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     from scipy import stats
 
     for name, (ours, theirs) in figures_of(new, old).items():
-        shares = [np.cumsum(each.counts) / each.num_examples for each in (ours, theirs)]
-        distance = float(np.abs(shares[0] - shares[1]).max())
+        distance = find_distance(ours, theirs)
         size = ours.num_examples * theirs.num_examples / (ours.num_examples + theirs.num_examples)
         luck = float(stats.kstwobign.sf(distance * math.sqrt(size)))
         yield Shift(name, distance, _DISTANCE, luck, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs)))
 
 
-def _labels(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
+def _answers(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     if new.task == REGRESSION:
         yield from _targets(new, old)
-    elif new.task in (CLASSIFICATION, MULTI_LABEL):
-        yield from _classes(new, old)
-
-
-def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Test the mix of classes by the chi-squared test; rare ones are one class."""
+        return
     names = sorted({*new.class_counts, *old.class_counts})
     table = np.array([[data.class_counts.get(name, 0) for name in names] for data in (new, old)], float)
-    totals = table.sum(axis=1)
-    if not totals.all():
+    if not table.sum(axis=1).all():
         return
-    shares = table / totals[:, None]
+    if new.task == MULTI_LABEL:
+        yield _single_class(names, table, (new.num_examples, old.num_examples))
+    if (draws := _num_draws(new, old)) is not None:
+        yield _classes(names, table, draws)
+
+
+def _classes(names: Sequence[str], table: np.ndarray, draws: np.ndarray) -> Shift:
+    """Test the mix of classes, float[2, classes] of such a number of draws, by the chi-squared test."""
+    shares = table / table.sum(axis=1, keepdims=True)
     moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
     most = int(np.abs(shares[0] - shares[1]).argmax())
-    luck = _luck_of_mix(_join_rare(table))
-    yield Shift(CLASSES, moved, _MOVED, luck, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
+    luck = _luck_of_mix(_join_rare(shares * draws))
+    return Shift(CLASSES, moved, _MOVED, luck, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
+
+
+def _single_class(names: Sequence[str], table: np.ndarray, num_examples: tuple[int, int]) -> Shift:
+    """Test the class whose share of the examples differs most: an example has any number of classes."""
+    from scipy import stats
+
+    shares = table / np.array(num_examples)[:, None]
+    most = int(np.abs(shares[0] - shares[1]).argmax())
+    have = table[:, most].astype(int)
+    luck = float(stats.fisher_exact(np.stack([have, np.array(num_examples) - have], axis=1)).pvalue)
+    words = (f"{names[most]!r} {row[most]:.1%}" for row in shares)
+    return Shift(SINGLE_CLASS, float(abs(shares[0] - shares[1])[most]), _HAVE, min(1.0, len(names) * luck), *words)
+
+
+def _num_draws(new: DataSketch, old: DataSketch) -> np.ndarray | None:
+    """Return float[2, 1]: how many independent draws the classes of the examples are; None where that is not known.
+
+    The labels of an example are not independent, so that all of them count as one draw. Where some examples have many
+    labels and others few, the draws are fewer: Kish's effective sample size (Kish, Survey Sampling, 1965, 11.7).
+    """
+    sizes = np.array([[new.num_examples], [old.num_examples]], float)
+    return sizes if new.task == CLASSIFICATION else _effective(sizes, new, old, _LABELS)
+
+
+def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str) -> np.ndarray | None:
+    """Return Kish's effective sizes, by how many labels or words an example has; None where neither data set says it.
+
+    Of older data that do not say it, it is taken to be as in the others.
+    """
+    counted = [data.distributions.get(figure) for data in (new, old)]
+    design = [1 + (own.std / own.mean) ** 2 if own and own.mean else None for own in counted]
+    known = [effect for effect in design if effect]
+    return sizes / np.array([[effect or known[0]] for effect in design]) if known else None
 
 
 def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Test the mix of the old data's frequent words by the chi-squared test, rare ones as one, and all others as one.
 
-    The words of a text come together, so that one more of them says little: every text counts as one draw. That finds
-    less than could be found, and never more. A word that is not listed counts as often as the last one that is.
+    The words of a text come together, so that one more of them says little: a text counts as one draw or less, see
+    `_num_draws`. That finds less than could be found, and never more. A word that is not listed counts as often as the
+    last one that is.
     """
     if not (new.common_words and old.common_words and new.num_training and old.num_training):
         return
     names = [word for word in old.common_words if word]
     shares = np.array([_shares_of_words(data.common_words, names) for data in (new, old)])
-    table = shares * [[new.num_training], [old.num_training]]
+    sizes = np.array([[new.num_training], [old.num_training]], float)
+    draws = _effective(sizes, new, old, _WORDS)
+    table = shares * (sizes if draws is None else draws)
     table = _join_rare(np.hstack([_join_rare(table[:, :-1]), table[:, -1:]]))
     joined = table / table.sum(axis=1, keepdims=True)
     moved = float(np.abs(joined[0] - joined[1]).sum() / 2)

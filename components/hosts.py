@@ -22,7 +22,7 @@ import numpy as np
 from components import progress, termination
 from components.errors import InputError, describe
 from components.share import Share
-from components.table import printable
+from components.table import paragraph
 
 # Which host of a training this one is, as `parse_host` reads it; what it says goes before what a platform says.
 HOST_VARIABLE = "TPU_PIPELINES_HOST"
@@ -392,7 +392,7 @@ class Company:
             return
         if told is None or told["host"] == self.hosts.index:
             return
-        print(printable(f"error: host {told['host']} ended: {told['reason']}"), file=sys.stderr, flush=True)
+        print(paragraph(f"error: host {told['host']} ended: {told['reason']}"), file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):
             self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
         os._exit(told["code"])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol, TextIO
 
-from components.table import printable
+from components.table import in_one_line
 
 # Set by the local runner, which reads a step's output through a pipe, when it has a terminal of its own.
 TERMINAL_VARIABLE = "TPU_PIPELINES_TERMINAL"
@@ -80,13 +80,21 @@ def say(step: str, message: str) -> None:
     """Print a line on stderr, marked with the step it comes from; nothing where all is to be quiet."""
     if is_quiet():
         return
-    print(printable(f"[{step}] {message}"), file=sys.stderr, flush=True)
+    print(in_one_line(f"[{step}] {message}"), file=sys.stderr, flush=True)
+
+
+def _has_width(terminal: TextIO) -> bool:
+    """Return whether a terminal says how wide it is; without a width, a bar would stay empty."""
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns > 0
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[TextIO | None]:
     if sys.stderr.isatty():
-        yield sys.stderr
+        yield sys.stderr if _has_width(sys.stderr) else None
     elif os.environ.get(TERMINAL_VARIABLE):
         try:
             terminal = open("/dev/tty", "w")  # noqa: SIM115 (closed below; opening may fail)
@@ -94,7 +102,7 @@ def _terminal() -> Iterator[TextIO | None]:
             yield None
         else:
             with terminal:
-                yield terminal
+                yield terminal if _has_width(terminal) else None
     else:
         yield None
 

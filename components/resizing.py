@@ -11,7 +11,9 @@ _of_thread = threading.local()
 
 
 def resize_into(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Resize a picture as `images.resize_pixels` does, up to one level (of 255) apart; others run meanwhile.
+    """Resize a picture as `images.resize_pixels` does, up to two levels (of 255) apart; others run meanwhile.
+
+    Most sizes differ by one level at most. From 64×64 to 224×224, 6 values in 100,000 differ by two.
 
     Args:
         pixels: uint8[height, width, 1 or 3].

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -15,6 +16,8 @@ from components.errors import InputError
 
 T = TypeVar("T")
 _LARGEST = 2**63 - 1  # What 64 bits hold.
+_DEEPEST = 100  # Levels of lists and mappings; more than ten times those of any file that is written here.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +38,38 @@ Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0)]
 
 
-def load(path: Path, what: str, step: str, parse: Callable[[Any], T]) -> T:
+def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
+    """Parse JSON that somebody else may have written: whatever is wrong with it is a ValueError.
+
+    Args:
+        content: The text, or its bytes in UTF-8.
+        constant: Makes a value of NaN, Infinity and -Infinity, which are no JSON; a float if not given.
+
+    Raises:
+        ValueError: If it is not valid JSON, is nested more than 100 levels deep, where functions that call themselves
+            end, or holds half of a surrogate pair, which no file or terminal takes.
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    try:
+        value = json.loads(text, parse_constant=constant)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from error
+    level: list[dict[str, Any] | list[Any]] = [[value]]
+    for _ in range(_DEEPEST + 1):
+        held = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [item for items in held for item in items if isinstance(item, dict | list)]
+    if level:
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # Raises a UnicodeEncodeError, which is a ValueError.
+    return value
+
+
+def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T:
     """Read a JSON file that a step wrote.
 
     Args:
-        path: The file.
+        path: The file; text where it may lie in a bucket.
         what: Name of what it should be, for the message.
         step: Who writes it.
         parse: Turns parsed JSON into a value, or raises KeyError, TypeError or ValueError.
@@ -48,12 +78,16 @@ def load(path: Path, what: str, step: str, parse: Callable[[Any], T]) -> T:
         InputError: If it is missing or malformed; names the file and the field.
     """
     try:
-        raw = json.loads(path.read_bytes())
+        raw = decode(path.read_bytes() if isinstance(path, Path) else storage.read_bytes(path))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise InputError(
             f"Cannot read {path}: there is no such file. Expected a folder written by {step}; check the path."
         ) from error
-    except (ValueError, RecursionError) as error:
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}. Check its mode and its owner.") from error
+    except ValueError as error:
         raise InputError(f"Cannot read {path}: it is not valid JSON ({error}). Run {step} again.") from error
     try:
         return parse(raw)

@@ -18,7 +18,7 @@ from components import storage, termination
 from components.errors import InputError
 from components.hosts import is_writer
 from components.outages import PlatformError
-from components.schema import Amount, JsonFile
+from components.schema import JsonFile
 
 STEP_RECORD_FILE = "step.json"
 RUN_VARIABLE = "TPU_PIPELINES_RUN"  # The name of the run that a step is part of, for the pages that it writes.
@@ -34,14 +34,14 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
     Attributes:
         step: The step's name.
         state: `succeeded` or `failed`.
-        seconds: Seconds that it ran.
+        seconds: Seconds that it ran. Negative in older files, if the clock was set back meanwhile.
         error: Why it failed, in words, or with a stack trace.
         is_input_error: Whether that was a user's mistake.
     """
 
     step: str
     state: Annotated[str, ("succeeded", "failed")]
-    seconds: Amount = 0.0
+    seconds: float = 0.0
     error: str = ""
     is_input_error: bool = False
 
@@ -69,10 +69,10 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     """
     if runner := os.environ.get(RUNNER_VARIABLE):
         end_with(int(runner))
-    start = time.time()
+    start = time.monotonic()
     state, message, mistake = "succeeded", "", False
     try:
-        with termination.heard(), storage.naming_stale_files():
+        with termination.heard(), storage.naming_disk_faults():
             yield
     except BaseException as error:
         state = "failed"
@@ -82,4 +82,4 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
         raise
     finally:
         if is_writer():
-            StepRecord(step, state, time.time() - start, message, mistake).save(Path(artifact_path).parent)
+            StepRecord(step, state, time.monotonic() - start, message, mistake).save(Path(artifact_path).parent)

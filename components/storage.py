@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -24,7 +25,14 @@ from components.outages import PlatformError
 _GOOGLE = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What a disk that cannot be written answers.
+_UNWRITABLE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk is full",  # By a quota.
+    errno.EROFS: "the disk is read-only",
+    errno.EFBIG: "a file may not become as large here (see `ulimit -f`)",
+}
+_FORBIDDEN = {errno.EACCES: "permission denied", errno.EPERM: "permission denied"}
 _REMOTE_PART_BYTES = 8 << 20  # Of a file in a bucket that is read from its start to its end.
 _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
 
@@ -345,36 +353,60 @@ def upload(path: Path, uri: str) -> None:
 
 @contextlib.contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Say of a full disk which one it is, in an InputError."""
+    """Say of a disk that is full, or cannot be written, which one it is, in an InputError."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_FULL:
+        if not (fault := _UNWRITABLE.get(_number(error), "")):
             raise
         place = _staging_dir(path) or _existing_parent(path.absolute())
         where = f" in {place}" if _staging_dir(path) else ""
         free = shutil.disk_usage(place).free
         raise InputError(
-            f"Could not write {path}: the disk is full ({free / 2**20:,.0f} MiB free{where}). What stood under that "
+            f"Could not write {path}: {fault} ({free / 2**20:,.0f} MiB free{where}). What stood under that "
             "name before, if anything, is unchanged. Free some space or choose another folder, then run again."
         ) from error
 
 
-@contextlib.contextmanager
-def naming_stale_files() -> Iterator[None]:
-    """Say of a file on a mounted bucket that was changed while it was open which one it is, in a PlatformError.
+def _number(error: OSError) -> int:
+    """Return an error's number; of the many that copying a folder collects, the first one's."""
+    if isinstance(error, shutil.Error) and (match := re.search(r"\[Errno (\d+)\]", str(error))):
+        return int(match[1])
+    return error.errno or 0
 
-    Whoever reads such a file gets an error in the place of the rest of its content, and of several who write it the
-    first one wins: https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
+
+@contextlib.contextmanager
+def naming_disk_faults() -> Iterator[None]:
+    """Say of a disk or a mounted bucket that fails which file it was: for all of a command, or all of a step.
+
+    Whoever reads a file on a mounted bucket that is changed meanwhile gets an error in the place of the rest of its
+    content, and of several who write it the first one wins:
+    https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
+
+    Raises:
+        InputError: If a disk is full or read-only, a file may not be read or written, or the memory is not enough.
+        PlatformError: If a file on a mounted bucket was changed while it was open.
     """
     try:
         yield
+    except MemoryError as error:
+        raise InputError(
+            "The memory is not enough: expected more than this process may have (see `ulimit -v`). Use a machine with "
+            "more, or allow more."
+        ) from error
     except OSError as error:
-        if error.errno != errno.ESTALE:
+        number, name = _number(error), error.filename
+        if number == errno.ESTALE:
+            raise PlatformError(
+                f"{name or 'A file'} was changed in the bucket while it was open here: another run of this step, or "
+                "somebody else, writes to the same place. Run again once nothing else writes there."
+            ) from error
+        if not (fault := (_UNWRITABLE | _FORBIDDEN).get(number, "")):
             raise
-        raise PlatformError(
-            f"{error.filename or 'A file'} was changed in the bucket while it was open here: another run of this step, "
-            "or somebody else, writes to the same place. Run again once nothing else writes there."
+        what = "use" if number in _FORBIDDEN else "write"
+        raise InputError(
+            f"Cannot {what} {name or 'a file or the output'}: {fault}. Free some space, change its mode or choose "
+            "another place, then run again."
         ) from error
 
 
@@ -424,6 +456,18 @@ def require_writable(directory: Path) -> None:
         raise InputError(f"Cannot write to {directory}: {existing} is a file, not a folder. Choose another folder.")
     if not os.access(existing, os.W_OK | os.X_OK) or existing.is_relative_to("/proc"):
         raise InputError(f"Cannot write to {directory}: {existing} may not be written. Choose another folder.")
+
+
+def require_utf8(path: Path) -> None:
+    """Check that a path is UTF-8: JSON, which names the files of a run, holds no other.
+
+    Raises:
+        InputError: If it is not.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"Cannot write to {str(path)!r}: expected a path in UTF-8. Choose another folder.") from error
 
 
 def require_file(path: Path, is_added_to: bool = False) -> None:

@@ -9,29 +9,55 @@ def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: in
 
     Args:
         columns: Headings, and on which side each column is aligned: `<` or `>`.
-        rows: A cell for every column.
+        rows: A cell for every column; see `in_one_line`.
         width: Width of the terminal, where columns are to stand closer rather than reach beyond it; 0 is any.
 
     Example:
         >>> lay_out({"name": "<", "chips": ">"}, [("v5e-4", "4")])
         ['name   chips', 'v5e-4      4']
     """
-    lines = [tuple(columns), *rows]
+    lines = [tuple(columns), *(tuple(map(in_one_line, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     formats = [f"{side}{width}" for side, width in zip(columns.values(), widths, strict=True)]
     gap = " " if width and sum(widths) + 2 * (len(widths) - 1) > width else "  "
     return [gap.join(map(format, line, formats)).rstrip() for line in lines]
 
 
-# Those of C0 but tab and line end, DEL, those of C1, separators of lines, and what turns the direction of a text.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# Those of C0 but tab and line end, DEL, those of C1, separators of lines, what turns the direction of a text, and
+# halves of characters, as in names of files that are not UTF-8.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+# A line of a job's log that GitHub obeys: one that begins with `::`, white space left out, or holds `##[`:
+# https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse.
+_COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")
 
 
 def printable(text: str) -> str:
-    r"""Return the text with control characters escaped: names out of data are not to write on a terminal by themselves.
+    r"""Return the text with control characters escaped, and what CI would obey as a command.
+
+    Names out of data are not to write on a terminal by themselves. Everything that is printed passes here.
 
     Example:
         >>> printable("cat\x1b[2J")
         'cat\\x1b[2J'
+        >>> printable("::error::cat")
+        '\\x3a:error::cat'
     """
-    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
+    escaped = _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
+    return _COMMANDS.sub(lambda match: f"{match['indent'] or ''}\\x{ord(match[0][-1]):x}", escaped)
+
+
+def in_one_line(text: str) -> str:
+    r"""Return the text as `printable` does, its line ends escaped too: what is joined into a line begins no other one.
+
+    Example:
+        >>> in_one_line("cat\n[deploy_model] done")
+        'cat\\n[deploy_model] done'
+    """
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def paragraph(text: str) -> str:
+    """Return the text as `printable` does, every line but the first indented: a message has one beginning."""
+    return printable(text).replace("\n", "\n  ")

@@ -1,7 +1,7 @@
 # The image that serves an export on CPU: no TensorFlow, no Keras, none of the steps.
 # Build from the repository root: make image-serving
-# The base is that of docker/Dockerfile, and as there any image with Python 3.11, its venv and pip will do.
-ARG BASE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
+# The base is that of docker/Dockerfile, and as there any image with Python 3.11 to 3.13, its venv and pip will do.
+ARG BASE=python:3.13-slim-trixie@sha256:9662417aace5ae7b8e2609cce472b72a8958e134ba372808abe9cc1a0c0125e6
 
 FROM ${BASE} AS environment
 ENV PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -23,10 +23,7 @@ from components.registry.versions import fetch
 from components.slice_values import SIZE
 from pipelines import history
 from pipelines.config import Config
-from pipelines.summary import SUMMARY_FILE
-
-LOG_FILE = "run.log"
-
+from pipelines.summary import LOG_FILE, SUMMARY_FILE
 
 _MARKERS = (SUMMARY_FILE, LOG_FILE)
 _AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # By which a gate divides examples into quarters.

@@ -12,6 +12,7 @@ from components.create_tfrecords.planning import DatasetPlan
 from components.create_tfrecords.sources.kinds import find_source
 from components.errors import InputError
 from components.interface import CLASSIFICATION, Interface
+from components.machine_spec import billed_by
 from components.preflight_training import sandbox
 from components.training_step.augmentation import check_images, check_labels
 from pipelines.checks import check_deploy, check_inputs
@@ -69,7 +70,7 @@ def check_config(config: Config, workspace: Path) -> list[Finding]:
     findings += _check_damage(config, overview)
     findings += [Finding("settings", HINT, said) for said in contradictions(config, overview)]
     if interface := _found(findings, "data", lambda: _read_sample(config, plan)):
-        findings.append(_check_model(config, interface))
+        findings += _check_model(config, interface)
     return findings
 
 
@@ -89,7 +90,11 @@ def _read_sample(config: Config, plan: DatasetPlan) -> Interface:
 def _check_machine(config: Config) -> Iterator[Finding]:
     for machine in config.machine.candidates if config.machine else ():
         price = machine.paid.price
-        cost = f"{price.usd_per_hour:.2f} $ an hour in {price.region}" if price else "of no known price"
+        cost = (
+            f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
+            if price
+            else "of no known price"
+        )
         yield Finding("machine", OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
         if (hosts := machine.slice.hosts) > 1:
             yield Finding("machine", HINT, f"{machine.name} has {hosts} hosts: submit it; `run` trains on one")
@@ -101,26 +106,28 @@ def _check_machine(config: Config) -> Iterator[Finding]:
 
 
 def _check_damage(config: Config, overview: DataOverview) -> Iterator[Finding]:
-    share = len(overview.damaged) / max(1, overview.num_looked_at)
-    if share > config.data.max_bad_fraction:
-        yield Finding(
-            "data",
-            ERROR,
-            f"{share:.1%} of the examples that were read are damaged: expected at most data.max_bad_fraction="
-            f"{config.data.max_bad_fraction:g}. Repair or remove them, or raise it.",
-        )
+    most, unusable, damaged = config.data.max_bad_fraction, overview.unusable, overview.damaged
+    said = [
+        (unusable, overview.num_inputs, f"{len(unusable):,} of {overview.num_inputs:,} examples cannot be used"),
+        (damaged, overview.num_looked_at, "{:.1%} of the examples that were read are damaged"),
+    ]
+    for bad, count, what in said:
+        if len(bad) > most * count:
+            expected = f"expected at most data.max_bad_fraction={most:g}. Repair or remove them, or raise it."
+            yield Finding("data", ERROR, f"{what.format(len(bad) / count)}: {expected}")
 
 
-def _check_model(config: Config, interface: Interface) -> Finding:
+def _check_model(config: Config, interface: Interface) -> list[Finding]:
     model = config.training.model
     try:
         check_images(config.training, (None, *interface.input.shape))
         check_labels(config.training, interface.task_name)
-        check_model(config, interface)
+        warnings = check_model(config, interface)
     except InputError as error:
-        return Finding("model", ERROR, str(error))
+        return [Finding("model", ERROR, str(error))]
     formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
-    return Finding("model", OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
+    built = Finding("model", OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
+    return [built, *(Finding("model", HINT, warning) for warning in warnings)]
 
 
 def contradictions(config: Config, overview: DataOverview | None = None) -> Iterator[str]:

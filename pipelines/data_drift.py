@@ -1,16 +1,18 @@
 """Whether the data at hand look like those that the champion was made of, found before any records are written."""
 
+import contextlib
 import dataclasses
 import math
 import tempfile
 from pathlib import Path
 
-from components.artifacts import Manifest
+from components import storage
+from components.artifacts import MANIFEST_FILE, Manifest
 from components.create_tfrecords.measuring import MOST_MEASURED
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.writer import write_records
-from components.data_sketch import SKETCH, DataSketch, sketch_of
+from components.data_sketch import SKETCH, DataSketch, sketch_at, sketch_of
 from components.deploy_model.params import VERTEX
 from components.drift import find_shifts
 from components.errors import InputError
@@ -18,6 +20,7 @@ from components.progress import say
 from components.registry.opening import open_registry, origin_of_version, parse_reference
 from components.registry.reference import reference
 from pipelines.config import Config
+from pipelines.data_overview import source_of
 from pipelines.settings import Settings
 
 _NAMED = 3
@@ -63,6 +66,27 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
     words = [f"{shift.figure.replace('_', ' ')} {shift.now}, {shift.before} before" for shift in shifts[:_NAMED]]
     more = f" and {len(shifts) - _NAMED} more" if len(shifts) > _NAMED else ""
     return Drift(True, f"the data have drifted, {seen}: {'; '.join(words)}{more}")
+
+
+def sketch_place(place: str) -> DataSketch:
+    """Return the sketch of a folder of records, or of a registered version, as `sketch_at` does.
+
+    Raises:
+        InputError: If there is no such thing. For a folder of raw data it names the command that writes records.
+    """
+    is_records = parse_reference(place) is not None or storage.exists(storage.join(place, MANIFEST_FILE))
+    source = ""
+    if not is_records:
+        with contextlib.suppress(InputError):
+            source = source_of(place)
+    if source:
+        raise InputError(
+            f"Cannot compare {place}: expected a folder of records, received raw data ({source}). Write records with "
+            f"`python -m components.create_tfrecords --source {source} --output FOLDER`, "
+            "both sides with the same --image-size or --num-tokens, and compare FOLDER. `tpu-pipelines retrain CONFIG "
+            "--when drifted --dry-run` compares the data of a configuration as they are."
+        )
+    return sketch_at(place)
 
 
 def sketch_sample(params: WriteParams) -> DataSketch:

@@ -15,10 +15,11 @@ from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.sources.kinds import SOURCES, list_examples
 from components.create_tfrecords.sources.listing import Listing
+from components.csv_files import has_decimal_comma
 from components.errors import InputError
 from components.images import ImageRule, UnreadableImageError, decode_pixels, has_image_suffix
 from components.interface import CLASSIFICATION, CORPUS, IMAGE, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, TEXT
-from components.text import split_words
+from components.text import has_words, split_words
 
 # What data may be, as `--from` names it, and the source that reads it.
 KINDS = {
@@ -55,7 +56,10 @@ class DataOverview:
         sizes: (height, width) of each image that was read.
         channels: 1, 3 or both, as the images have them.
         lengths: Words of each text that was read, or the characters of a corpus.
-        damaged: The files that cannot be read, with the reason.
+        damaged: Those that were read and are damaged, with the reason.
+        unusable: Those of all that cannot be used, as far as that is known without reading files: rows of a table
+            without a label or a word, and files that are missing or empty.
+        num_inputs: Number of all.
     """
 
     params: WriteParams
@@ -69,6 +73,13 @@ class DataOverview:
     channels: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     damaged: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unusable: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    num_inputs: int = 0
+
+    @property
+    def bad_share(self) -> float:
+        """Share that will be set aside: that of all which is known, or that of those that were read."""
+        return max(len(self.unusable) / max(1, self.num_inputs), len(self.damaged) / max(1, self.num_looked_at))
 
     def lines(self) -> list[str]:
         """Return the overview for a terminal."""
@@ -83,9 +94,11 @@ class DataOverview:
         if self.kind == TEXT and self.lengths:
             lines.append(f"{min(self.lengths):,} to {max(self.lengths):,} words, half of them within {self.typical:,}")
         lines += self.notes
-        if self.damaged:
-            some = "; ".join(f"{name}: {reason}" for name, reason in list(self.damaged.items())[:_SHOWN])
-            lines.append(f"{len(self.damaged):,} of {self.num_looked_at:,} that were read are damaged: {some}")
+        parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
+        parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
+        for bad, what in parts:
+            some = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:_SHOWN])
+            lines += [f"{len(bad):,} of {what}: {some}"] if bad else []
         return lines
 
     def _class_lines(self) -> list[str]:
@@ -171,6 +184,8 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
         return dataclasses.replace(params, task=MULTI_LABEL), None
     if _are_numbers(names) and (len(names) > _MOST_LEVELS or any("." in name for name in names)):
         return dataclasses.replace(params, task=REGRESSION), None
+    if _have_decimal_commas(params, names):
+        return dataclasses.replace(params, task=REGRESSION), None
     return params, listing
 
 
@@ -188,6 +203,16 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
         return False
 
 
+def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
+    """Return whether labels as `80,50` are numbers: not where commas separate the cells."""
+    if not any(map(has_decimal_comma, names)):
+        return False
+    with contextlib.suppress(InputError):
+        list_examples(dataclasses.replace(params, task=REGRESSION))
+        return True
+    return False
+
+
 def look_at(params: WriteParams, listing: Listing | None = None, seconds: float = _LOOK_SECONDS) -> DataOverview:
     """List the data, divide them, and read some of them.
 
@@ -199,7 +224,8 @@ def look_at(params: WriteParams, listing: Listing | None = None, seconds: float 
     Raises:
         InputError: If the source cannot be used.
     """
-    return overview_of(plan_dataset(params, listing), params, seconds)
+    # What cannot be used is told, and not refused.
+    return overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing), params, seconds)
 
 
 def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview:
@@ -213,6 +239,8 @@ def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_S
         has_splits=listing.splits is not None and listing.corpus is None,
         notes=listing.notes,
         num_looked_at=0,
+        unusable=dict(_find_unusable(listing)),
+        num_inputs=listing.num_inputs,
     )
     if listing.images is not None:
         count, height, width, channels = listing.images.shape
@@ -220,6 +248,15 @@ def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_S
     if listing.corpus is not None:
         return overview
     return _read_some(overview, plan, time.monotonic() + seconds)
+
+
+def _find_unusable(listing: Listing) -> Iterator[tuple[str, str]]:
+    """Yield what will be set aside, as far as that is known without reading files, and why."""
+    yield from ((item.key, item.reason) for item in listing.bad)
+    if listing.texts is not None:
+        yield from ((listing.keys[i], "no word in it") for i, text in enumerate(listing.texts) if not has_words(text))
+    if listing.files is not None:
+        yield from ((listing.keys[i], "missing or empty") for i in np.flatnonzero(listing.files.sizes == 0).tolist())
 
 
 def _count_classes(listing: Listing, params: WriteParams) -> dict[str, int]:
@@ -234,6 +271,8 @@ def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataO
     sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
     rule = ImageRule(None, overview.params.channels, upright=overview.params.apply_rotation)
     for name, content in _some_contents(plan):
+        if name in overview.unusable:
+            continue
         if time.monotonic() > until:
             break
         looked_at += 1

@@ -1,5 +1,6 @@
 """What `predict` and `serve` are pointed at: an export, a run, or a version in the registry."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from components.registry.reference import (
 )
 from components.registry.versions import RegisteredVersion
 from pipelines.data_overview import source_of
+from pipelines.summary import SUMMARY_FILE, Summary
 
 _EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"
 
@@ -80,7 +82,9 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
     Raises:
         InputError: If there is no such thing.
     """
-    if parse_reference(name) is not None or (others and (storage.is_remote(name) or Path(name).expanduser().exists())):
+    if parse_reference(name) is not None or (
+        others and (storage.is_remote(name) or os.path.exists(os.path.expanduser(name)))
+    ):
         return name
     known = {model.model_name for model in list_models(workspace / "registry")}
     match = re.fullmatch(f"({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", name)
@@ -91,6 +95,15 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
         f"digits@champion, or of another one, REGISTRY/NAME@VERSION{others and f', or {others}'}. Received: nothing of "
         f"that name; {workspace / 'registry'} holds {', '.join(sorted(known)) or 'no model'}."
     )
+
+
+def columns_of_training(export_uri: str) -> dict[str, str]:
+    """Return the names of the columns with the examples, as the run that an export lies in read them; else nothing."""
+    run = Path(export_uri).parent
+    if storage.is_remote(export_uri) or not (run / SUMMARY_FILE).is_file():
+        return {}
+    columns = Summary.load(run).config.get("data", {}).get("columns") or {}
+    return {name: column for name, column in columns.items() if name in ("path", "image", "text")}
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:

@@ -10,7 +10,6 @@ An earlier run shares its files with the cache, and so takes no room of its own 
 import contextlib
 import dataclasses
 import datetime
-import json
 import os
 import re
 import shutil
@@ -18,14 +17,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import storage
+from components import schema, storage
 from components.errors import InputError
 from components.interface import judged_figure
-from components.table import lay_out
-from pipelines.summary import FAILED, SUMMARY_FILE, Summary, result_of
+from components.table import in_one_line, lay_out
+from pipelines import STEPS
+from pipelines.summary import FAILED, LOG_FILE, SUMMARY_FILE, Summary, result_of
 
 KEPT = 10  # Earlier runs of a name.
 LATEST = "latest"
+RUNNING, INTERRUPTED = "running", "interrupted"
 _SUFFIX = ".runs"
 _NUMBER = r"\d{4,}"
 _COLUMNS = {"run": "<", "number": "<", "ended": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
@@ -62,7 +63,7 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     directory = history_dir(run_dir)
     directory.mkdir(exist_ok=True)
     place = directory / f"{max([0, *map(int, _numbers(directory))]) + 1:04d}"
-    raw = json.loads((run_dir / SUMMARY_FILE).read_bytes())  # With what a newer version says beside.
+    raw = schema.decode((run_dir / SUMMARY_FILE).read_bytes())  # With what a newer version says beside.
     moved = {"ended": _ended(summary, run_dir), "artifacts": _moved(summary.artifacts, run_dir, place)}
     storage.write_json(run_dir / SUMMARY_FILE, raw | moved)
     os.rename(run_dir, place)
@@ -130,16 +131,20 @@ def names(workspace: Path) -> list[str]:
 
 
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
-    """Return a row per run that has ended: its name, number, folder, end, status, metrics, gate and size.
+    """Return a row per run: its name, number, folder, end, status, metrics, gate and size.
+
+    A run that has not ended is `running` or `interrupted`; its `training` is the last line that a step has said.
 
     Raises:
         InputError: If there is none.
     """
     rows = []
-    for run in [name] if name else names(workspace):
+    for run in [name] if name else sorted({*names(workspace), *unfinished(workspace)}):
         for number, folder in runs_of(workspace / run):
             with contextlib.suppress(InputError):
                 rows.append(_row(run, number, folder))
+        if _has_begun(workspace / run):
+            rows.append(_unfinished_row(workspace, run))
     if not rows:
         raise InputError(
             f"There is no run{f' of the name {name!r}' if name else ''} in {workspace}: "
@@ -147,6 +152,51 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
             "--workspace."
         )
     return rows
+
+
+def unfinished(workspace: Path) -> list[str]:
+    """Return the names whose latest run has begun and not ended: it runs, or was interrupted."""
+    return sorted(path.parent.name for path in workspace.glob(f"*/{LOG_FILE}") if _has_begun(path.parent))
+
+
+def _has_begun(folder: Path) -> bool:
+    return (folder / LOG_FILE).is_file() and not (folder / SUMMARY_FILE).exists()
+
+
+def curves_of(workspace: Path, name: str) -> Path | None:
+    """Return the folder of TensorBoard's curves of the latest run of a name, also while it trains; None without."""
+    training = (workspace / ".cache" / name / "checkpoints").glob("*/tensorboard")
+    written = [workspace / name / "model" / "tensorboard", *training]
+    there = [folder for folder in written if folder.is_dir()]
+    return max(there, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
+    said = re.findall(
+        rf"^ *\[((?:{'|'.join(STEPS)})\] .+)$", (workspace / name / LOG_FILE).read_text(errors="replace"), re.MULTILINE
+    )
+    return {
+        "name": name,
+        "number": LATEST,
+        "directory": str(workspace / name),
+        "ended": "",
+        "status": RUNNING if _is_locked(workspace / ".cache" / name / "lock") else INTERRUPTED,
+        "training": said[-1].replace("] ", " ", 1) if said else "",
+        "metrics": {},
+        "gate": {},
+        "num_bytes": 0,
+    }
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds a lock; a run that asks for it at this very moment would be refused once."""
+    try:
+        with storage.locked(path, wait=False):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:  # There is none, or the disk cannot be written: nothing runs there.
+        return False
 
 
 def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
@@ -183,5 +233,14 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
         score = f"{judged} {metrics[judged]:.4f}" if judged else "-"
         loss = f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-"
         result, size = result_of(row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
-        lines.append((row["name"], row["number"], row["ended"], result, score, loss, size))
-    return "\n".join(lay_out(_COLUMNS, lines))
+        lines.append((row["name"], row["number"], row["ended"] or "-", result, score, loss, size))
+    notes = [in_one_line(_note(row)) for row in rows if row["status"] in (RUNNING, INTERRUPTED)]
+    return "\n".join([*lay_out(_COLUMNS, lines), *([""] if notes else []), *notes])
+
+
+def _note(row: Mapping[str, Any]) -> str:
+    """Say how far a run has come that has not ended."""
+    said = row["training"] or "no step has said anything"
+    if row["status"] == RUNNING:
+        return f"{row['name']} is running: {said}"
+    return f"{row['name']} was interrupted after: {said}. `tpu-pipelines run` with its configuration continues it."

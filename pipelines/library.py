@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Place = str | Path
 _WORKSPACE = Path("runs")
 _OBJECTS_DIR = ".objects"  # In a workspace: models and arrays that were given as objects, by their content.
-_ARRAYS = ("x", "y")
 
 
 class RunFailedError(RuntimeError):
@@ -167,7 +166,8 @@ def train(
 
     Args:
         model: A keras.Model, which trains on from the weights that it has, or a ready model's name or a file.
-        data: Arrays `(x, y)`; a mapping of arrays, as `x_train`; a folder, file or source; or the section `data`.
+        data: Arrays `(x, y)`, or `((x, y), (x_validation, y_validation))`; a mapping of arrays, as `x_train`; a folder,
+            file or source; or the section `data`.
         name: Name of the run; by default the model's.
         workspace: Folder for runs.
         force: Run every step, also those that are unchanged.
@@ -360,9 +360,7 @@ def _as_section(data: Any, folder: Path) -> Any:
 
         return {"source": source_of(str(data))}
     if isinstance(data, tuple):
-        if len(data) != len(_ARRAYS):
-            raise InputError(f"Cannot train on {len(data)} arrays: expected (x, y).")
-        data = dict(zip(_ARRAYS, data, strict=True))
+        data = _by_name(data)
     if not isinstance(data, Mapping):
         raise InputError(
             f"Cannot train on {type(data).__name__}: expected (x, y), a mapping of arrays, a folder or file, or the "
@@ -373,6 +371,24 @@ def _as_section(data: Any, folder: Path) -> Any:
         return dict(data)
     settings = {name: value for name, value in data.items() if name not in arrays}
     return {"source": f"npz:{_save_arrays(arrays, folder)}", **settings}
+
+
+def _by_name(arrays: Sequence[Any]) -> dict[str, "np.ndarray"]:
+    """Name the arrays, or lists, of (x, y), or of ((x, y), (x, y)) for training and validation."""
+    import numpy as np
+
+    is_split = all(isinstance(pair, tuple) for pair in arrays)
+    pairs = dict(zip(("_train", "_validation"), arrays, strict=False)) if is_split else {"": arrays}
+    if len(arrays) != 2 or any(len(pair) != 2 for pair in pairs.values()):
+        raise InputError(
+            f"Cannot train on {len(arrays)} arrays: expected (x, y), or ((x, y), (x_validation, y_validation))."
+        )
+    try:
+        return {
+            side + split: np.asarray(array) for split, (x, y) in pairs.items() for side, array in (("x", x), ("y", y))
+        }
+    except ValueError as error:
+        raise InputError(f"Cannot train on lists that are no array: {error}. Give rows of one length.") from error
 
 
 def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:

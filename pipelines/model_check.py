@@ -40,8 +40,11 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
     check_model(config, sample_interface(config, plan))
 
 
-def check_model(config: Config, interface: Interface) -> None:
+def check_model(config: Config, interface: Interface) -> list[str]:
     """Build a configuration's model, and make of it what the export must hold, in a process of its own.
+
+    Returns:
+        Warnings: what the model brings and training does not use.
 
     Raises:
         InputError: If the model cannot be built, rebuilt or exported so.
@@ -67,8 +70,10 @@ def check_model(config: Config, interface: Interface) -> None:
             f"The model {config.training.model!r} ended the process that tried it, with exit code {done.returncode}: "
             f"{last}. Correct the model."
         )
-    if error := json.loads(done.stdout.splitlines()[-1])["error"]:
-        raise InputError(error)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if answer["error"]:
+        raise InputError(answer["error"])
+    return answer["warnings"]
 
 
 def sample_interface(config: Config, plan: DatasetPlan) -> Interface:

@@ -2,17 +2,14 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.create_tfrecords.params import FAN_OUT
 from components.errors import InputError
+from components.machine_spec import VERTEX, MachineSpec, PaidMachine
 from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS, VERTEX_TASK_SECONDS
+from pipelines.config import Config, preflight_params
 from pipelines.step_resources import StepResources, gib
-
-if TYPE_CHECKING:
-    from components.machine_spec import MachineSpec
-    from pipelines.config import Config
-
 
 # A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
 # what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
@@ -30,7 +27,8 @@ _STEP_GIB = 12  # Arrays and models are held whole.
 _VERTEX_FREE_GIB, _VERTEX_AGENTS_GIB, _VERTEX_AGENTS_SHARE = 9, 6, 0.1
 
 
-_SPOT_RETRIES = 5
+# Of a training whose pod may be taken away: on a spot machine, or one that only follows the hosts of a slice.
+_RETRIES = 5
 
 
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
@@ -45,23 +43,24 @@ _MOST_FAN_OUT_TASKS = 90
 TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 
 
-def resources_of(config: "Config", step: str, target: str = "") -> StepResources:
+def resources_of(config: Config, step: str, target: str = "") -> StepResources:
     """Return what a step asks for: what the configuration sets, and what follows from it for the rest.
 
-    Preflight gets the memory that a compilation may take, training what it may hold of the split. A pod on a spot
-    machine is started again; a custom job on Vertex AI is by itself.
+    Preflight gets the memory that a compilation may take, training what it may hold of the split. On Kubeflow a pod on
+    a spot machine, and one that follows several hosts, asks to be started again; a custom job on Vertex AI need not.
     """
     asked = config.resources.get(step, StepResources())
     held = {
         "preflight_training": BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
         "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # While it is read, a second time.
     }
-    is_spot = step == "train_model" and target == "kubeflow" and config.machine is not None and config.machine.spot
+    machine = config.machine if step == "train_model" and target == "kubeflow" else None
+    is_retried = machine is not None and (machine.spot or machine.slice.hosts > 1)
     return dataclasses.replace(
         asked,
         cpu=asked.cpu or _CPU,
         memory=asked.memory or f"{math.ceil(max(held.get(step, 0), _STEP_GIB))}Gi",
-        retries=asked.retries if asked.retries >= 0 else _SPOT_RETRIES * is_spot,
+        retries=asked.retries if asked.retries >= 0 else _RETRIES * is_retried,
     )
 
 
@@ -72,7 +71,7 @@ def with_agents(gib: float, target: str) -> float:
     return gib * (1 + _VERTEX_AGENTS_SHARE) + _VERTEX_AGENTS_GIB
 
 
-def check_target(config: "Config", target: str) -> None:
+def check_target(config: Config, target: str) -> None:
     """Refuse what a platform has no words for.
 
     Raises:
@@ -120,21 +119,35 @@ def apply(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
     return apply_retries(task, asked, timeout_seconds)
 
 
-def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
+def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
     """Have a step started again when it fails.
 
     Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go), and
-    KFP's default for it is an hour: a pod that is taken away after that would not be started again.
+    KFP's default for it is an hour: a pod that is taken away after that would not be started again. After which
+    failures, the cluster decides: KFP has no word for Argo's `retryPolicy`, and `doctor` looks at the cluster's own.
 
     Args:
         task: The step.
         asked: Number of retries, among the other resources.
         timeout_seconds: Seconds of one attempt.
+        is_of_all: Whether these are the seconds of all attempts together.
     """
     if not asked.retries:
         return task
-    each = (timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS) + 3600  # And to get a machine.
-    return task.set_retry(asked.retries, "60s", 2.0, f"{(asked.retries + 1) * each}s")
+    seconds = timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+    longest = seconds if is_of_all else (asked.retries + 1) * (seconds + 3600)  # And to get a machine.
+    return task.set_retry(asked.retries, "60s", 2.0, f"{longest}s")
+
+
+def as_root(task: Any) -> Any:
+    """Have a step's pod on Kubeflow run as root, who alone may write to a fresh disk: KFP has no word for `fsGroup`.
+
+    Such a root has no capabilities (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16
+    do not know the word, and leave the user to the image.
+    """
+    from kfp import kubernetes
+
+    return kubernetes.set_security_context(task, run_as_user=0)
 
 
 def place_on(target: str, task: Any, asked: StepResources) -> Any:
@@ -149,6 +162,7 @@ def place_on(target: str, task: Any, asked: StepResources) -> Any:
             kubernetes.add_ephemeral_volume(
                 task, volume_name="scratch", mount_path="/tmp", access_modes=["ReadWriteOnce"], size=asked.disk
             )
+            as_root(task)
     elif asked.timeout:  # A task of Vertex AI has no time of its own, so the container keeps it.
         command = ["timeout", "--kill-after=60", str(asked.timeout)]
         task.container_spec.command = [*command, *task.container_spec.command]
@@ -170,7 +184,7 @@ class TrainingTimeout:
     reason: str
 
 
-def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> TrainingTimeout:
+def training_timeout(config: Config, machine: MachineSpec, target: str) -> TrainingTimeout:
     """Return when the training of a configuration is stopped on a machine.
 
     1. As the machine says. 2. By preflight's estimate, as `preflight_training.params.timeout_seconds` makes it; that is
@@ -182,7 +196,7 @@ def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> T
         reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
         return TrainingTimeout(machine.timeout_seconds, False, reason)
     seconds, why = TIMEOUT_WITHOUT_ESTIMATE_SECONDS, "nothing is estimated before it starts"
-    price = machine.paid.price
+    price = dataclasses.replace(machine.paid, target=target).price
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
@@ -193,3 +207,26 @@ def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> T
         return TrainingTimeout(seconds, True, f"training is stopped after {why}; machine.timeout_seconds sets another")
     reason = f"training is stopped after {hours(seconds / 3600)}: {why}; machine.timeout_seconds sets another"
     return TrainingTimeout(seconds, False, reason)
+
+
+def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
+    """Return a machine as a target bills it: by its price, until the training is stopped, as often as it may start."""
+    timeout = training_timeout(config, machine, target)
+    return dataclasses.replace(
+        machine.paid,
+        target=target,
+        timeout_seconds=0 if timeout.is_estimated else timeout.seconds,
+        attempts=resources_of(config, "train_model", target).retries + 1,
+    )
+
+
+def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Config:
+    """Return the same run on another machine, which preflight is to check as well, at the target's price.
+
+    Raises:
+        InputError: If the machine does not run the training's backend.
+    """
+    config = dataclasses.replace(config, machine=machine)
+    if config.preflight is None:
+        return config
+    return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, target)))

@@ -33,14 +33,14 @@ from components.registry.reference import is_on_vertex, reference
 from components.registry.versions import model_digest
 from components.safe_path import safe_children
 from components.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
-from components.table import printable
+from components.table import paragraph, printable
 from pipelines import STEP_TABLE, STEPS, history
 from pipelines.caching import data_version, fingerprints, lineage, step_keys
-from pipelines.checks import LOG_FILE, check_run
+from pipelines.checks import check_run
 from pipelines.config import Config
 from pipelines.model_check import check_model_works, needs_check
 from pipelines.step_cache import StepCache, entry_key
-from pipelines.summary import FAILED, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
+from pipelines.summary import FAILED, LOG_FILE, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +66,13 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         InputError: If the data or the configuration cannot be used; checked before any work.
     """
     workspace = workspace.absolute()
+    storage.require_utf8(workspace)
     if config.machine:
         config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
     asked, config = config, with_registry(config, workspace)
     plan = check_run(config, workspace)
     config = _without_missing_compiler(config)
-    start = time.time()
+    start = time.monotonic()
     run_dir = workspace / config.name
     cache_dir = workspace / ".cache" / config.name
     with _only_run(run_dir, cache_dir):
@@ -193,6 +194,8 @@ class _LocalRun:
     def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path, force: bool = False) -> None:
         self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
         self._cache = StepCache(cache_dir)
+        # What an interrupted run's last process still leaves in its folder is not ours.
+        self._earlier = set(cache_dir.glob("training-pipeline-*"))
         if force:
             self._cache.forget()
             shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
@@ -205,8 +208,6 @@ class _LocalRun:
         self._drop_undone_deployment()
         self._steps = config.steps
         self._cached = {step for step in self._steps if self._outputs(step) is not None}
-        # kfp.local names a run's folder by the time. What an interrupted run's last process still leaves is not ours.
-        self._first_folder = f"training-pipeline-{datetime.datetime.now():%Y-%m-%d-%H-%M-%S-%f}"
 
     @property
     def _checkpoint_dir(self) -> Path:
@@ -231,7 +232,7 @@ class _LocalRun:
             try:
                 Manifest.load(records)
             except InputError as error:
-                print(printable(f"hint: cached records are not used: {error}"), file=sys.stderr)
+                print(paragraph(f"hint: cached records are not used: {error}"), file=sys.stderr)
                 self._cache.remove(records)
         self._cache.drop_leftovers()
         storage.drop_half_written(self._run_dir)
@@ -364,7 +365,7 @@ class _LocalRun:
             status=FAILED if failure else SUCCEEDED if promoted else REJECTED,
             config=self._config.as_dict(),
             fingerprints=fingerprints,
-            seconds=time.time() - start,
+            seconds=time.monotonic() - start,
             ended=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             host=describe_host(),
             steps={step: self._step_summary(step, done.get(step), failure) for step in STEPS},
@@ -390,7 +391,7 @@ class _LocalRun:
 
     def _failure(self) -> tuple[StepRecord | None, Path | None]:
         """Return the record of the step that failed in this run, if any did, and preflight's report if that failed."""
-        folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path.name >= self._first_folder)
+        folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path not in self._earlier)
         for path in (path for folder in folders for path in folder.rglob(STEP_RECORD_FILE)):
             record = StepRecord.load(path.parent)
             if record.state == FAILED:

@@ -4,19 +4,22 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import statistics
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from components import storage
 from components.artifacts import TEST, TRAIN, VALIDATION
-from components.create_tfrecords.params import split_source
+from components.create_tfrecords.params import WriteParams, split_source
 from components.errors import InputError
 from components.interface import CORPUS, IMAGE, TASKS, TEXT
 from components.metric_table import HIGHER, direction
-from components.table import printable
+from components.table import in_one_line
 from pipelines.config import load_config, override
 from pipelines.config_schema import SCHEMA_FILE, as_text
 from pipelines.data_overview import DataOverview
@@ -113,13 +116,21 @@ def plan_start(
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:
         files[WORKFLOW_FILE] = _retraining(str(config_path))
-    return Start(config_path, files, tuple(_hints(overview)))
+    hints = _hints(overview)
+    if workflow:
+        hints.append(
+            f"{WORKFLOW_FILE} installs tpu-pipelines from a checkout: set the repository's variables "
+            "TPU_PIPELINES_REPOSITORY, as OWNER/NAME, and TPU_PIPELINES_COMMIT"
+        )
+    return Start(config_path, files, tuple(hints))
 
 
 def _retraining(config: str) -> str:
     """Return the ready workflow with a configuration of one's own; in an expression a quote is written twice."""
-    ready = (_STARTERS / "retrain.yaml").read_text()
-    return ready.replace("'digits'", "'{}'".format(config.replace("'", "''")))
+    ready, quoted = (_STARTERS / "retrain.yaml").read_text(), config.replace("'", "''")
+    environment = {"env": {"CONFIG": f"${{{{ vars.TPU_PIPELINES_CONFIG || '{quoted}' }}}}"}}
+    _, line = yaml.safe_dump(environment, width=1 << 16, allow_unicode=True).split("\n", maxsplit=1)
+    return ready.replace("  CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'digits' }}\n", line)
 
 
 def check_start(start: Start) -> None:
@@ -174,18 +185,17 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         data["image_size"], reasons["data.image_size"] = size
     if len(overview.channels) > 1 and not params.channels:
         data["channels"], reasons["data.channels"] = 3, "Grey and colour are mixed: all in colour; 1 for all in grey."
-    if overview.damaged and not params.max_bad_fraction:
-        share = len(overview.damaged) / overview.num_looked_at
-        data["max_bad_fraction"] = min(0.5, math.ceil(200 * share) / 100)
-        reasons["data.max_bad_fraction"] = (
-            f"{len(overview.damaged)} of {overview.num_looked_at} that were read are damaged. Set aside and listed, up "
-            "to this share."
-        )
+    if overview.bad_share and not params.max_bad_fraction:
+        data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
+        reasons["data.max_bad_fraction"] = "Share that may be set aside and listed; what was found stands above."
     if overview.kind == TEXT and overview.lengths:
         data["num_tokens"] = _choose_length(overview.lengths)
         reasons["data.num_tokens"] = "Words of a text that a model sees; longer ones lose their start."
     if params.asked == "language_model":
-        data |= {"num_tokens": 128, "context_tokens": 64}
+        # What is set stands, and the other follows from it.
+        is_set = params.num_tokens != WriteParams.num_tokens
+        tokens = params.num_tokens if is_set else max(128, 2 * params.context_tokens)
+        data |= {"num_tokens": tokens, "context_tokens": params.context_tokens or tokens // 2}
         reasons["data.num_tokens"] = "Characters of a passage, and how many of them are only read where it is judged."
     if not overview.has_splits:
         data |= {"validation_fraction": params.validation_fraction, "test_fraction": params.test_fraction}
@@ -262,8 +272,9 @@ gate:    # By default a model is promoted that beats the best constant answer, a
 def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, path: Path) -> str:
     # Names out of data stay on their line, and in its comment.
     lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"]
-    lines += [f"# {' '.join(printable(line).split())}" for line in overview.lines()]
-    lines += [f"# Check:  tpu-pipelines check {path}", f"# Run:    tpu-pipelines run {path}"]
+    lines += [f"# {' '.join(in_one_line(line).split())}" for line in overview.lines()]
+    place = in_one_line(shlex.quote(str(path)))
+    lines += [f"# Check:  tpu-pipelines check {place}", f"# Run:    tpu-pipelines run {place}"]
     for section, values in raw.items():
         if isinstance(values, dict):
             lines.append(f"{section}:")

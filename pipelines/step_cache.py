@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from components import storage
+from components import schema, storage
 from components.errors import InputError
 
 _ENTRIES = "steps"
@@ -144,7 +144,7 @@ class StepCache:
     def _read(self, path: Path) -> dict[str, Any] | None:
         """Return an entry with absolute paths; None if it is damaged, or its outputs are not in this cache."""
         try:
-            outputs = json.loads(storage.read_bytes(str(path)))
+            outputs = schema.decode(storage.read_bytes(str(path)))
             located = {key: self._locate(value["uri"]) for key, value in outputs.items() if _is_artifact(value)}
         except (InputError, ValueError, AttributeError, TypeError):
             return None

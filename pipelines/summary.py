@@ -9,9 +9,10 @@ from components.deploy_model.params import DeployResult
 from components.evaluation_info import Decision
 from components.export_info import ExportInfo
 from components.preflight_training.findings import MachineReport
-from components.schema import Amount, JsonFile, read
+from components.schema import JsonFile, read
 
 SUMMARY_FILE = "summary.json"
+LOG_FILE = "run.log"  # What the steps of a run on this machine say.
 SUCCEEDED, REJECTED, FAILED = "succeeded", "rejected", "failed"
 PROMOTED, NOT_PROMOTED = "promoted", "not promoted"
 # What a run has only of steps that it has, and an empty mapping stands for in the file.
@@ -25,9 +26,12 @@ def result_of(status: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class StepSummary:
-    """The outcome of a step: its seconds, and whether its result was taken from an earlier run."""
+    """The outcome of a step: its seconds, and whether its result was taken from an earlier run.
 
-    seconds: Amount
+    The seconds are negative in older files, if the clock was set back meanwhile.
+    """
+
+    seconds: float
     state: Annotated[str, (SUCCEEDED, FAILED, "skipped")]
     cached: bool
 
@@ -48,7 +52,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         status: `succeeded`; `rejected` by the gate; or `failed`.
         config: The configuration, defaults filled in.
         fingerprints: Fingerprints of what the run follows from: `data`, `configuration` and `code`.
-        seconds: Seconds that it took.
+        seconds: Seconds that it took; see `StepSummary`.
         ended: When it ended, UTC, ISO 8601; empty in older files.
         host: The machine, in words; empty in older files.
         steps: Outcome of every step, by name.
@@ -64,7 +68,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     status: Annotated[str, (SUCCEEDED, REJECTED, FAILED)]
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    seconds: Amount = 0.0
+    seconds: float = 0.0
     ended: str = ""
     host: str = ""
     steps: Mapping[str, StepSummary] = dataclasses.field(default_factory=dict)

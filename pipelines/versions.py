@@ -1,6 +1,7 @@
 """The registry in words and as JSON, and what may be done to it by hand."""
 
 import getpass
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from components.registry.reference import CHAMPION
 from components.registry.signing import verify_version
 from components.registry.versions import CARD_FILE, Move
 from components.serving.exported import load_model
-from components.table import lay_out
+from components.table import in_one_line, lay_out
 
 _COLUMNS = {
     "model": "<",
@@ -67,7 +68,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
     damage = [f"damaged: {row['model']} {row['version']}: {words}" for row in rows for words in row["damage"]]
-    return "\n".join([*lay_out(_COLUMNS, lines), *damage])
+    return "\n".join([*lay_out(_COLUMNS, lines), *map(in_one_line, damage)])
 
 
 def describe(root: Path, model_name: str, number: str = "") -> dict[str, Any]:
@@ -105,7 +106,7 @@ def as_text(description: Mapping[str, Any]) -> str:
     facts = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=120)
     lineage = {name: value for name, value in description["lineage"].items() if name not in (SKETCH, ANSWERS)}
     lineage_text = yaml.safe_dump({"lineage": lineage}, allow_unicode=True, width=120)
-    return f"{facts}{lineage_text}history:\n" + "\n".join(f"  {move}" for move in moves)
+    return f"{facts}{lineage_text}history:\n" + "\n".join(f"  {in_one_line(move)}" for move in moves)
 
 
 def promote(root: Path, model_name: str, number: str, reason: str = "", verify_key: str = "") -> Move:
@@ -139,4 +140,7 @@ def _model(root: Path, model_name: str) -> ModelRegistry:
 
 
 def _by_hand() -> str:
-    return f"by {getpass.getuser()}"
+    try:
+        return f"by {getpass.getuser()}"
+    except (KeyError, OSError):  # An id without a name, as in many containers.
+        return f"by user {os.getuid()}"

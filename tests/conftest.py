@@ -111,6 +111,18 @@ def warm() -> Iterator["WarmCompiler"]:
     warm.leave()
 
 
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A real file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount a file system: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
 def _stack_without_source(context: int = 1) -> list[inspect.FrameInfo]:
     frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
     return [

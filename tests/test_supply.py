@@ -41,10 +41,21 @@ def test_the_images_are_built_on_one_of_a_known_digest():
     texts = [(REPOSITORY / "docker" / name).read_text() for name in ("Dockerfile", "serving.Dockerfile")]
     bases = {base for text in texts for base in re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)}
     assert len(bases) == 1
-    assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", *bases)
+    assert re.fullmatch(r"python:3\.13-slim-trixie@sha256:[0-9a-f]{64}", *bases)
     for text in texts:
         stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)
         assert {source for source, _ in stages} <= {"${BASE}", "${BEAM}", *(name for _, name in stages)}
+
+
+def test_root_runs_only_where_nobody_else_was_seen_to_work():
+    """A TPU's driver, as far as is known; a build may try another user."""
+    text = (REPOSITORY / "docker" / "Dockerfile").read_text()
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.M | re.S))
+    defaults = dict(re.findall(r"^ARG (\w+)=(\d+)$", text, re.MULTILINE))
+    users = {name: re.findall(r"^USER \$\{(\w+)\}$", body, re.MULTILINE) for name, body in stages.items()}
+    assert [defaults[name] for name in users["user"]] == ["1000"]
+    assert [defaults[name] for name in users["train"]] == ["0"]
+    assert users["steps"] == users["train-gpu"] == []
 
 
 def test_what_an_image_holds_is_a_part_of_what_is_locked():
@@ -81,7 +92,7 @@ def test_beams_image_holds_what_the_others_have_but_what_beam_excludes():
     assert not {"tensorflow", "tensorflow-cpu", "keras", "jax"} & beam.keys()
     assert "ai-edge-litert" in beam, "a worker answers with an exported model"
     released = beam["apache-beam"]
-    assert f"ARG BEAM=apache/beam_python3.11_sdk:{released}\n" in (REPOSITORY / "docker" / "Dockerfile").read_text()
+    assert f"ARG BEAM=apache/beam_python3.13_sdk:{released}\n" in (REPOSITORY / "docker" / "Dockerfile").read_text()
 
 
 def test_of_the_steps_images_only_that_of_dataflows_workers_is_roots():

@@ -82,7 +82,13 @@ def test_a_push_to_main_keeps_what_pull_requests_find_and_starts_nothing_else_of
 
 def test_init_writes_the_ready_workflow_for_a_configuration_of_ones_own():
     assert _retraining("digits") == WORKFLOWS["retrain"]
-    assert "CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'my ''flowers''.yaml' }}" in _retraining("my 'flowers'.yaml")
+
+
+@pytest.mark.parametrize("config", ["my 'flowers'.yaml", "o #x/flowers.yaml", "a: b.yaml", 'say "x".yaml', "ü\n.yaml"])
+def test_the_workflow_names_any_file(config):
+    assert yaml.safe_load(_retraining(config))["env"]["CONFIG"] == (
+        "${{{{ vars.TPU_PIPELINES_CONFIG || '{}' }}}}".format(config.replace("'", "''"))
+    )
 
 
 def test_no_job_may_do_more_than_it_has_to():
@@ -115,7 +121,9 @@ def test_nothing_that_a_job_uses_can_be_changed_behind_it(job):
 @pytest.mark.parametrize("job", ["submit", "wait"])
 def test_the_checkout_is_installed_by_the_lock_before_there_is_a_token(job):
     order = [step.get("uses", step.get("run")).split("@")[0] for step in JOBS["retrain", job]["steps"]]
-    assert order.index("make install") < order.index("google-github-actions/auth")
+    assert order.index("make -C .tpu-pipelines install") < order.index("google-github-actions/auth")
+    _, ours = (step["with"] for step in steps(("retrain", job), "uses") if "checkout" in step["uses"])
+    assert (ours["path"], ours["ref"]) == (".tpu-pipelines", "${{ vars.TPU_PIPELINES_COMMIT || github.sha }}")
     recipe = (REPOSITORY / "Makefile").read_text().partition("$(VENV)/.installed:")[2].partition("\n\n")[0]
     first, second = (line for line in recipe.splitlines() if " install " in line)
     assert "--require-hashes -r requirements.lock" in first
@@ -227,7 +235,12 @@ def test_every_line_of_retraining_runs_and_nothing_is_sent_twice(runner):
     again, wait = lines_of("retrain", "wait")
     asked = {"CONFIG": "mine.yaml", "WHEN": "changed", "FORCE": ""}
     (runner.checkout / "mine.yaml").write_text(MINE)
-    assert install == again == "make install"
+    assert install == again == "make -C .tpu-pipelines install"
+    # As in a repository of the user's own, which has neither a Makefile nor an environment.
+    (runner.checkout / ".tpu-pipelines").mkdir()
+    for name in ("components", "pipelines", "Makefile", ".venv", "pyproject.toml", "requirements.lock"):
+        (runner.checkout / name).rename(runner.checkout / ".tpu-pipelines" / name)
+    assert runner(install) == 0, runner.said
     assert runner(retrain, **asked) == 0, runner.said
     assert outputs(runner)["needed"] == "true"
     assert runner(wait, **asked) == 0, runner.said

@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.artifacts import SPLITS, TRAIN
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.splitting import LEFT_OUT
+from components.errors import InputError
 from components.identities import identify
 
 LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in a processor's cache.
@@ -23,7 +24,6 @@ _LEAST_CORRELATION = 0.996
 _MAX_BITS = 10  # Of 64, in which the looks of near copies differ at most.
 _COMPARED_AT_ONCE = 1 << 14  # Pictures: the most for which anything but looks and their bits is in memory.
 _NEIGHBOURS = 16  # Pictures that each is compared with, of those that share a quarter of their bits.
-_MAX_JOINED = 8  # Examples, or groups, of a set of which any may decide for all.
 _LISTED = 1000
 
 
@@ -139,46 +139,13 @@ def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
     return [np.array(members) for members in sets.values()]
 
 
-def keep_together(
-    splits: np.ndarray, sets: Sequence[np.ndarray], units: Sequence[object], is_free: np.ndarray
-) -> np.ndarray:
-    """Return int8[num_examples]: the splits once each set is in one.
-
-    That is the test split if one of its examples has been drawn for it, else validation: a copy that comes later takes
-    no example out of them. A large set would nearly always be tested then: it goes with its first example.
-
-    Args:
-        splits: int8[num_examples], places in `SPLITS`, drawn for each example by itself.
-        sets: Copies; see `connect`.
-        units: Unit that was drawn for each example: its group, else itself.
-        is_free: bool[num_examples]: those that are not in a split of the source's own.
-    """
-    result = splits.copy()
-    sizes = [int(np.count_nonzero(splits == number)) for number in range(len(SPLITS))]
-    for members in sets:
-        free = members[is_free[members]]
-        drawn = result[free].tolist()
-        if len(set(drawn)) < 2:
-            continue
-        target = SPLITS.index(TEST if SPLITS.index(TEST) in drawn else VALIDATION)
-        if len({units[i] for i in free.tolist()}) > _MAX_JOINED:
-            target = drawn[0]
-        lost = {number: drawn.count(number) for number in set(drawn) - {target}}
-        if all(sizes[number] > count for number, count in lost.items()):  # No split is emptied for this.
-            result[free] = target
-            for number, count in lost.items():
-                sizes[number] -= count
-                sizes[target] += count
-    return result
-
-
 @dataclasses.dataclass(frozen=True)
 class Copies:
     """The copies among the examples of a data set that were kept.
 
     Attributes:
         listing: The source.
-        sets: Sets of copies, int[…] each, of the listing's examples.
+        sets: Sets of examples of the listing, int[…] each, that are copies of one another, or of copies.
         are_equal: Whether all of a set are equal.
         num_exact: Examples that are equal to an earlier one.
         num_near: Examples that are only nearly so.
@@ -206,16 +173,32 @@ class Copies:
         num_near = sum(len(members) - 1 for members in sets) - len(equal)
         return cls(listing, [examples[members] for members in sets], are_equal, len(equal), num_near)
 
-    def joined(self, splits: np.ndarray) -> np.ndarray:
-        """Return int8[num_examples], the splits of all the listing's examples, once each set is in one."""
-        groups, sets = self.listing.groups, self.sets
-        if groups is not None and sets:
-            numbers = np.unique(groups, return_inverse=True)[1]
-            chains = [np.stack([members[:-1], members[1:]], axis=1) for members in sets]
-            sets = connect(len(groups), [pairs_of_equal(numbers), *chains])
-        own = self.listing.splits
+    def without_leaks(self, splits: np.ndarray) -> np.ndarray:
+        """Return int8[num_examples]: the splits, without the copies of examples that test, or else validate.
+
+        No example changes its split. Whether one tests follows from itself alone, so that it never trains, whatever is
+        added and whatever copies are found. In splits of the source's own all examples stay.
+
+        Args:
+            splits: int8[num_examples], places in `SPLITS`, of all the listing's examples.
+
+        Raises:
+            InputError: If nothing is left of a split.
+        """
+        result, own = splits.copy(), self.listing.splits
         is_free = splits != LEFT_OUT if own is None else (own == TRAIN) & (splits != LEFT_OUT)
-        return keep_together(splits, sets, groups or range(len(splits)), is_free)
+        for members in self.sets:
+            free = members[is_free[members]]
+            # Test is the last of the splits, training the first.
+            result[free[splits[free] < splits[free].max(initial=0)]] = LEFT_OUT
+        for number, name in enumerate(SPLITS):
+            if (had := np.count_nonzero(splits == number)) and not np.any(result == number):
+                raise InputError(
+                    f"The {name!r} split has no examples left: all {had} drawn for it are copies, equal or nearly so, "
+                    "of examples that are held out. Say in a CSV column what belongs together and name it in "
+                    "data.group_column, remove the copies, or leave them in with data.join_copies=false."
+                )
+        return result
 
     def in_training_too(self, splits: np.ndarray) -> np.ndarray:
         """Return bool[num_examples]: whether an example of another split has a copy in training."""
@@ -234,7 +217,7 @@ class Copies:
             {
                 "equal": equal,
                 "contradictory": self._is_contradictory(members),
-                "across_splits": len(set(splits[members].tolist())) > 1,
+                "across_splits": len(set(splits[members].tolist()) - {LEFT_OUT}) > 1,
                 "examples": [self._describe(i, splits) for i in members.tolist()],
             }
             for members, equal in zip(self.sets, self.are_equal, strict=True)
@@ -243,12 +226,14 @@ class Copies:
         return {
             "exact": self.num_exact,
             "near": self.num_near,
+            "left_out": sum(int(np.count_nonzero(splits[members] == LEFT_OUT)) for members in self.sets),
             "contradictory": sum(bool(copies["contradictory"]) for copies in sets),
             "across_splits": sum(bool(copies["across_splits"]) for copies in sets),
             "sets": sets[:_LISTED],
         }
 
     def _describe(self, example: int, splits: np.ndarray) -> dict[str, Any]:
-        label = self.listing.labels[example]
+        label, split = self.listing.labels[example], splits[example]
         named = self.listing.class_names[label] if label.ndim == 0 else label.tolist()
-        return {"key": self.listing.keys[example], "split": SPLITS[splits[example]], "label": named}
+        stands = "left out" if split == LEFT_OUT else SPLITS[split]
+        return {"key": self.listing.keys[example], "split": stands, "label": named}

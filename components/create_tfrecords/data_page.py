@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from components.artifacts import SPLITS, TRAIN, Manifest
-from components.create_tfrecords.measuring import FIGURES
+from components.create_tfrecords.measuring import FIGURES, LABELS
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.listing import Listing
 from components.errors import InputError
@@ -157,7 +157,7 @@ def _balance(manifest: Manifest) -> list[dict[str, Any]]:
 def _charts(manifest: Manifest) -> list[dict[str, Any]]:
     """Return of each figure its name, unit, drawing and numbers by split."""
     charts = []
-    for figure in FIGURES.get(manifest.input.kind, ()):
+    for figure in (*FIGURES.get(manifest.input.kind, ()), LABELS):
         by_split = {
             name: split.distributions[figure.name]
             for name, split in manifest.splits.items()

@@ -1,7 +1,8 @@
 """Figures of examples, and their distribution over a split: for people to look at, and to compare other data with.
 
-Bins are fixed, so that histograms of two data sets can be compared bin by bin. All sums are of whole numbers: whatever
-the order in which examples are counted, and the number of workers, the figures are the same.
+A bin is as wide as one unit of its figure, or 1/128 of the value or less, and only bins that hold something are kept.
+All sums are of whole numbers: whatever the order in which examples are counted, and the number of workers, the figures
+are the same.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from components.artifacts import Distribution
+from components.distributions import count_bins
 from components.interface import IMAGE, TEXT
 
 # Of larger data sets a share is measured, chosen by the examples' hashes: enough for every bin that matters.
@@ -18,9 +20,8 @@ NOT_MEASURED = -1
 MOST_COUNTED = 2**15 - 1
 _SAMPLED_BITS = 16
 _GREY = np.array([1, 2, 1], np.uint16)  # A fourth of their sum is the grey level: near JPEG's weights, and exact.
-_SHARES = tuple(i / 40 for i in range(41))
 _GREY_SHARE = 333  # Thousandths.
-_HALF_OCTAVES = tuple(round(2 ** (i / 2)) for i in range(2, 31))
+_EXACT_BITS = 8  # The leading bits of a value that its bin tells.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,33 +31,31 @@ class Figure:
     Attributes:
         name: Name of the figure.
         unit: Sentence on what it counts, without a verb.
-        edges: Edges of its histogram's bins, each of which begins with its lower one; what lies beyond the first and
-            the last counts in the bin beside it.
         scale: Factor of the whole numbers that are counted.
     """
 
     name: str
     unit: str
-    edges: tuple[float, ...]
     scale: float = 1.0
 
 
 FIGURES: Mapping[str, tuple[Figure, ...]] = {
     IMAGE: (
-        Figure("brightness", "mean grey level of a picture", tuple(range(0, 257, 8)), 0.1),
-        Figure("contrast", "standard deviation of its grey levels", tuple(range(0, 129, 4)), 0.1),
-        Figure("sharpness", "mean difference of neighbouring grey levels", tuple(range(0, 65, 2)), 0.1),
-        Figure("red", "share of red in the picture's light, a third where it is grey", _SHARES, 0.001),
-        Figure("blue", "share of blue in it", _SHARES, 0.001),
-        Figure("height", "pixels of the file", _HALF_OCTAVES),
-        Figure("width", "pixels of the file", _HALF_OCTAVES),
+        Figure("brightness", "mean grey level of a picture", 0.1),
+        Figure("contrast", "standard deviation of its grey levels", 0.1),
+        Figure("sharpness", "mean difference of neighbouring grey levels", 0.1),
+        Figure("red", "share of red in the picture's light, a third where it is grey", 0.001),
+        Figure("blue", "share of blue in it", 0.001),
+        Figure("height", "pixels of the file"),
+        Figure("width", "pixels of the file"),
     ),
     TEXT: (
-        Figure("words", "words of a text", (1, *_HALF_OCTAVES)),
-        Figure("unknown_share", "share of its words that are unknown", tuple(i / 20 for i in range(21)), 0.001),
-        Figure("word_length", "bytes of the text for each of its words", tuple(i / 2 for i in range(33)), 0.1),
+        Figure("words", "words of a text"),
+        Figure("unknown_share", "share of its words that are unknown", 0.001),
+        Figure("word_length", "bytes of the text for each of its words", 0.1),
     ),
 }
+LABELS = Figure("labels", "labels of an example")  # Of multi-label data.
 
 # Counts of an example that are added up over a split.
 COUNTS: Mapping[str, tuple[str, ...]] = {
@@ -116,9 +115,15 @@ def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
     return {figure.name: _describe(figure, known[:, place]) for place, figure in enumerate(FIGURES[kind]) if len(known)}
 
 
+def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
+    """Return how the number of labels is distributed over the examples of a split, of 0 or 1[num_examples, classes]."""
+    return {LABELS.name: _describe(LABELS, labels.reshape(len(labels), -1).sum(axis=1).astype(np.int64))}
+
+
 def _describe(figure: Figure, values: np.ndarray) -> Distribution:
-    inner = np.array(figure.edges[1:-1]) / figure.scale
-    counts = np.bincount(np.searchsorted(np.rint(inner * 1e6), values * 1e6, side="right"), minlength=len(inner) + 1)
+    widths = 1 << np.maximum(np.frexp(values)[1] - _EXACT_BITS, 0)
+    lows = values // widths * widths
+    edges, counts = count_bins(lows, lows + widths)
     mean = values.sum() / len(values)
     variance = (len(values) * (values**2).sum() - values.sum() ** 2) / len(values) ** 2
     return Distribution(
@@ -127,7 +132,7 @@ def _describe(figure: Figure, values: np.ndarray) -> Distribution:
         std=_round(float(np.sqrt(variance)) * figure.scale),
         minimum=_round(values.min() * figure.scale),
         maximum=_round(values.max() * figure.scale),
-        edges=tuple(map(float, figure.edges)),
+        edges=tuple(_round(edge * figure.scale) for edge in edges.tolist()),
         counts=tuple(counts.tolist()),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from components.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from components.create_tfrecords.encoders import Encoder
-from components.create_tfrecords.measuring import COUNTS, distributions
+from components.create_tfrecords.measuring import COUNTS, count_labels, distributions
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
 from components.create_tfrecords.planning import DatasetPlan
@@ -21,7 +21,8 @@ from components.create_tfrecords.sources.columns import Column
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.splitting import LEFT_OUT
 from components.create_tfrecords.targets import check_variation, describe_targets
-from components.interface import CLASSIFICATION, REGRESSION, TEXT
+from components.identities import identify_each
+from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
 
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
@@ -147,19 +148,30 @@ class Merger:
         """Return the pixels of images' files, int32[…] each; empty for texts."""
         return self._by_split("num_pixels") if "num_pixels" in self._columns else {}
 
-    def find_copies(self, listing: Listing, words: np.ndarray | None) -> tuple[Copies, np.ndarray]:
-        """Find the copies, of texts by uint64[num_examples] of words; returns the splits too, int8[num_examples].
+    def find_copies(
+        self, listing: Listing, words: np.ndarray | None, left_out: np.ndarray
+    ) -> tuple[Copies, np.ndarray]:
+        """Find the copies, and return the splits too, int8[num_examples].
 
         Looks are forgotten then: they are most of the books.
+
+        Args:
+            listing: The source.
+            words: uint64[num_examples], equal for texts of the same words; None for images.
+            left_out: int[…]: texts that were not written, since they are copies.
         """
         splits = np.full(len(listing.keys), LEFT_OUT, np.int8)
         for split, examples in self.stored().items():
             splits[examples] = SPLITS.index(split)
+        examples, identities = self.examples, self._columns["identities"].rows()
         looks = self._columns.pop("looks", None)
         near = find_alike(looks.rows()) if looks else np.empty((0, 2), int)
+        if len(left_out):
+            examples = np.concatenate([examples, left_out])
+            identities = np.concatenate([identities, identify_each(map(listing.read, left_out.tolist()))])
         if words is not None:
-            near = pairs_of_equal(words[self.examples])
-        return Copies.find(listing, self.examples, self._columns["identities"].rows(), near), splits
+            near = pairs_of_equal(words[examples])
+        return Copies.find(listing, examples, identities, near), splits
 
     def fingerprint(self, class_names: Sequence[str], encoder: Encoder) -> str:
         """Return the SHA-256 of everything added."""
@@ -197,7 +209,10 @@ class Merger:
                 **{name: total for name, total in totals if total or listing.kind == TEXT},
                 **self._count_also_in_train(split),
             },
-            distributions=distributions(listing.kind, figures) if len(labels) else {},
+            distributions={
+                **(distributions(listing.kind, figures) if len(labels) else {}),
+                **(count_labels(labels) if task == MULTI_LABEL and len(labels) else {}),
+            },
         )
 
     def _count_also_in_train(self, split: str) -> dict[str, int]:

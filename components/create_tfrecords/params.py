@@ -50,7 +50,8 @@ class WriteParams:
         columns: Columns of a CSV or Parquet file, or features of TFRecords, that are the `path` (of a CSV file),
             `image`, `text`, `label`, `split` or `id`, as {"path": "filename"}, where they have other names; review,
             sentiment and the like are recognised.
-        join_copies: Keep copies of an example, also near ones, in one split, where the source has none of its own.
+        join_copies: Leave out of training whatever is a copy of a held-out example, also a near one, where the source
+            has no splits of its own. An example that is tested stays so.
         seed: Salt of the split and of the order in which examples are stored.
         image_size: (height, width) to resize to, or one number for both; empty means that all images must have one size
             already.

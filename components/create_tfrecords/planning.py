@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION, Quarantined
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.kinds import list_examples
 from components.create_tfrecords.sources.listing import Listing
@@ -13,6 +13,8 @@ from components.create_tfrecords.splitting import LEFT_OUT, assign_splits, stora
 from components.create_tfrecords.targets import check_variation
 from components.errors import InputError
 from components.interface import CLASSIFICATION, REGRESSION
+
+_SHOWN = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,21 +26,24 @@ class DatasetPlan:
         order: int32 indices into the listing, by split, int64 from 2³¹ examples on; splits without any are left out.
         split_rule: Rule by which the splits are made, in words.
         whole: The order in which all would be stored, were there one split.
+        left_out: int[…]: examples that are in no split, since they are copies.
     """
 
     listing: Listing
     order: dict[str, np.ndarray]
     split_rule: str
     whole: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
+    left_out: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
 
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
-        """Return the plan with these examples, int[…], in these splits, int8[…]; others are left out."""
+        """Return the plan with these examples, int[…], in these splits, int8[…], or left out as copies."""
         rank = np.empty_like(self.whole)
         rank[self.whole] = np.arange(len(rank), dtype=rank.dtype)
         by_rank = np.argsort(rank[examples])
         examples, splits = examples[by_rank], splits[by_rank]
         order = {name: examples[splits == number] for number, name in enumerate(SPLITS)}
-        return dataclasses.replace(self, order={name: indices for name, indices in order.items() if len(indices)})
+        order = {name: indices for name, indices in order.items() if len(indices)}
+        return dataclasses.replace(self, order=order, left_out=examples[splits == LEFT_OUT])
 
     @property
     def splits(self) -> np.ndarray:
@@ -63,6 +68,20 @@ def _where(listing: Listing, params: WriteParams) -> str:
     return ""
 
 
+def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, what: str) -> None:
+    """Check that few enough inputs are set aside.
+
+    Raises:
+        InputError: If it is more than `max_bad_fraction`.
+    """
+    if len(bad) > params.max_bad_fraction * total:
+        listed = "; ".join(f"{item.key!r} ({item.reason})" for item in bad[:_SHOWN])
+        raise InputError(
+            f"{len(bad)} of {total} inputs {what}: {listed}{' …' if len(bad) > _SHOWN else ''}. Expected at most "
+            f"{params.max_bad_fraction:.2%}. Repair or remove them, or raise data.max_bad_fraction."
+        )
+
+
 def plan_dataset(params: WriteParams, listing: Listing | None = None) -> DatasetPlan:
     """List the source and divide it, reading no image and no text file.
 
@@ -71,10 +90,11 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
         listing: Listing that was made of it by these; None to list it.
 
     Raises:
-        InputError: If the source cannot be used, a split that was asked for has no examples, or a target of a
-            regression is the same for all that train.
+        InputError: If the source cannot be used, more of its rows lack a value than `max_bad_fraction` allows, a split
+            that was asked for has no examples, or a target of a regression is the same for all that train.
     """
     listing = listing or list_examples(params)
+    require_few(listing.bad, listing.num_inputs, params, "cannot be used")
     if listing.corpus is not None and listing.splits is not None:
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
         return DatasetPlan(listing, places, listing.corpus.split_rule)

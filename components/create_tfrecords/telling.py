@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from components import progress
-from components.artifacts import COPIES_FILE, SPLITS, TRAIN, Manifest
+from components.artifacts import COPIES_FILE, SPLITS, TEST, TRAIN, VALIDATION, Manifest
 from components.create_tfrecords.encoders import TextEncoder
 from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.planning import DatasetPlan
+from components.create_tfrecords.planning import DatasetPlan, require_few
 from components.errors import InputError
 from components.interface import CLASSIFICATION, MULTI_LABEL
 from components.text import END
@@ -41,6 +41,9 @@ def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarr
     if summary["sets"]:
         equal = f"{summary['exact']:,} {plural} are equal to another one, {summary['near']:,} nearly so"
         progress.say(STEP, f"{equal}; {COPIES_FILE} lists them")
+    if summary["left_out"]:
+        left_out = f"left out {summary['left_out']:,} {plural}, since a copy of each is held out for test or validation"
+        progress.say(STEP, f"{left_out}; data.group_column keeps what belongs together, as a series, in one split")
     for name, split in manifest.splits.items():
         if also := int(np.count_nonzero(is_copy & (splits == SPLITS.index(name)))):
             here = f"{also:,} of {split.num_examples:,} {plural} in {name}"
@@ -67,24 +70,37 @@ def say_content(manifest: Manifest) -> None:
     progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
 
 
+def say_shares(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
+    """Say which share of the examples, and of each class, was wanted for a split, and which it has got."""
+    own, told = plan.listing.splits, []
+    total = sum(split.num_examples for split in manifest.splits.values())
+    all_counts = np.sum([split.class_counts for split in manifest.splits.values()], axis=0)
+    for name, wanted in ((TEST, params.test_fraction), (VALIDATION, params.validation_fraction)):
+        if not wanted or name not in manifest.splits or (own is not None and name in own):
+            continue
+        split = manifest.splits[name]
+        got = f"{split.num_examples / total:.1%}"
+        if manifest.task == CLASSIFICATION:
+            shares = np.divide(split.class_counts, all_counts)[all_counts > 0]
+            got += f" ({shares.min():.1%} to {shares.max():.1%} of a class)"
+        told.append(f"{name} {got}, wanted {wanted:.1%}")
+    if told:
+        line = "; ".join(told)
+        progress.say(STEP, f"{line}. Each example is drawn by itself, so that what was tested never trains later")
+
+
 def check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
     """Say what was left out or set aside.
 
     Raises:
         InputError: If that is more than `max_bad_fraction`, or all of a split.
     """
-    bad, total = sorted(manifest.quarantined, key=lambda item: item.key), len(plan.listing.keys)
+    bad, total = sorted(manifest.quarantined, key=lambda item: item.key), plan.listing.num_inputs
     for note in plan.listing.notes:
         progress.say(STEP, note)
-    are_too_many = len(bad) > params.max_bad_fraction * total
-    for item in bad[: _LISTED if are_too_many else _SHOWN]:
+    for item in bad[: _LISTED if len(bad) > params.max_bad_fraction * total else _SHOWN]:
         progress.say(STEP, f"set aside {item.key!r}: {item.reason}")
-    if are_too_many:
-        listed = "; ".join(f"{item.key!r} ({item.reason})" for item in bad[:_SHOWN])
-        raise InputError(
-            f"{len(bad)} of {total} inputs are unreadable: {listed}{' …' if len(bad) > _SHOWN else ''}. Expected at "
-            f"most {params.max_bad_fraction:.2%}. Repair or remove them, or raise data.max_bad_fraction."
-        )
+    require_few(bad, total, params, "are unreadable")
     for name in plan.order:
         if name not in manifest.splits or not manifest.splits[name].num_examples:
             raise InputError(f"The {name!r} split has no readable examples left after {len(bad)} were set aside.")

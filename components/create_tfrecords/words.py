@@ -30,7 +30,7 @@ class Survey:
     """The words of the texts of a plan.
 
     Attributes:
-        words: uint64[num_examples]: equal for texts of the same words; 0 for those that the plan leaves out.
+        words: uint64[num_examples]: equal for texts of the same words.
         counts: Number of times that each word stands in the texts that train.
     """
 
@@ -49,7 +49,7 @@ def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, S
     """Read every text once, before the vocabulary is made of those that train.
 
     Returns:
-        The plan, divided by the words as `divide_by_words` says, and the words.
+        The plan, as `divide_by_words` makes it, and the words.
     """
     listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
     splits, train = plan.splits, SPLITS.index(TRAIN)
@@ -57,23 +57,21 @@ def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, S
     words = np.zeros(len(splits), "<u8")
     words[planned] = np.frombuffer(hashes, "<u8")
     plan = divide_by_words(params, plan, words)
-    joined = plan.splits
-    planned.sort()
-    moved = planned[splits[planned] != joined[planned]]
-    if len(moved):
-        left, came = (moved[some[moved] == train] for some in (splits, joined))
+    if len(left := plan.left_out[splits[plan.left_out] == train]):
         counts.subtract(_read_texts(params, listing, left, splits == train)[1])
-        counts.update(_read_texts(params, listing, came, joined == train)[1])
     return plan, Survey(words, +counts)
 
 
 def divide_by_words(params: WriteParams, plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
-    """Return the plan with texts of the same words, uint64[num_examples], in one split if `join_copies` says so."""
+    """Return the plan without texts of the same words, uint64[num_examples], as a tested one, if `join_copies` says so.
+
+    See `Copies.without_leaks`.
+    """
     if not params.join_copies:
         return plan
     splits, planned = plan.splits, np.sort(np.concatenate(list(plan.order.values())))
-    joined = Copies.find(plan.listing, planned, words[planned], np.empty((0, 2), int)).joined(splits)
-    return plan if np.array_equal(splits, joined) else plan.redivided(planned, joined[planned])
+    kept = Copies.find(plan.listing, planned, words[planned], np.empty((0, 2), int)).without_leaks(splits)
+    return plan if np.array_equal(splits, kept) else plan.redivided(planned, kept[planned])
 
 
 def _read_texts(
@@ -100,19 +98,17 @@ def _read_words(
 ) -> tuple[bytes, Counter[bytes]]:
     """Return eight bytes of each text's words, and how often each word occurs in those to count.
 
-    A text that cannot be read has no words in common with another, and what is not UTF-8 is not counted: both are for
-    `store` to set aside.
+    A text that cannot be read, is not UTF-8 or has no word has no words in common with another: `store` sets it aside.
     """
     hashes, counts = bytearray(), Counter[bytes]()
     for position, (key, is_counted) in enumerate(zip(keys, are_counted, strict=True)):
         try:
             text = read_content(root, key, None if texts is None else texts[position])
         except InputError:
-            hashes += identify(key.encode())
-            continue
-        words = split_words(text)
-        hashes += same_words(words)
-        if is_counted and _is_utf8(text):
+            text = b""
+        words = split_words(text) if _is_utf8(text) else []
+        hashes += same_words(words) if words else identify(key.encode())
+        if is_counted:
             counts.update(words)
     return bytes(hashes), counts
 

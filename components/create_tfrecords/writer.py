@@ -2,13 +2,12 @@
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from components import progress, storage
+from components import progress, schema, storage
 from components.artifacts import COPIES_FILE, DATA_PAGE_FILE, KEY_FEATURE, LABEL_FEATURE, MANIFEST_FILE, Manifest
 from components.create_tfrecords.corpus import CorpusWriter
 from components.create_tfrecords.data_page import choose_samples, render_page
@@ -20,7 +19,7 @@ from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.preparing import Prepared, prepare
 from components.create_tfrecords.splitting import SPLIT_RULE_VERSION
-from components.create_tfrecords.telling import STEP, check_budget, say_content, say_copies, say_statistics
+from components.create_tfrecords.telling import STEP, check_budget, say_content, say_copies, say_shares, say_statistics
 from components.create_tfrecords.words import list_common
 from components.errors import InputError
 from components.identities import EXAMPLES_FILE, save_identities
@@ -85,7 +84,7 @@ def _check_target(directory: Path, source: str) -> None:
     others = [file for file in directory.iterdir() if not _is_ours(file)]
     try:
         # Its shards are not looked at: where they are damaged, writing them again is the way out.
-        held = json.loads((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None
+        held = schema.decode((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None
     except (OSError, ValueError, KeyError, TypeError):
         others = [directory / MANIFEST_FILE]
     if others:
@@ -116,10 +115,11 @@ def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
         for (split, name, indices), (part, content) in zip(tasks, written, strict=True):
             merger.add(split, name, indices, part, content)
             bar.update(len(indices))
-    copies, splits = merger.find_copies(listing, survey.words if survey else None)
-    if params.join_copies and np.any((joined := copies.joined(splits)) != splits):
-        splits, examples = joined, merger.examples
-        merger = regroup(params, plan.redivided(examples, joined[examples]), merger, prepared.bytes_each, staged)
+    copies, splits = merger.find_copies(listing, survey.words if survey else None, plan.left_out)
+    if params.join_copies and np.any((kept := copies.without_leaks(splits)) != splits):
+        splits, examples = kept, merger.examples
+        merger = regroup(params, plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
+    summary = copies.summary(splits)
     manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, encoder),
         source=listing.source,
@@ -130,15 +130,17 @@ def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
         features={**encoder.features, LABEL_FEATURE: TASKS[params.task].stored_dtype, KEY_FEATURE: "bytes"},
         class_names=listing.class_names,
         splits=merger.splits(params.task, listing),
-        quarantined=tuple(merger.bad),
+        quarantined=(*listing.bad, *merger.bad),
         common_words=list_common(survey.counts) if survey else {},
+        num_left_out=summary["left_out"],
     )
     check_budget(params, plan, manifest)
     is_copy = copies.in_training_too(splits)
     save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in merger.stored().items()})
     save_slices(staged, listing.slices, merger.stored(), merger.num_pixels())
-    storage.write_json(staged / COPIES_FILE, summary := copies.summary(splits))
+    storage.write_json(staged / COPIES_FILE, summary)
     say_content(manifest)
+    say_shares(params, plan, manifest)
     say_copies(manifest, summary, is_copy, splits)
     samples = choose_samples(listing, merger.stored(), params)
     storage.write_bytes(staged / DATA_PAGE_FILE, render_page(manifest, summary, samples).encode())

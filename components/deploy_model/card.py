@@ -8,7 +8,6 @@ decides, as the version's number and the day, stands in `version.json` beside it
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from components import schema
 from components.artifacts import CODE_FILE, COPIES_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo, Split
 from components.data_sketch import DataSketch, sketch_of
 from components.deploy_model.front_matter import front_matter
@@ -35,6 +35,7 @@ from components.interface import (
     ImageInput,
     TextInput,
 )
+from components.machine_spec import billed_by
 from components.metric_table import BY_NAME, direction, show, task_metrics
 from components.registry.opening import origin_of_version
 from components.registry.versions import Registry, short_digest
@@ -128,7 +129,7 @@ def read_facts(
     records_dir, model_dir, export_dir = folders
     copies: Any = {}
     with contextlib.suppress(OSError, ValueError):  # Older records have none.
-        copies = json.loads((records_dir / COPIES_FILE).read_bytes())
+        copies = schema.decode((records_dir / COPIES_FILE).read_bytes())
     shifts = None
     with contextlib.suppress(InputError):  # It keeps no sketch, or one of other data.
         if champion and (version := registry.find(champion)):
@@ -187,6 +188,7 @@ def write_card(facts: CardFacts) -> str:
         footprint=footprint,
         compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
         price=f"${footprint.usd_per_run:,.2f}" if footprint and footprint.usd_per_run >= 0.01 else "less than $0.01",
+        billed_by=billed_by(footprint.target if footprint else ""),
         examples=_pairs({name: f"{split.num_examples:,}" for name, split in manifest.splits.items()}),
         copies=_copies(facts.copies),
         code={step: str(digest)[:16] for step, digest in sorted(code.items())} if isinstance(code, Mapping) else {},
@@ -452,7 +454,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _copies(copies: Mapping[str, Any]) -> str:
     """Return what is known of copies among the examples, in words."""
-    words = {"exact": "equal to another example", "near": "nearly so", "across_splits": "sets of them across splits"}
+    words = {"exact": "equal to another example", "near": "nearly so", "left_out": "left out for it"}
+    words |= {"across_splits": "sets of them across splits"}
     known = {name: copies[name] for name in words if isinstance(copies.get(name), int)}
     if known and not any(known.values()):
         return "none"

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from components import progress, records, storage
-from components.answers import ANSWERS, sketch_outputs
 from components.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
 from components.data_sketch import SKETCH, DataSketch
 from components.deploy_model import health_check
@@ -25,7 +24,7 @@ from components.deploy_model.vertex import Answer, VertexTarget
 from components.errors import InputError
 from components.evaluation_info import Evaluation
 from components.images import encode_png
-from components.interface import CLASSIFICATION, CorpusInput, TextInput
+from components.interface import CorpusInput, TextInput
 from components.outages import PlatformError
 from components.registry.folder import ModelRegistry
 from components.registry.opening import open_registry
@@ -97,7 +96,6 @@ def deploy_model(
         "dataset": {"source": manifest.source, "fingerprint": manifest.fingerprint},
         "split": evaluation.split,
         SKETCH: dataclasses.asdict(DataSketch.make(manifest)),
-        **_keep_answers(manifest, evaluation.split, expected),
         **params.lineage,
         **({PREFLIGHT: params.preflight} if params.preflight else {}),
     }
@@ -180,13 +178,6 @@ def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, 
                 f"Refused to deploy {model_dir}: the evaluation in {directory} is of another {what}: expected "
                 f"{expected[:16]}…, received {received[:16]}…. Run evaluate_model with this one."
             )
-
-
-def _keep_answers(manifest: Manifest, split: str, outputs: np.ndarray) -> dict[str, Any]:
-    """Return what a classifier's version keeps of the answers that its evaluation saw; nothing of other tasks."""
-    if manifest.task != CLASSIFICATION or not np.isfinite(outputs).all():  # The health check refuses such a model.
-        return {}
-    return {ANSWERS: dataclasses.asdict(sketch_outputs(f"its {split} split", manifest.class_names, outputs))}
 
 
 def _evaluated_answers(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:

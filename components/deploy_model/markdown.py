@@ -15,6 +15,9 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _MARKS = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")
 # What begins a heading, a list or a line across the page.
 _START = re.compile(r"^(?:(?=[-+=#])|(\d{1,9})(?=[.)](?:\s|$)))")
+# What GitHub's Markdown and Hugging Face's make a link of without a mark: addresses and names after `@`.
+# https://github.github.com/gfm/#autolinks-extension-
+_LINKS = re.compile(r"@|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def plain(text: str, longest: int = _LONGEST) -> str:
@@ -36,10 +39,13 @@ def escape(text: str) -> str:
     Example:
         >>> print(escape("# <b>digits_cnn</b> | *1*"))
         \# &lt;b&gt;digits_cnn&lt;/b&gt; \| \*1\*
+        >>> print(escape("@octocat http://a.example www.a.example"))
+        &#64;octocat http&#58;//a.example www&#46;a.example
     """
     marked = _MARKS.sub(lambda match: f"\\{match[0]}", text)
     marked = _START.sub(lambda match: f"{match[1] or ''}\\", marked)
-    return re.sub("[&<>]", lambda match: _ENTITIES[match[0]], marked)
+    marked = re.sub("[&<>]", lambda match: _ENTITIES[match[0]], marked)
+    return _LINKS.sub(lambda match: f"&#{ord(match[0])};", marked)
 
 
 def quote(text: str) -> markupsafe.Markup:

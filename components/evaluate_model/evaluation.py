@@ -75,7 +75,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         models = [model_dir]
         if champion.directory:
             models.append(champion.directory)
-            _matching_info(champion.directory, manifest, "champion")
+            _matching_info(champion.directory, manifest, "champion").check_files(champion.directory)
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
         judge = _judge_passages if manifest.task == LANGUAGE_MODEL else _judge_examples
         judged = judge(params, device, records_dir, manifest, models)

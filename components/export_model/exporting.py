@@ -16,6 +16,7 @@ import numpy as np
 
 from components import device as devices
 from components import progress, records, storage
+from components.answers import save_answers, sketch_outputs
 from components.artifacts import (
     BEST_WEIGHTS_FILE,
     EXPORT_FILE,
@@ -24,15 +25,14 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError, describe
-from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts
+from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts, with_spread
+from components.export_model import verification
 from components.export_model.comparing import Judge, find_too_far, write_expectations, write_questions
 from components.export_model.formats.saved_model import INPUT_FACTS
 from components.export_model.formats.table import FORMATS
 from components.export_model.formats.trained import TrainedModel
 from components.export_model.params import ExportParams, ExportResult
-from components.interface import (
-    Interface,
-)
+from components.interface import CLASSIFICATION, Interface
 from components.text import copy_vocabulary
 
 _STEP = "export_model"
@@ -94,6 +94,17 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             _remove(staged / FORMATS[name].file)
         for facts in formats.values():
             facts[judged] = _finite(facts[judged])
+        if info.task == CLASSIFICATION:
+            answers = {name: np.load(work / verification.ANSWERS_FILE.format(name)) for name in formats}
+            source = f"its {params.split} split"
+            save_answers(
+                staged,
+                {
+                    name: sketch_outputs(source, info.class_names, own)
+                    for name, own in answers.items()
+                    if np.isfinite(own).all()
+                },
+            )
         result = ExportResult(compared.num_examples, judged, _finite(compared.trained_score), formats, left_out)
         ExportInfo(
             model=info.name,
@@ -115,7 +126,8 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             _STEP,
             f"{name}: {judged} {_shown(facts[judged])}, agreement {facts['agreement']:.4f}"
             f"{_of_a_sample(facts, result)}, {facts['bytes'] / 2**20:.2f} MiB, "
-            f"{facts['latency_ms']:.2f} ms at batch 1, {facts['examples_per_second']:,.0f} {info.input.plural}/s",
+            f"{with_spread(facts['latency_ms'], facts['latency_spread'])} ms at batch 1, "
+            f"{with_spread(facts['examples_per_second'], facts['rate_spread'])} {info.input.plural}/s",
         )
     for name, reason in left_out.items():
         progress.say(_STEP, f"{name} left out: {reason}")
@@ -175,6 +187,7 @@ def try_out(
     required: Sequence[str],
     work: Path,
     frozen: Sequence[Sequence[str]] = (),
+    warn: Callable[[str], None] = lambda warning: None,
 ) -> None:
     """Build a model as it will be trained, rebuild it as it will be exported, and convert it, untrained.
 
@@ -184,7 +197,8 @@ def try_out(
         interface: Input and output that it must have.
         required: Formats that the export must hold; those that some models have no form for are made.
         work: An empty folder.
-        frozen: Names and patterns of the layers that rest in each stage of its training.
+        frozen: Names and patterns of the layers that are frozen in each stage of its training.
+        warn: Receives what `build_model` warns of.
 
     Raises:
         InputError: If the model is not one that can be trained and exported so.
@@ -194,7 +208,7 @@ def try_out(
     from components.model_loading.trained import check_rebuilds, load_trained_model, save_architecture
     from components.training_step.stages import Freezer
 
-    built = build_model(model, interface, parameters)
+    built = build_model(model, interface, parameters, warn)
     freezer = Freezer(built)
     for names in (*frozen, ()):  # In the end as it was.
         freezer.freeze(names)

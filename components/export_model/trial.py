@@ -1,7 +1,8 @@
 """Tries a model before it is trained, in a process of its own: the model's code may do anything there.
 
-Usage: python -m components.export_model.trial, with a request as JSON on stdin: the arguments of `try_out` but `work`.
-Prints one JSON line with the user's mistake as `error`, empty where there is none.
+Usage: python -m components.export_model.trial, with a request as JSON on stdin: the arguments of `try_out`, without
+`work` and `warn`.
+Prints one JSON line with the user's mistake as `error`, empty where there is none, and `warnings`.
 """
 
 import json
@@ -19,12 +20,13 @@ def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
     interface, error = schema.read(request["interface"], Interface), ""
+    warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
         try:
-            try_out(**{**request, "interface": interface}, work=Path(work))
+            try_out(**{**request, "interface": interface}, work=Path(work), warn=warnings.append)
         except InputError as mistake:
             error = str(mistake)
-    print(json.dumps({"error": error}))
+    print(json.dumps({"error": error, "warnings": warnings}))
 
 
 if __name__ == "__main__":

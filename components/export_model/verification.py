@@ -3,7 +3,8 @@
 Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR holds inputs, labels and the task, and in
     the end the trained model's answers. Formats that are not named are read from its standard input, one a line: each
     answers as it comes, while the next one is made, and is measured when no more come.
-Prints one JSON line: facts by format; of one that does not load or answer, `error` alone. It must not import
+Prints one JSON line: facts by format; of one that does not load or answer, `error` alone. The answers of a
+    classifier's formats are left in WORK_DIR. It must not import
 anything of this project, and sees to it that it cannot.
 """
 
@@ -23,9 +24,11 @@ from typing import Any
 import numpy as np
 
 INPUTS_FILE, LABELS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "labels.npy", "expected.npy", "task.json"
+ANSWERS_FILE = "answers_{}.npy"  # What a format of a classifier answers to the examples that are compared.
 TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
-_LATENCY_RUNS = 50
+_REPEATS = 5  # Of either time: the median is told, with the least and the most.
+_LATENCY_RUNS = 10
 # Of the examples that are compared, those by which a format is timed: they wait until nothing else computes.
 _TIMED = 8 * _BATCH_SIZE
 _TEXTS_AT_ONCE = 4 * _BATCH_SIZE  # Of those that are not timed: a loop over tokens costs as much for more texts.
@@ -326,21 +329,32 @@ class Candidate:
         self.predict(np.asarray(self.examples[:_BATCH_SIZE]))
         self.answer(self.chosen[:-_TIMED], _TEXTS_AT_ONCE if self.examples.dtype == object else _BATCH_SIZE)
 
-    def time(self) -> dict[str, float]:
-        """Answer the rest, and single examples; returns how long both take."""
+    def time(self) -> dict[str, Any]:
+        """Answer the rest, and single examples, several times; returns how long both take, and from when to when."""
         rest = self.chosen[-_TIMED:]
-        start = time.perf_counter()
-        self.answer(rest)
-        seconds = time.perf_counter() - start
-        times = []
+        known, rates = len(self.answers), []
+        for _ in range(_REPEATS):
+            del self.answers[known:]
+            start = time.perf_counter()
+            self.answer(rest)
+            rates.append(len(rest) / (time.perf_counter() - start))
+        latencies = []
         self.predict(np.asarray(self.examples[:1]))
-        for run in range(_LATENCY_RUNS):
-            at = run % len(self.examples)
-            example = np.asarray(self.examples[at : at + 1])
-            begin = time.perf_counter()
-            self.predict(example)
-            times.append(time.perf_counter() - begin)
-        return {"latency_ms": statistics.median(times) * 1e3, "examples_per_second": len(rest) / seconds}
+        for _ in range(_REPEATS):
+            times = []
+            for run in range(_LATENCY_RUNS):
+                at = run % len(self.examples)
+                example = np.asarray(self.examples[at : at + 1])
+                begin = time.perf_counter()
+                self.predict(example)
+                times.append(time.perf_counter() - begin)
+            latencies.append(statistics.median(times) * 1e3)
+        return {
+            "latency_ms": statistics.median(latencies),
+            "latency_spread": (min(latencies), max(latencies)),
+            "examples_per_second": statistics.median(rates),
+            "rate_spread": (min(rates), max(rates)),
+        }
 
 
 def _measure(candidate: Candidate, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]) -> dict[str, Any]:
@@ -412,6 +426,8 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
     for name, candidate in candidates.items():
         try:
             facts[name] = facts[name] or _measure(candidate, labels, expected, task)
+            if task["task"] == "classification" and "error" not in facts[name]:
+                np.save(work / ANSWERS_FILE.format(name), np.concatenate(candidate.answers))
         except Exception as error:  # See `_explain`.
             facts[name] = {"error": _explain(error)}
     print(json.dumps(facts))

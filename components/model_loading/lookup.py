@@ -5,9 +5,11 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -216,7 +218,12 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
+def build_model(
+    name: str,
+    interface: Interface,
+    parameters: Mapping[str, Any],
+    warn: Callable[[str], None] = lambda warning: None,
+) -> Any:
     """Build a model for a data set.
 
     Args:
@@ -224,6 +231,7 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
             place of any of these as a bundle.
         interface: Input and output that it must have.
         parameters: Hyper-parameters, passed on by name.
+        warn: Receives a sentence about what the model brings and training does not use: what it was compiled with.
 
     Returns:
         A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]. Of a regression it ends in a
@@ -231,15 +239,16 @@ def build_model(name: str, interface: Interface, parameters: Mapping[str, Any]) 
 
     Raises:
         InputError: If the model cannot be imported, holds code that is not Keras's own (a `.keras` file), does not take
-            the parameters, or does not fit the data set: in shape, or by an activation that cannot give the answers.
+            the parameters, trains by a `train_step` or `compute_loss` of its own that would be lost, or does not fit
+            the data set: in shape, or by an activation that cannot give the answers.
     """
     if is_reference(name):
         opened = fetch(name)
         with importing_from(opened):
-            return build_model(opened.model, interface, parameters)
+            return build_model(opened.model, interface, parameters, warn)
     check_model(name, parameters)
     with _neighbours(name):
-        return _build_here(name, interface, parameters)
+        return _build_here(name, interface, parameters, warn)
 
 
 def _neighbours(name: str) -> contextlib.AbstractContextManager[None]:
@@ -250,7 +259,7 @@ def _neighbours(name: str) -> contextlib.AbstractContextManager[None]:
     return with_folders(*beside, Path.cwd())
 
 
-def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
+def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
     import keras
 
     model = _load_keras_file(name) if name.endswith(".keras") else _run_builder(name, interface, parameters)
@@ -258,6 +267,12 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any]) 
         raise InputError(
             f"The model {name!r} is none of Keras: expected a keras.Model, received {type(model).__name__}. Return one "
             f"from {_BUILDER}."
+        )
+    if unused := _compiled_with(name, model):
+        loss = getattr(interface.task.loss, "__name__", interface.task.loss)
+        warn(
+            f"The model {name!r} is compiled with {unused}, which training does not use: it trains with "
+            f"training.optimizer and the loss of data.task={interface.task_name}, {loss}."
         )
     if not getattr(model, "inputs", None):
         model = _called_on_input(name, model, interface)
@@ -280,6 +295,15 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
     """Call a model whose shapes are not known yet on its input, for a functional one that can be saved and rebuilt."""
     import keras
 
+    methods = ("train_step", "compute_loss")
+    lost = [method for method in methods if getattr(type(model), method) is not getattr(keras.Model, method)]
+    if lost:
+        own = " and ".join(lost)
+        raise InputError(
+            f"Cannot train the model {name!r} by its own {own}: a training step is that of keras.Model, with "
+            f"training.optimizer and the loss of data.task={interface.task_name}. Remove {own}; a layer's add_loss may "
+            "add to the loss."
+        )
     inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):
         return keras.Sequential([inputs, *model.layers], name=model.name)
@@ -291,6 +315,27 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
             "layers in __init__, their variables in build, and use operations of keras.ops in call; or return "
             "keras.Model(inputs, outputs)."
         ) from error
+
+
+def _compiled_with(name: str, model: Any) -> str:
+    """Name the optimizer, loss and metrics that a model was compiled with; empty where it was not."""
+    if name.endswith(".keras"):
+        with zipfile.ZipFile(name) as file:
+            parts = json.loads(file.read("config.json")).get("compile_config")
+    else:
+        parts = model.get_compile_config() if model.compiled else None
+    named = {part: _names_in((parts or {}).get(part)) for part in ("optimizer", "loss", "metrics")}
+    return ", ".join(f"{part} {names}" for part, names in named.items() if names)
+
+
+def _names_in(part: Any) -> str:
+    """Name what Keras has serialized, as `Adam` or `Focal, mse`."""
+    if isinstance(part, Mapping) and "class_name" in part:
+        return str(part["config"] if part["class_name"] == "function" else part["class_name"])
+    if isinstance(part, Mapping | list):
+        names = map(_names_in, part.values() if isinstance(part, Mapping) else part)
+        return ", ".join(name for name in names if name)
+    return part or ""
 
 
 def _check_ending(name: str, model: Any, task: Task) -> None:

@@ -8,15 +8,18 @@ ROOT/notes/NAME.json  what is in it; it comes after the file, and says that this
 import dataclasses
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 
-from components import storage
+from components import schema, storage
 from components.errors import InputError
 
 _DIGEST_FILE = "begun.json"
+# What a note holds.
+_NOTE = {"file": Mapping[str, int | str], "set_aside": list[Mapping[str, str]], "predicted": Mapping[str, int]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +74,22 @@ class Begun:
         storage.write_file(f"{self.root}/notes/{name}.json", told.encode())
 
     def note(self, name: str) -> dict[str, Any]:
-        """Return what the note of a finished file says."""
-        return dict(json.loads(storage.read_bytes(f"{self.root}/notes/{name}.json")))
+        """Return what the note of a finished file says.
+
+        Raises:
+            InputError: If it says something else.
+        """
+        uri = f"{self.root}/notes/{name}.json"
+        try:
+            note: dict[str, Any] = schema.read(schema.decode(storage.read_bytes(uri)), Mapping[str, Any])
+            for field, kind in _NOTE.items():
+                schema.read(note[field], kind, field)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"Cannot use {uri}: expected the note of a finished file, received something else ({error!r}). Remove "
+                f"{self.root}, and predict again."
+            ) from error
+        return note
 
     def read(self, name: str) -> tuple[bytes, dict[str, Any]]:
         """Return a finished file, and its note.
@@ -91,7 +108,7 @@ class Begun:
 
     def _digest(self) -> str:
         try:
-            return str(json.loads(storage.read_bytes(f"{self.root}/{_DIGEST_FILE}")))
+            return str(schema.decode(storage.read_bytes(f"{self.root}/{_DIGEST_FILE}")))
         except (OSError, ValueError):  # Also an InputError: there is none.
             return ""
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components import storage
+from components import schema, storage
 
 _MAX_BYTES = 64 * 2**20  # The largest outcome, of a program of a thousand layers, has a hundredth of that.
-_MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM)
+# Also a home that is a file, or a file in the way.
+_MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 T = TypeVar("T")
 
 
@@ -27,9 +28,9 @@ def recall(path: Path, read: Callable[[Any], T]) -> T | None:
         read: Makes a value of the JSON, or raises LookupError, TypeError, ValueError or AttributeError.
     """
     try:
-        kept = json.loads(_read_own(path))
+        kept = schema.decode(_read_own(path))
         return read(kept["content"]) if kept["sha256"] == _digest(path.name, kept["content"]) else None
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+    except (OSError, LookupError, TypeError, ValueError, AttributeError):
         return None
 
 

@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import datetime
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import storage
+from components import schema, storage
 from components.errors import InputError, did_you_mean
 from components.registry.reference import (
     CHAMPION,
@@ -122,15 +121,20 @@ class ModelRegistry:
         champion, so that judging it again gives the same answer.
 
         Args:
-            alias: Alias, as `champion`; or the number of a version, which is then the champion whatever the model.
+            alias: Alias, as `champion`; or the number of a version. A run names the number where the alias stood when
+                it began.
             digest: The model's; see `model_digest`.
 
         Returns:
             None if there is nothing to beat.
         """
         current = self.find(alias)
-        if current is None or current.number == alias or current.model_digest != digest:
+        if current is None or current.model_digest != digest:
             return current
+        if current.number == alias:
+            alias = next((name for name, number in self.aliases().items() if number == alias), "")
+            if not alias:
+                return current
         digests = {version.number: version.model_digest for version in self.versions()}
         for move in reversed(self.moves(alias)):
             if move.by == GATE and digests.get(move.version) == digest != digests.get(move.previous):
@@ -288,13 +292,12 @@ class ModelRegistry:
     def _read_aliases(self) -> dict[str, tuple[Move, ...]]:
         path = self.directory / ALIASES_FILE
         try:
-            raw = json.loads(path.read_bytes())
-            moves = {alias: tuple(Move(**move) for move in moves) for alias, moves in raw.items()}
+            moves = schema.read(schema.decode(path.read_bytes()), Mapping[str, tuple[Move, ...]])
             if not all(re.fullmatch(VERSION_NUMBER, move.version) for of_one in moves.values() for move in of_one):
                 raise ValueError("a move to what is no version")
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(
                 f"Cannot read {path}: expected aliases and their moves, received something else ({error!r}). The "
                 "versions beside it are unharmed. Restore it from a backup; or remove it and name the champion again: "
@@ -344,7 +347,7 @@ def fill_version(
         created=_now(),
         parent=parent,
         metrics=metrics,
-        reasons=reasons,
+        reasons=list(reasons),
         lineage=lineage,
         files=files,
         name=name,

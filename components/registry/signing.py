@@ -8,7 +8,6 @@ https://github.com/sigstore/model-transparency
 import ast
 import base64
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from components import storage
+from components import schema, storage
 from components.artifacts import MODEL_FILE
 from components.errors import InputError
 from components.registry.reference import (
@@ -268,7 +267,7 @@ def _files(folder: Path) -> set[str]:
 
 def _signed_files(signature: Path) -> set[str]:
     """Return the files that a signature names. It may also name some to be passed over, which the library does."""
-    statement = json.loads(base64.b64decode(json.loads(signature.read_bytes())["dsseEnvelope"]["payload"]))
+    statement = schema.decode(base64.b64decode(schema.decode(signature.read_bytes())["dsseEnvelope"]["payload"]))
     return {file["name"] for file in statement["predicate"]["resources"]}
 
 

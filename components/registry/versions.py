@@ -4,12 +4,13 @@ import dataclasses
 import hashlib
 import json
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from components import storage
+from components import schema, storage
 from components.artifacts import (
     ARCHITECTURE_FILE,
     BEST_WEIGHTS_FILE,
@@ -19,6 +20,7 @@ from components.artifacts import (
     SAVED_MODEL_DIR,
     ModelInfo,
     file_crc32c,
+    file_sha256,
 )
 from components.errors import InputError
 from components.export_info import ExportInfo
@@ -58,8 +60,8 @@ class Version:
     model_digest: str
     created: str
     parent: str
-    metrics: Mapping[str, float]
-    reasons: Sequence[str]
+    metrics: Mapping[str, int | float | None]
+    reasons: list[str]
     lineage: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
     content_digest: str = ""
@@ -104,7 +106,7 @@ class Version:
         path = directory / VERSION_FILE
         try:
             return cls._parse(directory, path.read_bytes())
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"Cannot read {path}: expected the description of a registered version, received something else "
                 f"({error!r}). Restore it from a backup, or promote another version."
@@ -112,8 +114,10 @@ class Version:
 
     @classmethod
     def _parse(cls, directory: Path, described: bytes) -> Self:
-        raw = json.loads(described)
-        version = cls(directory=directory, **{"content_digest": raw["digest"], **raw})
+        kinds = typing.get_type_hints(cls)
+        raw = schema.read(schema.decode(described), Mapping[str, Any])
+        facts = {name: schema.read(value, kinds[name], name) for name, value in raw.items()}
+        version = cls(directory=directory, **{"content_digest": facts["digest"], **facts})
         for name, file in version.files.items():
             storage.join("", name)
             if not isinstance(file["num_bytes"], int) or not (file.get(_CHECKSUM) or file[_OLD_CHECKSUM]):
@@ -334,8 +338,7 @@ def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
     """Return a file's entry in a version: its size and checksum."""
     if checksum == _OLD_CHECKSUM:
         return {"num_bytes": path.stat().st_size, checksum: file_crc32c(path)}
-    with open(path, "rb") as file:
-        return {"num_bytes": path.stat().st_size, checksum: hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"num_bytes": path.stat().st_size, checksum: file_sha256(path)}
 
 
 def short_digest(value: Any) -> str:

@@ -139,14 +139,14 @@ class VertexRegistry:
         The one where the alias stands; or, if that is this very model, the one with which it was compared then.
 
         Args:
-            alias: Alias, as `champion`; or the number of a version, which is then the champion whatever the model.
+            alias: Alias, as `champion`; or the number of a version.
             digest: The model's; see `components.registry.model_digest`.
 
         Returns:
             None if there is nothing to beat.
         """
         current = self.find(alias)
-        if current is None or current.number == alias or current.model_digest != as_label(digest):
+        if current is None or current.model_digest != as_label(digest):
             return current
         return self.find(current.parent) if current.parent else None
 

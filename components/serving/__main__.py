@@ -11,7 +11,7 @@ from components import command_line
 from components.errors import InputError
 from components.safe_path import leave_current_folder
 from components.serving.params import ServeParams, key_to_verify, vertex_defaults
-from components.table import printable
+from components.table import paragraph
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
 
         serve(arguments.export_dir, command_line.params_from(arguments, ServeParams))
     except InputError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        print(paragraph(f"error: {error}"), file=sys.stderr)
         return command_line.BAD_INPUT
     return command_line.DONE
 

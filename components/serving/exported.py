@@ -35,7 +35,7 @@ from components.text import Tokenizer, load_vocabulary
 BATCH_SIZE = 64
 
 
-_SAVED_MODEL = "saved_model"
+FLOAT, _SAVED_MODEL = "float", "saved_model"
 
 
 Predict = Callable[[np.ndarray], np.ndarray]
@@ -55,6 +55,7 @@ class ExportedModel:
             after the last one that is not 0.
         reader: Reader that turns an input as a user has it into one that the model takes.
         task: Task of the model; a key of `interface.TASKS`.
+        format: Format that answers: `float`, `int8` or `saved_model`.
         step: Function by which a language model takes one character of each text.
         state_size: Size of its state.
     """
@@ -65,6 +66,7 @@ class ExportedModel:
     predict: Predict
     reader: "ImageInput | Tokenizer | PromptReader"
     task: str = CLASSIFICATION
+    format: str = FLOAT
     step: Step | None = None
     state_size: int = 0
 
@@ -171,14 +173,14 @@ def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedM
             step, state_size = load_step(file, num_threads, len(class_names))
             predict = _last_answers(step, state_size, len(class_names))
             prompts = PromptReader(inputs, class_names)
-            model = ExportedModel(name, class_names, inputs, predict, prompts, task, step, state_size)
+            model = ExportedModel(name, class_names, inputs, predict, prompts, task, form, step, state_size)
         else:
             reader = Tokenizer(inputs, load_vocabulary(export_dir, inputs)) if isinstance(inputs, TextInput) else inputs
             if form == _SAVED_MODEL:
                 predict = _saved_predictor(file, inputs, info.output.name)
             else:
                 predict = _lite_predictor(file, num_threads, scale, offset)
-            model = ExportedModel(name, class_names, inputs, predict, reader, task)
+            model = ExportedModel(name, class_names, inputs, predict, reader, task, form)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
             raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
@@ -199,7 +201,7 @@ def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool
             "the float model."
         )
     if use_int8 or "float" not in left_out:
-        return ("int8", export_dir / INT8_TFLITE_FILE) if use_int8 else ("float", export_dir / FLOAT_TFLITE_FILE)
+        return ("int8", export_dir / INT8_TFLITE_FILE) if use_int8 else (FLOAT, export_dir / FLOAT_TFLITE_FILE)
     if importlib.util.find_spec("tensorflow") is None:
         raise InputError(
             f"Cannot predict with {export_dir} here: it holds a SavedModel alone, and TensorFlow, which that needs, is "

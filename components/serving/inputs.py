@@ -30,7 +30,7 @@ from components.interface import (
 )
 from components.serving.exported import BATCH_SIZE, load_model
 from components.serving.instances import parse_line
-from components.table import printable
+from components.table import paragraph
 from components.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
 
 _T = TypeVar("_T")
@@ -172,7 +172,7 @@ def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Ite
             content = read(path)
         except InputError as error:
             unread.append(path)
-            print(printable(f"left out: {error}"), file=sys.stderr)
+            print(paragraph(f"left out: {error}"), file=sys.stderr)
             continue
         yield content
 
@@ -296,10 +296,10 @@ def _read_column(path: str, column: str) -> list[str]:
     try:
         text = _read_text(path)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=find_delimiter(text))
+        reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]  # As create_tfrecords.
         rows = list(reader)
     except csv.Error as error:
         raise InputError(f"Cannot read {path}: {error}. Expected a CSV file.") from error
-    columns = list(reader.fieldnames or ())
     column = find_column(column, columns)
     if column not in columns or any(row[column] is None for row in rows):
         raise InputError(

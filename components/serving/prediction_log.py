@@ -108,8 +108,11 @@ class PredictionLog:
                 "time": answers.time.isoformat(timespec="milliseconds"),
                 "model": self._model_name or model.name,
                 "version": self._version,
+                "format": model.format,
                 **_say(model, answers.outputs[place]),
                 "ms": round(answers.seconds * 1e3, 2),
+                "instance": place,
+                "share": self._share,
             }
             if contents is not None:
                 line["content"] = contents[place]

@@ -23,6 +23,7 @@ from components.artifacts import Manifest
 from components.errors import InputError, describe
 from components.outages import Backoff, MissingError, OutageError, PlatformError
 from components.table import printable
+from components.train_model import following
 from components.train_model.params import TrainParams, TrainResult
 
 # Tells the step to train by a JobSet: a JSON object of `manifest`, which lacks its name and command, and of `shared`, a
@@ -64,6 +65,11 @@ def train_on_hosts(
 ) -> TrainResult:
     """Train by a JobSet, as `train_model` does here; who asks again for the same finds it and goes on following.
 
+    Where this step is cancelled, out of time or evicted, it has less than a second to delete the JobSet: Argo signals
+    all processes of a step, KFP's launcher ends at once, and the container with it (at f016ad8 of argo-workflows,
+    workflow/executor/osspecific/signal_darwin.go: Kill, Wait; at 7b70c7b of kubeflow/pipelines,
+    backend/src/v2/component/launcher_v2.go: execute). A step that is killed deletes nothing: see `following`.
+
     Raises:
         InputError: If the cluster has no JobSets, the step may not create them, or training finds a mistake.
         PlatformError: If the hosts fail more often than they are started again, or the cluster does not answer.
@@ -71,27 +77,58 @@ def train_on_hosts(
     """
     name = _name(ask, params, Manifest.load(records_dir, verify=False).fingerprint)
     folder = Path(ask["shared"]) / name
-    result_file, model = folder / "result-0.json", folder / "model"
-    with contextlib.closing(_JobSet(name)) as jobset:
-        state = jobset.state()
-        if state.is_failed or (state.is_complete and not result_file.is_file()):
-            jobset.delete()
-            state = State()
-        if not state.is_there:
-            shutil.rmtree(folder, ignore_errors=True)
-            storage.copy_tree(records_dir, folder / "records")
-        with termination.put_off() as is_ended:  # Not between a JobSet's creation and this step's knowing of it.
-            if not state.is_there:
-                jobset.create(_with_command(ask["manifest"], params, folder))
-            progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
-            jobset.follow(poll_seconds, is_ended)
-            if is_ended():
+    followed = folder.parent / f"{name}.followed"
+    result_file, model, failure = folder / "result-0.json", folder / "model", folder / "failure.json"
+    with contextlib.closing(_JobSet(name)) as jobset, following.followed(followed):
+        try:
+            state = jobset.state()
+            if state.is_failed:
+                _raise_again(failure)
+            if state.is_failed or (state.is_complete and not result_file.is_file()):
                 jobset.delete()
+                state = State()
+            if not state.is_there:
+                shutil.rmtree(folder, ignore_errors=True)
+                storage.copy_tree(records_dir, folder / "records")
+                with termination.put_off():  # Not between a JobSet's creation and this step's knowing of it.
+                    jobset.create(_with_command(ask["manifest"], params, folder, followed))
+            progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
+            jobset.follow(poll_seconds)
+        except termination.Terminated:
+            jobset.delete()
+            raise
+        except (InputError, PlatformError) as error:
+            if jobset.has_failed:
+                is_mistake = isinstance(error, InputError)
+                storage.write_json(failure, {"run": _run(), "is_mistake": is_mistake, "said": str(error)})
+            raise
         values = json.loads(result_file.read_text().splitlines()[-1])
         storage.copy_tree(model, output)
         jobset.delete()
     shutil.rmtree(folder, ignore_errors=True)
     return TrainResult(**values)
+
+
+def _run() -> str:
+    """Return what only the attempts of one run's step have in common; empty outside of KFP.
+
+    A pod is called WORKFLOW-TEMPLATE-HASH (argo-workflows workflow/util/pod_name.go: GeneratePodName).
+    """
+    return os.environ.get(_POD_VARIABLE, "").rpartition("-")[0]
+
+
+def _raise_again(failure: Path) -> None:
+    """Raise what another attempt of this run has seen the hosts fail with: it would only be paid for again.
+
+    Raises:
+        InputError: If that was a mistake.
+        PlatformError: If it was not.
+    """
+    if not failure.is_file() or not _run():
+        return
+    seen = json.loads(failure.read_text())
+    if seen["run"] == _run():
+        raise InputError(seen["said"]) if seen["is_mistake"] else PlatformError(seen["said"])
 
 
 def _name(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
@@ -104,7 +141,7 @@ def _name(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
     return f"{prefix[:24].strip('-')}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
 
 
-def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path) -> dict[str, Any]:
+def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path, followed: Path) -> dict[str, Any]:
     """Return the manifest whose containers train: each host says what came of it in a file of its own."""
     words = ["--records", str(folder / "records"), "--output", str(folder / "model"), *command_line.flags_of(params)]
     whole = copy.deepcopy(dict(manifest))
@@ -112,6 +149,7 @@ def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path
     # Python takes the shell's place: it is to hear SIGTERM.
     script = f'exec python3 -m components.train_model "$@" > "{folder}/result-$JOB_COMPLETION_INDEX.json"'
     container["command"] = ["sh", "-c", script, "train_model", *words]
+    container["env"] = [*container.get("env", ()), {"name": following.FILE_VARIABLE, "value": str(followed)}]
     return whole
 
 
@@ -175,7 +213,11 @@ class _Printed:
 
 
 class _JobSet:
-    """A JobSet of the cluster that this process runs in, or that kubectl's configuration names."""
+    """A JobSet of the cluster that this process runs in, or that kubectl's configuration names.
+
+    Attributes:
+        has_failed: Whether it has failed while it was followed.
+    """
 
     def __init__(self, name: str) -> None:
         import kubernetes
@@ -198,6 +240,7 @@ class _JobSet:
         self._printed: dict[str, _Printed] = {}  # By the pod.
         self._told: set[str] = set()
         self._mistake = self._last = ""
+        self.has_failed = False
 
     def close(self) -> None:
         """Close the connections to the cluster, which the client's own `close` leaves open."""
@@ -241,19 +284,18 @@ class _JobSet:
                 "https://jobset.sigs.k8s.io/docs/installation, or name a machine of one host."
             ) from error
 
-    def follow(self, poll_seconds: float, is_ended: Callable[[], bool] = lambda: False) -> None:
+    def follow(self, poll_seconds: float) -> None:
         """Relay what host 0 prints, and the last words of a host that fails, if it can be asked, until all ended well.
 
         Args:
             poll_seconds: Time between two looks.
-            is_ended: Function that says whether this step is to end, and to follow no longer.
 
         Raises:
             InputError: If the hosts find a mistake.
             PlatformError: If the JobSet fails, or vanishes.
         """
         restarts = 0
-        while not is_ended():
+        while True:
             state = self.state()  # Before the pods: nothing is printed after it has ended.
             self._relay()
             if state.restarts > restarts:
@@ -263,6 +305,7 @@ class _JobSet:
                 return
             if not state.is_there:
                 raise PlatformError(f"The jobset {self.name} was deleted while it trained. Run the step again.")
+            self.has_failed = state.is_failed
             if state.is_failed and self._mistake:
                 raise InputError(self._mistake)
             if state.is_failed:

@@ -27,7 +27,21 @@ from components.outages import PlatformError
 
 REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Where to leave the report; nothing is done without it.
 _DEVICE_FILES = ("accel*", "vfio/*")  # https://cloud.google.com/tpu/docs/run-in-container: those of TPU VMs.
+_LOCKED_BYTES = 68_719_476_736_000  # As use-tpu#custom_container says it; `ulimit -l` counts in KiB.
 _LIBRARIES = ("jax", "libtpu", "keras", "tensorflow", "tensorflow-cpu")
+
+
+def raise_locked_memory() -> None:
+    """Let this process lock as much memory as it may: a TPU's driver reads what a program has locked.
+
+    What Google's documents ask for needs rights that a platform may not give; more than nothing is what is allowed.
+    https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/use-tpu#custom_container
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    for limit in (_LOCKED_BYTES, most):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+            return
 
 
 def leave_report(device: Device, folder: Path, result: Any, started: float) -> None:

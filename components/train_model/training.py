@@ -20,6 +20,7 @@ import numpy as np
 from components import device as devices
 from components import progress, records, storage, termination
 from components.artifacts import (
+    ARCHITECTURE_FILE,
     BEST_WEIGHTS_FILE,
     HISTORY_FILE,
     LAST_WEIGHTS_FILE,
@@ -28,6 +29,7 @@ from components.artifacts import (
     VALIDATION,
     Manifest,
     ModelInfo,
+    file_sha256,
 )
 from components.errors import InputError
 from components.feeding import DEVICE, is_resident, open_training_split, steps_per_epoch
@@ -37,6 +39,7 @@ from components.model_loading.lookup import build_model
 from components.model_loading.trained import check_rebuilds, predict, save_architecture
 from components.text import copy_vocabulary
 from components.train_model import checkpoint as checkpoints
+from components.train_model import following
 from components.train_model.checkpoint import TrainingProgress
 from components.train_model.goodput import Sessions
 from components.train_model.loop import DeviceLoop, HandedOverFeed, Loop, ResidentFeed
@@ -44,7 +47,7 @@ from components.train_model.params import TrainParams, TrainResult
 from components.train_model.parts import Array, PartsWriter
 from components.train_model.profiling import PROFILES, StepProfile, profiler
 from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, Stopwatch
-from components.train_model.surroundings import leave_report
+from components.train_model.surroundings import leave_report, raise_locked_memory
 from components.train_model.validation import SharedModel, Validation
 from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
 from components.training_step.program import Program, fits, plan_program
@@ -102,7 +105,8 @@ def train_model(
         os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # What host 0 says holds for all.
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     sessions = Sessions(checkpoint_dir, _digest(_fixed(params), manifest.fingerprint), started)
-    with sessions.signed(hosts.is_writer):
+    with following.while_followed(), sessions.signed(hosts.is_writer):
+        raise_locked_memory()
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
         dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
         if device.backend == "jax":
@@ -198,7 +202,9 @@ class _Session:
         self._counted_examples = counted / targets
         keras.utils.set_random_seed(params.seed)
         with device.scope():
-            self.model = build_model(params.model, manifest.interface, params.model_parameters)
+            self.model = build_model(
+                params.model, manifest.interface, params.model_parameters, functools.partial(progress.say, _STEP)
+            )
             self._code = check_rebuilds(self.model, params.model, manifest.task)
         self._freezer, self._stages = Freezer(self.model), plan_stages(params)
         for stage in self._stages:  # A name that fits no layer is told before anything is trained.
@@ -376,6 +382,13 @@ class _Session:
         profiled = self.params.profile_steps if self._is_writer else 0
         profile = StepProfile(profiled, self.batch_size, self._tensorboard_dir(), *trace)
         self._epochs_begun: float | None = None
+        if self._is_writer:
+            epochs = f"{self.params.epochs} epochs{' at most' if self.params.early_stopping_epochs else ''}"
+            progress.say(
+                _STEP,
+                f"training: {self._num_examples:,} {plural}, {self.steps:,} steps an epoch, {epochs}; the first step "
+                "compiles the model",
+            )
         while self.progress.epoch < self.params.epochs and not self._should_stop():
             epoch = self.progress.epoch
             self._enter_stage_of(epoch)
@@ -610,7 +623,7 @@ class _Session:
         if self._is_writer:
             curves.flush()
             self._publish_curves()
-        progress.say(_STEP, _epoch_line(entry, self.params.epochs, self.manifest))
+        progress.say(_STEP, _epoch_line(entry, now, self.params.epochs, self.manifest))
 
     def _save_epoch(self, arrays: Mapping[str, Array], best: Mapping[str, Array] | None) -> None:
         now = dataclasses.replace(self.progress, history=list(self.progress.history), saved_at=time.time())
@@ -725,6 +738,7 @@ class _Session:
                     **dataclasses.asdict(result),
                     "host": devices.describe_host(),
                 },
+                digests={name: file_sha256(staged / name) for name in (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE)},
             ).save(staged)
 
     def _save_weights(self, directory: Path) -> None:
@@ -763,9 +777,11 @@ def _time_line(time: Mapping[str, float]) -> str:
     return f"of {total:.1f} s in epochs the device had {shares[COMPUTE]:.0%} {what}; it waited {', '.join(waits)}"
 
 
-def _epoch_line(entry: dict[str, float], epochs: int, manifest: Manifest) -> str:
+def _epoch_line(entry: dict[str, float], now: TrainingProgress, epochs: int, manifest: Manifest) -> str:
     metric = manifest.interface.task.metric
     line = f"epoch {entry['epoch']:.0f}/{epochs}: loss {entry['loss']:.4f}, {metric} {entry[metric]:.4f}"
     if "validation_loss" in entry:
         line += f", validation loss {entry['validation_loss']:.4f}, {metric} {entry[f'validation_{metric}']:.4f}"
-    return f"{line}, {entry['examples_per_second']:,.0f} {manifest.input.plural}/s"
+    line += f", {entry['examples_per_second']:,.0f} {manifest.input.plural}/s, {entry['seconds']:.0f} s"
+    left = now.seconds / now.epoch * (epochs - now.epoch)
+    return line + (f", {left / 60:.0f} min left" if left >= 60 else "")

@@ -3,6 +3,7 @@
 Training runs that step; preflight compiles the very same one for a TPU.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -98,6 +99,13 @@ def _is_penalized(model: Any) -> bool:
     return any(getattr(variable, "regularizer", None) for variable in model.trainable_variables) or any(
         getattr(layer, "activity_regularizer", None) for layer in layers
     )
+
+
+def _add_float32_loss(layer: Any, loss: Any) -> None:
+    """Add a layer's loss in float32: on TensorFlow, Keras cannot sum it with the model's own in another dtype."""
+    import keras
+
+    type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
 
 
 def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
@@ -213,6 +221,8 @@ def compile_model(
         jit_compile=jit_compile,
     )
     model.optimizer.build(model.trainable_variables)
+    for layer in model._flatten_layers():
+        layer.add_loss = functools.partial(_add_float32_loss, layer)
     # Makes the metrics' variables, as `fit` does at its first step: a checkpoint is restored before that.
     inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1, with_margin=False))
     if softened:

@@ -55,12 +55,12 @@ def _confidence(text: str) -> float:
 
 
 def _drift(arguments: argparse.Namespace) -> int:
-    from components.data_sketch import sketch_at
     from components.drift import as_dict, find_shifts, say_power
+    from pipelines.data_drift import sketch_place
     from pipelines.exports import find_compared
 
     against = find_compared(arguments.against, arguments.workspace, "a folder of records, here or in a bucket")
-    new, old = (sketch_at(place) for place in (arguments.records, against))
+    new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
         from components.find_drift.drift_page import write_page
@@ -79,13 +79,13 @@ def _add_monitor(commands: Any) -> None:
         epilog="Example: tpu-pipelines monitor log.jsonl --against digits@champion --latency-ms 50",
         help="whether a server's predictions look like those evaluated: 0 no drift, 3 drifted",
         description="Compare the predictions that a server has logged (`tpu-pipelines serve --log FILE`) with those "
-        "that the version's evaluation saw: confidence and mix of classes, by the rules of `drift`, and their time "
-        "with a limit that 95 of 100 are to keep to.",
+        "that the same format of the version made of its test split: confidence and mix of classes, by the rules of "
+        "`drift`, and the requests' time with a limit that 95 of 100 are to keep to.",
     )
     monitor.add_argument("log", type=user_path, metavar="LOG", help="file that the server wrote")
     monitor.add_argument("--against", required=True, metavar="VERSION", help=f"version that answered: {VERSION_FORMS}")
     add_workspace(monitor)
-    monitor.add_argument("--latency-ms", type=_positive, metavar="MS", help="time that 95 of 100 predictions may take")
+    monitor.add_argument("--latency-ms", type=_positive, metavar="MS", help="time that 95 of 100 requests may take")
     _add_confidence(monitor, "of logs like the evaluation, so many drift in no figure (default: 0.99)")
     monitor.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     monitor.set_defaults(command=_monitor)
@@ -106,12 +106,16 @@ def _monitor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(watched.as_dict()))
     else:
-        half, most = watched.ms
         rest = ", ".join(f"{count:,} {reason}" for reason, count in watched.left_out.items())
-        times = f"half in {half:g} ms, 95 % in {most:g} ms"
+        times = "no request's first one, so that no time is known"
+        if watched.ms:
+            times = f"half in {watched.ms[0]:g} ms, 95 % in {watched.ms[1]:g} ms"
         unnamed = f" ({watched.num_without_version:,} without a version)" if watched.num_without_version else ""
         counted = f"predictions of {watched.version}: {watched.num_predictions:,}{unnamed}, {times}"
         show_text(f"{counted}; left out: {rest or 'no line'}")
+        if 0 < watched.share < 1:
+            hint = f"{watched.share:.2g} of all predictions are logged, as --log-share of `tpu-pipelines serve` says"
+            show_text(f"{hint}; --log-share 1 logs each")
         show_text(_as_table(watched.shifts, watched.power))
     return REJECTED if watched.drifted else DONE
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import gc
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,10 +23,21 @@ _GARBAGE = (100_000, 20, 20)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 the gate said no."""
     leave_current_folder()
+    _open_output()
     gc.set_threshold(*_GARBAGE)
     arguments = make_parser().parse_args(argv)
     with _as_loud_as(arguments):
         return _run(arguments)
+
+
+def _open_output() -> None:
+    """Have streams to write to that take any character, also where whoever started this has closed them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # Else the next file that is opened would get its number, and what is printed.
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as this process lives)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -75,10 +87,14 @@ def _as_loud_as(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from components import storage
     from components.errors import InputError
 
     try:
-        return int(arguments.command(arguments))
+        with storage.naming_disk_faults():
+            code = int(arguments.command(arguments))
+            sys.stdout.flush()  # What cannot be written is said now, not when Python ends.
+            return code
     except InputError as error:
         tell_error(error)
         return BAD_INPUT

@@ -67,15 +67,15 @@ def tell_hint(text: str) -> None:
 
 
 def _tell(label: str, colour: str, text: Any) -> None:
-    from components.table import printable
+    from components.table import paragraph
 
     label = _paint(label, colour) if is_coloured(sys.stderr) else label
-    print(label, printable(str(text)), file=sys.stderr, flush=True)
+    print(label, paragraph(str(text)), file=sys.stderr, flush=True)
 
 
 def user_path(text: str) -> Path:
     """Return a path as a user writes it; the shell leaves the `~` of `--workspace=~/runs` alone."""
-    return Path(text).expanduser()
+    return Path(os.path.expanduser(text))  # That of Path raises where the user is not known.
 
 
 def output_file(text: str, is_added_to: bool = False) -> Path:

@@ -52,8 +52,8 @@ def _compile(arguments: argparse.Namespace) -> int:
     for place, content in compiled.carried.items():
         path = _write_beside(compiled.path, place, content)
         tell_hint(f"the model travels beside the pipeline: gcloud storage cp {path} {place}")
-    print(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
-    print(compiled.timeout.reason)
+    show_text(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
+    show_text(compiled.timeout.reason)
     return DONE
 
 
@@ -251,10 +251,10 @@ def tell_submission(submission: Any, as_json: bool, facts: Mapping[str, Any] = {
     if as_json:
         print(json.dumps({**dataclasses.asdict(submission), "promoted": submission.promoted, **facts}))
     else:
-        print(f"{submission.job_id}: {submission.state}, to train on {submission.machine}\n")
+        show_text(f"{submission.job_id}: {submission.state}, to train on {submission.machine}\n")
         for step, state in submission.steps.items():
-            print(f"  {step:<20}{state}")
-        print(f"\n  run   {submission.url}\n  logs  {submission.logs_url}")
+            show_text(f"  {step:<20}{state}")
+        show_text(f"\n  run   {submission.url}\n  logs  {submission.logs_url}")
     if submission.state in (State.FAILED, State.CANCELLED):
         tell_error(f"{submission.error or submission.state}")
         tell_hint("`tpu-pipelines submit … --again` starts it once more")
@@ -290,10 +290,10 @@ def _add_cancel(commands: Any) -> None:
 def _cancel(arguments: argparse.Namespace) -> int:
     submitter, submission = _latest(arguments)
     if submission.state.is_final:
-        print(f"{submission.job_id}: {submission.state} already")
+        show_text(f"{submission.job_id}: {submission.state} already")
         return DONE
     submitter.cancel(submission.job_id)
-    print(f"{submission.job_id}: being cancelled")
+    show_text(f"{submission.job_id}: being cancelled")
     return DONE
 
 
@@ -348,7 +348,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
     if arguments.action:
         done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
         for schedule in change_state(platform, config.name, arguments.action, backoff, arguments.dry_run):
-            print(f"{config.name}: {done}, schedule {schedule.schedule_id} at {schedule.cron!r}")
+            show_text(f"{config.name}: {done}, schedule {schedule.schedule_id} at {schedule.cron!r}")
         return DONE
     check_cron(arguments.cron)
     plan = plan_submission(config, arguments.target, settings)
@@ -364,7 +364,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
     if change.difference:
         show_text(change.difference)
     state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
-    print(f"{config.name}: {change.action}{dry}, {state}\n{change.schedule.url}")
+    show_text(f"{config.name}: {change.action}{dry}, {state}\n{change.schedule.url}")
     if change.duplicates:
         tell_hint(
             f"other schedules have this name and run beside it: {', '.join(change.duplicates)}. `--delete` "

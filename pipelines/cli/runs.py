@@ -76,6 +76,8 @@ def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> 
 
 
 def _describe(summary: Any) -> str:
+    from components.table import in_one_line
+
     lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
     for name, step in summary.steps.items():
         time = "cached" if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""
@@ -94,17 +96,14 @@ def _describe(summary: Any) -> str:
         lines += ["", line + (f", after {deployment.previous}" if deployment.previous else "")]
     if summary.artifacts:
         lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary.artifacts.items()]
-    return "\n".join(lines)
+    return "\n".join(map(in_one_line, lines))
 
 
 def _describe_export(export: Any) -> list[str]:
     lines = []
     for name, facts in export.formats.items():
         judged = "" if facts.score is None else f"{export.judged} {facts.score:.4f}  "
-        lines.append(
-            f"  {name:<12}{facts.bytes / 2**20:8.2f} MiB  {judged}"
-            f"{facts.latency_ms:.2f} ms for one  {facts.examples_per_second or 0:,.0f}/s"
-        )
+        lines.append(f"  {name:<12}{facts.bytes / 2**20:8.2f} MiB  {judged}{facts.latency} ms for one  {facts.rate}/s")
     return lines + [f"  {name:<12}left out: {reason}" for name, reason in export.left_out.items()]
 
 
@@ -128,7 +127,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     output = arguments.output or arguments.run / "export"
     export = export_run(arguments.run, arguments.overrides, output)
-    print(
+    show_text(
         json.dumps(export.as_dict())
         if arguments.json
         else "\n".join([*_describe_export(export), "", os.path.relpath(output)])
@@ -217,9 +216,15 @@ def _runs(arguments: argparse.Namespace) -> int:
         if not name:
             from pipelines.overview_page import write_index
 
-            index = write_index(arguments.workspace, rows)
-            tell_hint(f"the same as a page: {os.path.relpath(index)}")
-        show_text(json.dumps(rows) if arguments.json else history.as_table(rows))
+            try:
+                index = write_index(arguments.workspace, rows)
+                tell_hint(f"the same as a page: {os.path.relpath(index)}")
+            except (InputError, OSError) as error:  # As on a disk that is read-only: the list is there all the same.
+                tell_hint(f"no page is written: {error}")
+        if arguments.json:
+            print(json.dumps(rows))
+        else:
+            show_text(history.as_table(rows))
         return DONE
     from pipelines.run_local import clean_runs
 
@@ -227,7 +232,10 @@ def _runs(arguments: argparse.Namespace) -> int:
         raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
     names = [name] if name else history.names(arguments.workspace)
     dropped = [str(path) for name in names for path in clean_runs(arguments.workspace, name, arguments.keep)]
-    show_text(json.dumps(dropped) if arguments.json else "\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
+    if arguments.json:
+        print(json.dumps(dropped))
+    else:
+        show_text("\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
     return DONE
 
 
@@ -236,7 +244,7 @@ def _add_board(commands: Any) -> None:
         "board",
         epilog="Example: tpu-pipelines board digits mnist_cnn",
         help="show the curves of runs in TensorBoard",
-        description="Start TensorBoard on the curves of the latest runs, and say where it answers; ends with Ctrl-C.",
+        description="Start TensorBoard on the curves of the latest runs, also of one that trains; ends with Ctrl-C.",
     )
     board.add_argument("names", nargs="*", metavar="NAME", help="of the configurations (default: all)")
     add_workspace(board)
@@ -248,11 +256,11 @@ def _board(arguments: argparse.Namespace) -> int:
     from components.errors import InputError
     from pipelines import history
 
-    known = history.names(arguments.workspace)
+    known = sorted({*history.names(arguments.workspace), *history.unfinished(arguments.workspace)})
     logs = {
         name: folder
         for name in arguments.names or known
-        if (folder := arguments.workspace / name / "model" / "tensorboard").is_dir()
+        if (folder := history.curves_of(arguments.workspace, name)) is not None
     }
     if not logs or set(arguments.names) - set(logs):
         raise InputError(

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,7 @@ def _add_init(commands: Any) -> None:
 
 def _init(arguments: argparse.Namespace) -> int:
     from components.errors import InputError
+    from components.table import in_one_line
     from pipelines.config import read_data
     from pipelines.data_overview import guess_task, look_at, source_of
     from pipelines.starting import check_start, name_of, plan_start
@@ -74,11 +76,11 @@ def _init(arguments: argparse.Namespace) -> int:
     name = asked.name or name_of(source)
     start = plan_start(overview, name, model, asked.output, asked.overrides, asked.workflow)
     start.write(asked.force)
-    show_text("\n".join([*overview.lines(), "", *(f"wrote {path}" for path in start.files)]))
+    show_text("\n".join([*map(in_one_line, overview.lines()), "", *(f"wrote {path}" for path in start.files)]))
     for hint in start.hints:
         tell_hint(hint)
     check_start(start)
-    show_text(f"\nnext: tpu-pipelines check {start.config_path}")
+    show_text(f"\nnext: tpu-pipelines check {shlex.quote(str(start.config_path))}")
     return DONE
 
 
@@ -114,6 +116,7 @@ def _add_check(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from components.table import in_one_line
     from pipelines.config import load_config
     from pipelines.config_check import check_config, is_sound
 
@@ -130,16 +133,14 @@ def _check(arguments: argparse.Namespace) -> int:
         colours = {"ok": "green", "hint": "yellow", "error": "red"}
         for finding in findings:
             show_text(f"{finding.state:<6}", end="", colours=colours)
-            show_text(f"{finding.about:<10}{finding.said}")
+            show_text(in_one_line(f"{finding.about:<10}{finding.said}"))
         if is_sound(findings):
             command = f"submit --target {arguments.target}" if arguments.target else "run"
-            show_text(f"\nnext: tpu-pipelines {command} {arguments.config}{_again(arguments.overrides)}")
+            show_text(f"\nnext: tpu-pipelines {command} {shlex.quote(arguments.config)}{_again(arguments.overrides)}")
     return DONE if is_sound(findings) else BAD_INPUT
 
 
 def _again(overrides: list[str]) -> str:
-    import shlex
-
     return "".join(f" --set {shlex.quote(override)}" for override in overrides)
 
 

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 from components import storage
 from components.container import BEAM_IMAGE, other_steps_image
 from components.create_tfrecords.params import BEAM
@@ -21,6 +23,7 @@ from pipelines.doctor.images import image_findings
 from pipelines.platforms.kubeflow import Kubeflow
 from pipelines.platforms.s3 import KEYS, steps_on_s3
 from pipelines.platforms.tpu_pod import node_selectors
+from pipelines.resources import resources_of
 from pipelines.settings import Settings, hide_credentials
 
 _GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>[^_]+)_(?P<cluster>.+)")  # As gcloud names them.
@@ -28,6 +31,7 @@ _TIMEOUT_SECONDS = 20
 # kubeflow/pipelines, backend/src/apiserver/config/config.json (DefaultPipelineRunnerServiceAccount), and with several
 # users manifests/kustomize/env/platform-agnostic-multi-user: the profile's own.
 _RUNNER, _RUNNER_OF_A_PROFILE = "pipeline-runner", "default-editor"
+_SERVERS_NAMESPACE = "kubeflow"
 
 
 class KubeflowChecks:
@@ -45,6 +49,7 @@ class KubeflowChecks:
         self._settings, self._apis, self._context, self._image = settings, apis, context, image
         self._uses_beam = config.data.engine == BEAM
         self._machines = require_machine(config, "kubeflow").candidates
+        self._is_retried = resources_of(config, "train_model", "kubeflow").retries > 0
         self._on_s3 = steps_on_s3(config, settings.bucket)
         self._server = Kubeflow(settings)
         self._is_shared = False
@@ -74,6 +79,8 @@ class KubeflowChecks:
         ]
         if any(machine.slice.hosts > 1 for machine in self._machines):
             checks.append(Check("JobSets", self._jobsets, is_apart=True))
+        if self._is_retried:
+            checks.append(Check("retries", self._retries))
         checks.append(Check("service account", self._service_account))
         for kind, names in (("secret", self._settings.secrets), ("volume", self._settings.volumes)):
             checks += [Check(kind, functools.partial(self._object, kind, name), is_apart=True) for name in names]
@@ -216,10 +223,10 @@ class KubeflowChecks:
         else:
             yield missing(
                 what,
-                f"{said}, and no node pool is of {machine.machine_type}",
+                f"{said}, and no node pool is of {machine.machine_type}"
+                + (f" and {machine.tpu_topology}" if machine.slice.hosts > 1 else ""),
                 f"gcloud container node-pools create tpu --cluster={cluster} --location={location} "
-                f"--machine-type={machine.machine_type} --enable-autoscaling --min-nodes=0 --max-nodes=1"
-                + (" --spot" if machine.spot else ""),
+                f"--machine-type={machine.machine_type}{_slice_flags(machine)}" + (" --spot" if machine.spot else ""),
             )
 
     def _service_account(self) -> Iterator[Finding]:
@@ -245,6 +252,34 @@ class KubeflowChecks:
             )
             return
         yield there("queue", f"{name} in {namespace}")
+
+    def _retries(self) -> Iterator[Finding]:
+        """Check what Argo starts again where a step asks for it: KFP has no word for that, and the cluster decides.
+
+        A pod that its node shuts down has failed, and of one that is gone too soon only an error is known: see
+        tests/fakes/kubeflow.py, preempt, for the sources.
+        """
+        # kubeflow/pipelines manifests/kustomize/third-party/argo/base/workflow-controller-configmap-patch.yaml
+        name, namespace = "workflow-controller-configmap", _SERVERS_NAMESPACE if self._is_shared else self._namespace
+        try:
+            content = self._ask("read_namespaced_config_map", name, namespace).data or {}
+        except MissingError:
+            yield unknown("retries", f"there is no {name} in {namespace}, which says what is started again")
+            return
+        defaults: Any = yaml.safe_load(content.get("workflowDefaults") or "{}")
+        for key in ("spec", "templateDefaults", "retryStrategy"):
+            defaults = defaults.get(key) or {}
+        policy = defaults.get("retryPolicy") or "OnFailure"
+        if policy == "Always":
+            yield there("retries", "a training whose pod is taken away is started again: retryPolicy is Always")
+            return
+        left_out = "is evicted or shut down" if policy == "OnError" else "is deleted"
+        yield missing(
+            "retries",
+            f"a training whose pod {left_out} is not started again: Argo's retryPolicy is {policy}",
+            f"ask who installed Kubeflow to set workflowDefaults: spec.templateDefaults.retryStrategy.retryPolicy to "
+            f"Always in the ConfigMap {name} of {namespace}",
+        )
 
     def _jobsets(self) -> Iterator[Finding]:
         """Check that a slice of several hosts can be started, and that the step may."""
@@ -294,6 +329,22 @@ class KubeflowChecks:
 
 
 def _has(pool: dict[str, Any], machine: MachineSpec) -> bool:
-    """Return whether the nodes of a pool are of a machine."""
+    """Return whether the nodes of a pool are of a machine: those of several hosts are one slice, of a topology."""
     config: dict[str, Any] = pool.get("config", {})
-    return config.get("machineType") == machine.machine_type and bool(config.get("spot")) == machine.spot
+    # google/container/v1/cluster_service.proto: NodePool.PlacementPolicy.tpu_topology. A pool of single hosts need not
+    # have it, where its machine type says all.
+    topology = pool.get("placementPolicy", {}).get("tpuTopology", "")
+    is_shaped = topology == machine.tpu_topology or (not topology and machine.slice.hosts == 1)
+    return is_shaped and config.get("machineType") == machine.machine_type and bool(config.get("spot")) == machine.spot
+
+
+def _slice_flags(machine: MachineSpec) -> str:
+    """Return the flags of gcloud that make a pool of a machine, without a node until one is asked for.
+
+    A pool of several hosts is one slice, with all nodes or none; a topology is for these alone (AI-Hypercomputer/xpk
+    src/xpk/core/nodepool.py at 367c838).
+    """
+    hosts = machine.slice.hosts
+    return (f" --tpu-topology={machine.tpu_topology}" if hosts > 1 else "") + (
+        f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}"
+    )

@@ -17,6 +17,7 @@ from pipelines.platforms.steps import Step
 from pipelines.resources import (
     TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
     apply_retries,
+    as_root,
     place_on,
 )
 from pipelines.settings import Settings
@@ -29,6 +30,11 @@ _KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 # Hosts may be lost so often; what a user is mistaken in starts nothing again.
 _MOST_RESTARTS = 10
 _KEPT_SECONDS = 24 * 3600  # That a JobSet which has failed can be looked at.
+# That of the images' user, whom Kubernetes lets write to a pod's volumes so.
+_GROUP_ID = 1000  # docker/Dockerfile: useradd
+# A proxy beside a host would stand between the hosts, and never end. As KFP labels and annotates pods of its own; the
+# label is what Istio reads today: https://istio.io/latest/docs/reference/config/annotations
+_WITHOUT_PROXY = {"sidecar.istio.io/inject": "false"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +117,11 @@ def as_tpu_pod(
             kubernetes.use_secret_as_volume(task, secret, path)
         for claim, path in pod.volumes.items():
             kubernetes.mount_pvc(task, claim, path)
+        if pod.volumes:
+            as_root(task)
         if asked:
-            task = apply_retries(task, asked, timeout_seconds)
+            # Of several hosts each attempt follows the same ones, which have one time.
+            task = apply_retries(task, asked, timeout_seconds, is_of_all=has_others)
             task = task if has_others else place_on("kubeflow", task, asked)
             # No limits: who has all chips has the host to itself.
             task.set_cpu_request(str(pod.cpu)).set_memory_request(pod.memory)
@@ -189,7 +198,10 @@ def _jobset(
                 }
             ]
         },
-        "template": {"metadata": {"labels": dict(pod.labels)}, "spec": _pod_spec(pod, settings, image)},
+        "template": {
+            "metadata": {"labels": {**pod.labels, **_WITHOUT_PROXY}, "annotations": dict(_WITHOUT_PROXY)},
+            "spec": _pod_spec(pod, settings, image),
+        },
     }
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
@@ -204,7 +216,14 @@ def _jobset(
             "ttlSecondsAfterFinished": _KEPT_SECONDS,
             "failurePolicy": {
                 "maxRestarts": _MOST_RESTARTS,
-                "rules": [{"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+                # A mistake, and the end of the time: what fits no rule starts again, with all its time.
+                "rules": [
+                    {
+                        "name": "final",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+                    }
+                ],
             },
             "replicatedJobs": [{"name": "host", "replicas": 1, "template": {"spec": job}}],
         },
@@ -218,6 +237,16 @@ def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
     requests = {"cpu": str(pod.cpu), "memory": pod.memory} if pod.cpu else {}
     return {
         "restartPolicy": "Never",
+        # The step's account may start JobSets, and hosts ask the cluster nothing. At Google they sign in as it all the
+        # same: GKE's metadata server knows a pod's account without this token, and Google's own module mounts none
+        # (https://cloud.google.com/kubernetes-engine/docs/concepts/workload-identity;
+        # terraform-google-modules/terraform-google-kubernetes-engine modules/workload-identity/variables.tf).
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "fsGroup": _GROUP_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "nodeSelector": dict(pod.selectors),
         "tolerations": [dict(toleration) for toleration in pod.tolerations],
         "containers": [
@@ -227,6 +256,9 @@ def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
                 "env": [*({"name": key, "value": value} for key, value in pod.environment.items()), *signing_in],
                 "resources": {"limits": {"google.com/tpu": str(pod.chips)}, "requests": requests},
                 "volumeMounts": [{"name": name, "mountPath": path} for name, (_, _, path) in mounts.items()],
+                # As KFP has it of its steps (backend/src/v2/compiler/argocompiler/security_context.go). Who it runs as,
+                # the image says: a TPU may need root.
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             }
         ],
         "volumes": [{"name": name, kind: {key: name}} for name, (kind, key, _) in mounts.items()],

@@ -128,7 +128,7 @@ def test_json_of_another_shape_is_refused(saved, content):
         Manifest.load(saved)
 
 
-_LATER = ("split_rule_version", "common_words")
+_LATER = ("split_rule_version", "common_words", "num_left_out")
 _SINCE_THE_FIRST = [field.name for field in dataclasses.fields(Manifest) if field.name not in _LATER]
 
 
@@ -138,7 +138,7 @@ def test_a_manifest_from_before_rules_had_versions_and_words_were_kept_is_read(s
         del values[name]
     (saved / "dataset.json").write_text(json.dumps(values))
     manifest = Manifest.load(saved)
-    assert (manifest.split_rule_version, manifest.common_words) == (1, {})
+    assert (manifest.split_rule_version, manifest.common_words, manifest.num_left_out) == (1, {}, 0)
 
 
 @pytest.mark.parametrize("field", _SINCE_THE_FIRST)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import string
 import tarfile
 from collections import Counter
@@ -12,13 +13,14 @@ import matplotlib
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
+from scipy.stats import norm
 
 from components.artifacts import Manifest, Quarantined, Split, TargetStatistics
 from components.create_tfrecords import WriteParams, write_records
-from components.create_tfrecords.measuring import distributions, measure_pictures
+from components.create_tfrecords.measuring import count_labels, distributions, measure_pictures
 from components.create_tfrecords.words import list_common
 from components.data_sketch import DataSketch, sketch_at
-from components.drift import EFFECTS, find_shifts
+from components.drift import EFFECTS, find_shifts, say_power
 from components.errors import InputError
 from components.interface import IMAGE, TEXT, ImageInput
 from components.text import split_words
@@ -113,6 +115,135 @@ def test_splits_are_pooled(rows):
     whole, pooled = (sketch.distributions["brightness"] for sketch in (data(rows), data(rows, splits=parts)))
     assert pooled.counts == whole.counts
     assert (pooled.mean, pooled.std) == pytest.approx((whole.mean, whole.std), rel=1e-5)
+
+
+def test_the_bins_of_a_whole_do_not_depend_on_how_it_is_divided(rows):
+    expected = data(rows).distributions
+    for num_parts in (2, 5, 40):
+        places = np.random.default_rng(num_parts).integers(0, num_parts, len(rows))
+        parts = {
+            f"{i}": Split(len(some), (), (), distributions=distributions(IMAGE, some))
+            for i, some in ((i, rows[places == i]) for i in range(num_parts))
+        }
+        pooled = data(rows, splits=parts).distributions
+        assert {name: (own.edges, own.counts) for name, own in pooled.items()} == {
+            name: (own.edges, own.counts) for name, own in expected.items()
+        }
+
+
+def test_distributions_that_do_not_overlap_are_as_far_apart_as_can_be(rows):
+    """As an industrial camera has them: all of one size, and nearly of one brightness."""
+    generator = np.random.default_rng(0)
+    new, old = rows[:500].copy(), rows.copy()
+    new[:, 0], old[:, 0] = generator.normal(1265, 1.6, 500).round(), generator.normal(1205, 1.5, 3000).round()
+    new[:, 5], old[:, 5] = 360, 260
+    shifts = {shift.figure: shift for shift in find_shifts(data(new), data(old))}
+    assert (shifts["brightness"].effect, shifts["height"].effect) == (1.0, 1.0)
+    assert {name for name, shift in shifts.items() if shift.drifted} == {"brightness", "height"}
+
+
+_OLD_EDGES = {"brightness": range(0, 257, 8), "height": [round(2 ** (i / 2)) for i in range(2, 31)]}
+
+
+def as_of_old(sketch):
+    """The sketch as an older version has kept it: in bins that were the same for all data, the last ones open."""
+    kept = {}
+    for name, edges in _OLD_EDGES.items():
+        own, edges = sketch.distributions[name], np.array(edges, float)
+        # Of these values no bin reaches over an old one's edge.
+        counts, _ = np.histogram(np.clip(own.edges[:-1], edges[0], edges[-1]), edges, weights=own.counts)
+        counts = tuple(int(count) for count in counts)
+        kept[name] = dataclasses.replace(own, edges=tuple(edges.tolist()), counts=counts)
+    return dataclasses.replace(sketch, distributions=kept)
+
+
+def test_sketches_of_older_versions_are_compared_by_what_both_know(rows):
+    dark, tall = rows[:500].copy(), rows[:500].copy()
+    dark[:, 0] //= 2
+    tall[:, 5] = 11
+    old = data(rows, np.arange(3000) % 10)
+    for some, figure in ((rows[:500], None), (dark, "brightness"), (tall, "height")):
+        new = data(some, np.arange(500) % 10)
+        effects = {
+            shift.figure: shift.effect for shift in find_shifts(new, old) if shift.figure in ("brightness", "height")
+        }
+        for ours, theirs in ((new, as_of_old(old)), (as_of_old(new), old), (as_of_old(new), as_of_old(old))):
+            shifts = find_shifts(ours, theirs)
+            assert {shift.figure for shift in shifts} == {"brightness", "height", "classes"}
+            assert {shift.figure for shift in shifts if shift.drifted} == ({figure} if figure else set())
+            for shift in shifts:
+                assert shift.effect <= effects.get(shift.figure, 1.0) + 1e-12, "only what is certain is counted"
+
+
+# Draws of a figure, moved by a share of the cases: the largest distance to those that are not moved.
+_FAMILIES = {
+    "normal": lambda generator, count, moved: generator.normal(1205 + 300 * 2 * norm.ppf((1 + moved) / 2), 300, count),
+    "narrow": lambda generator, count, moved: generator.normal(1205 + 15 * 2 * norm.ppf((1 + moved) / 2), 15, count),
+    "skew": lambda generator, count, moved: np.exp(generator.normal(6 + 2 * norm.ppf((1 + moved) / 2), 1, count)),
+    "two sizes": lambda generator, count, moved: np.where(generator.random(count) < 0.5 + moved, 480, 1080),
+    "some far away": lambda generator, count, moved: np.where(
+        generator.random(count) < moved, 2500, generator.normal(1205, 3, count)
+    ),
+}
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_a_shift_of_the_size_that_is_said_is_found_in_four_of_five_cases(family):
+    def draw(count, moved):
+        values = _FAMILIES[family](generator, count, moved).clip(0, 32767).astype(np.int16)
+        figures = distributions(IMAGE, np.tile(values[:, None], 7))
+        return DataSketch("", "", IMAGE, "regression", count, 0, distributions={"width": figures["width"]})
+
+    generator, tries = np.random.default_rng(0), 400
+    said = say_power(draw(300, 0), draw(900, 0), find_shifts(draw(300, 0), draw(900, 0)), "pictures")
+    size = float(re.search(r"by (0\.\d+) or more in at least 80% of cases", said)[1])
+    found = sum(bool(drifted(draw(300, size), draw(900, 0))) for _ in range(tries))
+    assert found >= 0.75 * tries, "80 %, less what chance takes of so few tries"
+
+
+def with_labels(labels):
+    """The sketch of a multi-label data set: bool[examples, classes]."""
+    num_examples, num_classes = labels.shape
+    split = Split(num_examples, tuple(labels.sum(0).tolist()), (), distributions=count_labels(labels))
+    names = tuple(f"class {i}" for i in range(num_classes))
+    return data(np.empty((0, 7)), splits={"train": split}, task="multi_label", class_names=names)
+
+
+def labels_that_come_together(generator, count, groups=range(8)):
+    """All ten labels of one group, and sometimes those of another."""
+    has_group = np.zeros((count, 8), bool)
+    has_group[np.arange(count), generator.choice(groups, count)] = True
+    has_group[np.arange(count), generator.choice(groups, count)] |= generator.random(count) < 0.3
+    return np.repeat(has_group, 10, axis=1)
+
+
+def test_labels_that_come_together_raise_no_more_false_alarms_than_promised():
+    generator, alarms = np.random.default_rng(0), 0
+    for _ in range(_NUM_RESAMPLES):
+        new, old = (with_labels(labels_that_come_together(generator, count)) for count in (200, 500))
+        alarms += bool(drifted(new, old))
+    assert alarms <= _NUM_RESAMPLES * 0.01
+
+
+def test_more_labels_other_labels_and_one_that_is_more_frequent_drift():
+    generator = np.random.default_rng(0)
+    old = with_labels(generator.random((3000, 80)) < 0.02)
+    assert drifted(with_labels(generator.random((500, 80)) < 0.02), old) == set()
+    assert drifted(with_labels(generator.random((500, 80)) < 0.1), old) == {"labels", "single class"}
+    one = generator.random((500, 80)) < 0.02
+    one[:, 7] |= generator.random(500) < 0.15
+    assert "single class" in drifted(with_labels(one), old)
+    half = with_labels(labels_that_come_together(generator, 3000, range(4)))
+    assert "classes" in drifted(with_labels(labels_that_come_together(generator, 500, range(4, 8))), half)
+
+
+def test_of_older_multi_label_data_that_do_not_count_labels_the_single_classes_are_compared():
+    generator = np.random.default_rng(0)
+    new, old = (with_labels(generator.random((count, 80)) < 0.02) for count in (500, 3000))
+    older = dataclasses.replace(old, distributions={})
+    assert {shift.figure for shift in find_shifts(new, older)} == {"single class", "classes"}
+    assert {shift.figure for shift in find_shifts(older, older)} == {"single class"}
+    assert drifted(new, older) == set()
 
 
 def test_data_that_do_not_compare_are_refused(rows):

@@ -57,6 +57,16 @@ def test_terminal_shows_a_bar_with_rate_and_note(monkeypatch):
     assert "loss 0.5000" in shown
 
 
+def test_a_terminal_without_a_width_gets_lines(clock, monkeypatch):
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
+        monkeypatch.setattr("sys.stderr", terminal)
+        with progress.track("train_model", 100, "images") as bar:
+            clock[0] += 5.0
+            bar.update(50)
+        assert os.read(screen.fileno(), 65536) == b"[train_model] 50/100 images, 10 images/s, 5 s left\r\n"
+
+
 def test_terminal_variable_without_a_terminal_falls_back_to_lines(clock, monkeypatch, capsys):
     monkeypatch.setenv(progress.TERMINAL_VARIABLE, "1")
     monkeypatch.setattr("builtins.open", _refuse)

@@ -20,6 +20,16 @@ def test_a_picture_is_resized_as_pillow_does_up_to_one_level(before, channels):
     assert np.abs(out - resize_pixels(pixels, (40, 33)).astype(int)).max() <= 1
 
 
+def test_from_64_to_224_a_few_values_differ_from_pillows_by_two_levels():
+    generator, apart = np.random.default_rng(0), []
+    for _ in range(5):
+        pixels, out = generator.integers(0, 256, (64, 64, 3), np.uint8), np.empty((224, 224, 3), np.uint8)
+        resize_into(pixels, out)
+        apart.append(np.abs(out - resize_pixels(pixels, (224, 224)).astype(int)))
+    assert np.max(apart) == 2
+    assert np.mean(np.array(apart) > 1) < 2e-4
+
+
 def test_check_resized_gives_a_jpeg_of_the_size_and_keeps_one_that_has_it(encode):
     content = encode(size=(40, 30), kind="JPEG")
     stored, shape, pixels = check_resized(content, ImageRule((20, 16), 3), 92)

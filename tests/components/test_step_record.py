@@ -1,11 +1,12 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
 from components.errors import InputError
-from components.step_record import step_record
+from components.step_record import StepRecord, step_record
 from components.termination import Terminated
 
 
@@ -52,3 +53,16 @@ def test_second_run_replaces_the_record(tmp_path):
     with step_record("train_model", str(tmp_path / "trained")):
         pass
     assert _record(tmp_path)["state"] == "succeeded"
+
+
+def test_a_clock_that_is_set_back_takes_no_time_away(tmp_path, monkeypatch):
+    moments = iter(range(1000, 0, -2))
+    monkeypatch.setattr(time, "time", lambda: next(moments))
+    with step_record("train_model", str(tmp_path / "trained")):
+        time.time()
+    assert StepRecord.load(tmp_path).seconds >= 0
+
+
+def test_a_record_from_before_with_negative_seconds_is_read(tmp_path):
+    (tmp_path / "step.json").write_text('{"step": "train_model", "state": "succeeded", "seconds": -2.0}')
+    assert StepRecord.load(tmp_path).state == "succeeded"

@@ -70,23 +70,40 @@ def check(jobset: Mapping[str, Any]) -> None:
             raise RefusedError(422, f"invalid failure policy rule {rule}")
 
 
+# Rule: a fresh disk belongs to root; others write to it where Kubernetes gives it to their group, as fsGroup says
+# (https://kubernetes.io/docs/tasks/configure-pod-container/security-context; kubeflow/pipelines/issues/3866)
+def _may_write(pod: Mapping[str, Any]) -> bool:
+    claims = any("persistentVolumeClaim" in volume for volume in pod.get("volumes", ()))
+    context = pod.get("securityContext", {})
+    return not claims or "fsGroup" in context or context.get("runAsUser") == 0
+
+
+_DENIED = {"spec": {"containers": [{"command": ["sh", "-c", "echo error: Permission denied; exit 1"]}]}}
+
+
 class JobSet:
     """A JobSet whose pods run.
 
     Args:
         body: The JobSet, as it was sent.
         logs: Folder of what its pods print.
+        injects: Whether its namespace gives pods a proxy.
 
     Attributes:
         body: The JobSet, with its status.
         pods: The pods, by their name; those of earlier attempts are gone.
     """
 
-    def __init__(self, body: dict[str, Any], logs: Path) -> None:
+    def __init__(self, body: dict[str, Any], logs: Path, injects: bool = False) -> None:
         self.body, self._logs = body, logs
         self.body["status"] = {"restarts": 0, "conditions": []}
         (self._replicated,) = body["spec"]["replicatedJobs"]
         self.job = self._replicated["template"]["spec"]
+        # Rule: where a namespace injects proxies, as those of Kubeflow's profiles do, a pod gets one unless its label
+        # says false; it never ends, and its Job with it (istio/istio pkg/kube/inject/inject.go: injectRequired;
+        # kubeflow/trainer/issues/2794)
+        labels = self.job["template"].get("metadata", {}).get("labels", {})
+        self._has_proxies = injects and labels.get("sidecar.istio.io/inject") != "false"
         self.pods: dict[str, Pod] = {}
         self._is_deleted = threading.Event()
         self._thread = threading.Thread(target=self._control, daemon=True)
@@ -131,6 +148,9 @@ class JobSet:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         pods = {}
+        deadline = self.job.get("activeDeadlineSeconds")
+        self._deadline = time.monotonic() + deadline if deadline else math.inf
+        template = self.job["template"] if _may_write(self.job["template"]["spec"]) else _DENIED
         for index in range(count):
             # Rule: a pod of an indexed Job knows its index (https://kubernetes.io/docs/concepts/workloads/controllers/
             # job/#completion-mode)
@@ -143,7 +163,7 @@ class JobSet:
                 "JAX_COORDINATOR_PORT": str(port),  # Another training on this machine may have the usual one.
             }
             pod_name = f"{name}-{self._replicated['name']}-0-{index}-{os.urandom(3).hex()[:5]}"
-            pods[pod_name] = Pod(pod_name, index, name, self.job["template"], told, self._logs)
+            pods[pod_name] = Pod(pod_name, index, name, template, told, self._logs)
         self.pods = pods
 
     def _wait(self) -> str:
@@ -156,8 +176,12 @@ class JobSet:
                 rules = self.job.get("podFailurePolicy", {}).get("rules", ())
                 named = {code for rule in rules for code in rule["onExitCodes"]["values"]}
                 return "PodFailurePolicy" if named & set(failed) else "BackoffLimitExceeded"
-            if len(codes) == len(self.pods):
+            if len(codes) == len(self.pods) and not self._has_proxies:
                 return ""
+            # Rule: a Job that has been active for activeDeadlineSeconds fails with that reason, and its pods end
+            # (https://kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup)
+            if time.monotonic() > self._deadline:
+                return "DeadlineExceeded"
         return "deleted"
 
     def _end_pods(self) -> None:
@@ -174,13 +198,20 @@ class JobSet:
 
 
 class Pod:
-    """A pod that runs as a process."""
+    """A pod that runs as a process.
+
+    Attributes:
+        has_token: Whether what runs in it may ask the cluster as its service account.
+    """
 
     def __init__(
         self, name: str, index: int, jobset: str, template: Mapping[str, Any], told: Mapping[str, str], logs: Path
     ) -> None:
         self.name, self.index, self._jobset = name, index, jobset
         self._labels = template.get("metadata", {}).get("labels", {})
+        # Rule: a pod has its account's token, unless it says that it has none (https://kubernetes.io/docs/tasks/
+        # configure-pod-container/configure-service-account/#opt-out-of-api-credential-automounting)
+        self.has_token = template["spec"].get("automountServiceAccountToken", True)
         (container,) = template["spec"]["containers"]
         # Rule: what has a value of its own in the container keeps it, and a secret's key that is optional may lack
         # (kubernetes/api core/v1: EnvVar, SecretKeySelector.optional)

@@ -7,7 +7,7 @@ The client's generated code says which request belongs to which method and what 
 parse it. State, by id, as those types: `experiments`, `pipelines`, `versions`, `runs`, `recurring_runs`.
 
 A task that has a retry policy has a node more, as in Argo: `executor` is that of the retries, and its pods are
-`executor(0)`, `executor(1)`… `preempt` takes a pod away from the training.
+`executor(0)`, `executor(1)`… `preempt` takes a pod away from the training; `retry_policy` says what is started again.
 
 As in the service: ids are the server's, several runs and recurring runs may have one name, times are whole seconds,
 filters ignore case, the details of a run are the nodes of Argo's workflow (a step, its driver, and a pod that is called
@@ -100,6 +100,7 @@ class FakeKubeflow(GoogleApiServer):
 
     Attributes:
         secrets: Secrets of Kubernetes by their names, and their keys and values.
+        retry_policy: Argo's policy for steps that ask for retries: the one of KFP 2.17; before, it is OnFailure.
         scarce: TPUs, as `tpu-v5-lite-podslice`, for which pods wait for ever.
         canceling_seconds: How long a run goes on being terminated.
         terminated_state: How runs end that were terminated; `CANCELED` is in the API, `FAILED` is what is seen.
@@ -122,6 +123,7 @@ class FakeKubeflow(GoogleApiServer):
         self.runs: dict[str, sdk.V2beta1Run] = {}
         self.recurring_runs: dict[str, sdk.V2beta1RecurringRun] = {}
         self.secrets: dict[str, dict[str, str]] = {}
+        self.retry_policy = "OnError"
         self.scarce: set[str] = set()
         self.terminated_state = "FAILED"
         # On the system's time a test waits for it; on a clock's it must be slept away.
@@ -397,10 +399,18 @@ class FakeKubeflow(GoogleApiServer):
         nodes = run.run_details.task_details
         return [node for node in nodes if node.parent_task_id == name and node.display_name.startswith("executor(")]
 
-    def preempt(self, run_id: str, name: str = "train-model") -> None:
-        """Take the node of a step's pod away."""
-        # Rule: a pod that is shut down with its node has failed, and a step that is not to be retried with it
-        # (argoproj/argo-workflows/issues/9880)
+    def preempt(self, run_id: str, name: str = "train-model", is_deleted: bool = False) -> None:
+        """Take the node of a step's pod away; with `is_deleted` the pod is gone before anybody sees how it ended."""
+        # Rule: a pod that its node evicts or shuts down has failed, with a message; of one that is gone only that is
+        # known, an error (argoproj/argo-workflows workflow/controller/operator.go at f016ad8: inferFailedReason,
+        # podReconciliation)
+        # Rule: KFP 2.17 gives all steps the policy OnError, also those that ask for retries, for which KFP has none of
+        # its own; it starts again what ended by an error, not what failed (kubeflow/pipelines
+        # manifests/kustomize/third-party/argo/base/workflow-controller-configmap-patch.yaml since 2dea6fd, and
+        # backend/src/v2/compiler/argocompiler/container.go at 7b70c7b: getTaskRetryStrategyFromInput;
+        # argoproj/argo-workflows workflow/controller/operator.go: mergedTemplateDefaultsInto, processNodeRetries)
+        # Rule: without a policy it is OnFailure, which leaves out errors (argoproj/argo-workflows
+        # pkg/apis/workflow/v1alpha1/workflow_types.go: RetryPolicyActual)
         # Rule: a step is started again up to limit times, and not once maxDuration has passed since its first attempt
         # began (argoproj/argo-workflows workflow/controller/operator.go)
         # Rule: limit and maxDuration are those of the task's retry policy (kubeflow/pipelines
@@ -409,11 +419,13 @@ class FakeKubeflow(GoogleApiServer):
             run = self.runs[run_id]
             step, pod = self.start_step(run, name)
             self.end_node(pod, "FAILED")
+            self.execution.stop(run_id)
             policy, attempts = retry_policy(run.pipeline_spec, name), self._attempts(run, name)
             late = attempts and (self.clock() - attempts[0].start_time).total_seconds() > float(
                 policy.get("backoffMaxDuration", "0s").removesuffix("s")
             )
-            if late or len(attempts) > policy.get("maxRetryCount", 0) or not attempts:
+            is_retried = self.retry_policy in ("Always", "OnError" if is_deleted else "OnFailure")
+            if late or not is_retried or len(attempts) > policy.get("maxRetryCount", 0) or not attempts:
                 self.end_node(step, "FAILED")
                 self.end_run(run_id, "FAILED")
                 return
@@ -534,6 +546,15 @@ def node_selectors(pipeline_spec: dict[str, Any], task: str) -> dict[str, str]:
     return executor_config(pipeline_spec, task).get("nodeSelector", {}).get("labels", {})
 
 
+def may_write(pipeline_spec: dict[str, Any], task: str) -> bool:
+    """Whether a task, in an image that is not root's, may write to the volumes that it mounts."""
+    # Rule: KFP sets no fsGroup, and a fresh disk belongs to root; a task runs as the user that it asks for, else as its
+    # image's (kubeflow/pipelines/issues/3866; backend/src/v2/driver/k8s.go at 7b70c7b: SecurityContext)
+    config = executor_config(pipeline_spec, task)
+    mounts = config.get("pvcMount") or config.get("genericEphemeralVolume")
+    return not mounts or int(config.get("securityContext", {}).get("runAsUser", 1000)) == 0
+
+
 class Simulate:
     """Lets every step succeed at once, without running it, once its pod has a machine.
 
@@ -587,7 +608,8 @@ class Simulate:
             step, pod = kubeflow.start_step(run, name)
             if pod.state == "PENDING" or (pod.state == "RUNNING" and self.hold and name == "train-model"):
                 return False
-            end = "FAILED" if name in self.failures else "SUCCEEDED"
+            is_failed = name in self.failures or not may_write(run.pipeline_spec, name)
+            end = "FAILED" if is_failed else "SUCCEEDED"
             for node in run.run_details.task_details:
                 if node.parent_task_id == name:
                     kubeflow.end_node(node, end)

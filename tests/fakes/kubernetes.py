@@ -20,6 +20,8 @@ class FakeKubernetes(LocalServer):
     Attributes:
         nodes: The labels of each.
         objects: What there is, as `kubeflow/secrets/storage-key`.
+        config_maps: Content of those that have one, by their path there.
+        injects: Whether the cluster's namespaces give pods a proxy of Istio's.
         forbidden: Patterns of paths that whoever asks may not ask for.
         jobsets: JobSets by namespace and name, whose pods run here; None is a cluster that does not know any.
         logs: Folder of what their pods print.
@@ -33,6 +35,8 @@ class FakeKubernetes(LocalServer):
         self.jobsets: dict[tuple[str, str], jobsets.JobSet] | None = {} if logs else None
         self.nodes: list[dict[str, str]] = []
         self.objects: set[str] = set()
+        self.config_maps: dict[str, dict[str, str]] = {}
+        self.injects = False
         self.forbidden: list[str] = []
         self.log_queries: list[dict[str, str]] = []
         self.rights: set[tuple[str, str, str]] = set()
@@ -67,8 +71,9 @@ class FakeKubernetes(LocalServer):
             asked = dict(self._selected(query))
             found = [labels for labels in self.nodes if asked.items() <= labels.items()]
             return 200, {"kind": "NodeList", "items": [{"metadata": {"labels": labels}} for labels in found]}
-        if re.sub("^/(api|apis/kueue.x-k8s.io)/v1(beta1)?/namespaces/", "", path) in self.objects:
-            return 200, {"metadata": {"name": path.rpartition("/")[2]}}
+        place = re.sub("^/(api|apis/kueue.x-k8s.io)/v1(beta1)?/namespaces/", "", path)
+        if place in self.objects or place in self.config_maps:
+            return 200, {"metadata": {"name": path.rpartition("/")[2]}, "data": self.config_maps.get(place, {})}
         return 404, {"kind": "Status", "reason": "NotFound", "code": 404}
 
     def _review(self, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +101,7 @@ class FakeKubernetes(LocalServer):
                 jobsets.check(body)
             except jobsets.RefusedError as error:
                 return error.status, {"kind": "Status", "message": str(error), "code": error.status}
-            self.jobsets[key] = jobsets.JobSet(body, self.logs)
+            self.jobsets[key] = jobsets.JobSet(body, self.logs, self.injects)
             return 201, body
         if key[1] is None:
             return 200, {"items": [item.body for there, item in self.jobsets.items() if there[0] == key[0]]}

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -14,7 +15,7 @@ from pathlib import Path
 from tests.cli import REPOSITORY
 
 CERTIFICATES = Path("/etc/ssl/certs")
-_DEBIAN = "localhost/debian-12:latest"
+_DEBIAN, _RELEASE = "localhost/debian-13:latest", "trixie"
 _SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"  # What docker/Dockerfile asks of a base.
 _FOR_APT = ("var/cache/apt", "var/lib/apt/lists", "usr/share/man", "usr/share/locale")
@@ -88,11 +89,11 @@ class Engine:
         return base if self.call("pull", f"docker.io/library/{base}", check=False).returncode == 0 else ""
 
     def _import_debian(self) -> str:
-        """Make Debian 12 from its own packages, without what only its package manager needs."""
+        """Make Debian 13 from its own packages, without what only its package manager needs."""
         if not shutil.which("debootstrap") or os.geteuid() != 0:
             raise CannotRunError("no registry has the base image for us, and debootstrap, as root, is not there either")
         with tempfile.TemporaryDirectory(dir=self._work) as folder:
-            made = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", folder]
+            made = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", _RELEASE, folder]
             subprocess.run(made, check=True, capture_output=True)
             self._update(Path(folder))
             for needless in _FOR_APT:
@@ -111,10 +112,12 @@ class Engine:
         """Bring a Debian below a folder up to date, from where this machine has its own packages: security's too."""
         if not _SOURCES.is_file():
             return
-        shutil.copy(_SOURCES, root / "etc" / "apt" / "sources.list.d")
+        here = platform.freedesktop_os_release()["VERSION_CODENAME"]
+        listed = root / "etc" / "apt" / "sources.list.d" / _SOURCES.name
+        listed.write_text(_SOURCES.read_text().replace(here, _RELEASE))
         for words in (["update"], ["--yes", "upgrade"]):
             subprocess.run(["chroot", root, "apt-get", *words], check=True, capture_output=True)
-        (root / "etc" / "apt" / "sources.list.d" / _SOURCES.name).unlink()
+        listed.unlink()
 
     def make(self, *words: str) -> str:
         """Make something of the Makefile with this engine; returns what it prints. `CalledProcessError` says more."""

@@ -115,7 +115,9 @@ def test_markdown_of_several_runs_has_intervals_and_preflight_beside_each_other(
     (accuracy,) = (line for line in intervals.splitlines() if line.startswith("| accuracy |"))
     assert re.fullmatch(r"\| accuracy(?: \| (0\.\d{4}) \(0\.\d{4} to 0\.\d{4}\)){2} \|", accuracy)
     for name, line in zip(("first", "second"), preflight.splitlines()[2:], strict=True):
-        assert re.fullmatch(rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:\\<)?\$[\d.]+ \|", line), line
+        assert re.fullmatch(
+            rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:\\<)?\$[\d.]+, Vertex AI's price \|", line
+        ), line
 
 
 def test_markdown_names_each_runs_host_where_they_differ(two_runs):
@@ -171,6 +173,12 @@ def test_what_is_no_run_is_left_out_and_named(tmp_path, monkeypatch, capsys):
     assert [line.split("`")[1] for line in said.out.splitlines() if "`" in line] == ["digits", "flowers"]
     left_out = ", ".join(f"{tmp_path}/runs/{name}" for name in ("comparison.html", "digits-preflight", "registry"))
     assert said.err == f"hint: left out, as no run that has ended: {left_out}\n"
+
+
+def test_a_run_that_a_link_names_too_counts_once(two_runs, tmp_path, capsys):
+    (tmp_path / "latest").symlink_to(two_runs[1])
+    assert cli.main(["compare", *map(str, two_runs), str(tmp_path / "latest"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == ["first/digits", "second/digits"]
 
 
 def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):

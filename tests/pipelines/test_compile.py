@@ -423,6 +423,7 @@ def test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first
     mounted = [(one["constant"], one["mountPath"]) for one in config["pvcMount"]]
     assert mounted == [("checkpoints", "/mnt/checkpoints/"), ("cache", "/mnt/cache")]
     assert config["podMetadata"]["labels"] == {"team": "vision"}
+    assert config["securityContext"] == {"runAsUser": "0"}, "a fresh disk is root's"
 
 
 def test_a_pod_can_be_spot_or_reserved():
@@ -503,6 +504,20 @@ def test_several_hosts_are_a_jobset_that_a_step_without_a_tpu_starts(name):
     assert mounts == {"storage-key": "/secrets/storage", "checkpoints": "/mnt/checkpoints/", "cache": "/mnt/cache"}
     jobset["metadata"]["name"] = "digits-0123456789ab"
     jobsets.check(jobset)
+    assert pod_spec["automountServiceAccountToken"] is False, "the step's account may create JobSets"
+    assert pod_spec["securityContext"]["fsGroup"] == 1000
+    assert trainer["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert config["securityContext"] == {"runAsUser": "0"}, "the step copies the records to the volume"
+
+
+def test_the_jobset_of_several_hosts_matches_the_golden_file():
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/pipelines/test_compile.py."""
+    container, _ = pod("v5e-16", Settings(volumes={"shared": "/mnt/shared"}, labels={"team": "vision"}))
+    (ask,) = (one["value"] for one in container["env"] if one["name"] == "TPU_PIPELINES_JOBSET")
+    golden = GOLDEN / "jobset-v5e-16.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(yaml.safe_dump(json.loads(ask)["manifest"], sort_keys=True, width=120))
+    assert json.loads(ask)["manifest"] == yaml.safe_load(golden.read_text())
 
 
 def test_several_hosts_need_a_volume_of_all():
@@ -817,6 +832,7 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
         assert pod["activeDeadlineSeconds"] == "3600"
         (volume,) = pod["genericEphemeralVolume"]
         assert (volume["mountPath"], volume["size"]) == ("/tmp", "500Gi")
+        assert pod["securityContext"] == {"runAsUser": "0"}
 
 
 @pytest.mark.parametrize(
@@ -887,6 +903,14 @@ def test_a_spot_pod_is_started_again(tmp_path):
     assert (retries["maxRetryCount"], retries["backoffMaxDuration"]) == (5, f"{6 * (7200 + 3600)}s")
     compile_digits("kubeflow", path, "machine={name: v5e-4, spot: true}", "resources.train_model.retries=0")
     assert executors(path)["train-model"][2] is None
+
+
+def test_the_step_that_follows_several_hosts_is_started_again_within_their_time(tmp_path):
+    path, settings = tmp_path / "pipeline.yaml", Settings(volumes={"shared": "/mnt/shared"})
+    machine = "machine={name: v5e-16, timeout_seconds: 7200}"
+    compile_digits("kubeflow", path, machine, "training.backend=jax", settings=settings)
+    retries = executors(path)["train-model"][2]
+    assert (retries["maxRetryCount"], retries["backoffMaxDuration"]) == (5, "7200s")
 
 
 def command(path, target, *arguments):

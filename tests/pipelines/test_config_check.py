@@ -14,7 +14,7 @@ from tests.signing_keys import write_keys
 @pytest.fixture(autouse=True)
 def quick_models(monkeypatch):
     """The process that builds a model has tests of its own."""
-    monkeypatch.setattr("pipelines.config_check.check_model", lambda config, interface: None)
+    monkeypatch.setattr("pipelines.config_check.check_model", lambda config, interface: [])
 
 
 def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):
@@ -22,7 +22,7 @@ def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert any(line.startswith("ok    data      1,797 images (train 1,") for line in lines)
-    assert "ok    machine   v5e-4: 4 devices, 4.80 $ an hour in us-central1" in lines
+    assert "ok    machine   v5e-4: 4 devices, 5.52 $ an hour in us-central1 at Vertex AI's price" in lines
     assert "ok    model     digits_cnn: is built for images (8, 8, 1), rebuilt" in lines
     assert lines[-1] == "next: tpu-pipelines run digits --set machine=v5e-4"
     assert not (tmp_path / "runs").exists()
@@ -56,6 +56,22 @@ def test_several_mistakes_are_found_at_once(image_folder, tmp_path):
     assert "hint  settings  training.warmup_epochs=99 lasts all" in done.stdout
     assert "hint  settings  gate.minimum.accuracy=0.4 is reached by always answering" in done.stdout
     assert "next:" not in done.stdout
+
+
+def test_a_table_is_read_whole_for_rows_that_would_stop_a_run(tmp_path):
+    rows = [f"a text of number {i},{('neg', 'pos')[i % 2]}" for i in range(2000)]
+    rows[700], rows[1200] = "!,neg", "a text,"
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
+    source = [f"data.source=csv:{tmp_path}/t.csv", "data.num_tokens=8"]
+    (error,) = (one.said for one in check_config(load_config("imdb_lstm", source), tmp_path) if one.state == "error")
+    assert "1 of 2000 inputs cannot be used: 'line/00001202' ('label' is empty). Expected at most 0.00%." in error
+    source.append("data.max_bad_fraction=0.0005")
+    findings = check_config(load_config("imdb_lstm", source), tmp_path)
+    said = [finding.said for finding in findings if finding.about == "data"]
+    assert "2 of 2,000 cannot be used: line/00001202: 'label' is empty; line/00000702: no word in it" in said
+    (error,) = (finding.said for finding in findings if finding.state == "error")
+    assert error.startswith("2 of 2,000 examples cannot be used: expected at most data.max_bad_fraction=0.0005.")
+    assert is_sound(check_config(load_config("imdb_lstm", [*source, "data.max_bad_fraction=0.001"]), tmp_path))
 
 
 def test_keys_that_are_no_pair_are_a_mistake_of_deploy_alone(tmp_path):

@@ -102,6 +102,18 @@ def test_drift_of_what_has_no_figures_is_refused(tmp_path):
         sketch_sample(WriteParams(f"corpus:{tmp_path}/corpus.txt", num_tokens=20))
 
 
+def test_a_folder_of_pictures_is_refused_with_the_command_that_writes_records_of_them(tmp_path, capsys):
+    folder = tmp_path / "photos" / "cats"
+    folder.mkdir(parents=True)
+    (folder / "1.png").write_bytes(b"")
+    photos = str(tmp_path / "photos")
+    assert main(["drift", photos, "--against", photos]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"`python -m components.create_tfrecords --source images:{photos} --output FOLDER`" in said
+    assert main(["drift", str(tmp_path / "nowhere"), "--against", photos]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
 def test_a_sample_is_the_same_share_of_every_split(tmp_path, monkeypatch):
     monkeypatch.setattr("pipelines.data_drift.MOST_MEASURED", 200)
     sketch = sketch_sample(WriteParams("sklearn:digits"))

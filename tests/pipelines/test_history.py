@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from components import storage
 from components.artifacts import Manifest, Split
 from components.errors import InputError
 from components.evaluation_info import Decision, EvaluatedModel, Evaluation
@@ -240,3 +241,47 @@ def test_a_summary_of_something_else_is_no_run(workspace, content):
     assert [row["name"] for row in history.as_rows(workspace)] == ["digits"]
     history.set_aside(workspace / "other")
     assert (workspace / "other" / "summary.json").read_text() == content
+
+
+def test_a_run_that_has_not_ended_is_listed_as_running_or_interrupted(workspace):
+    write_run(workspace, 0.5)
+    (workspace / "flowers").mkdir()
+    (lock := workspace / ".cache" / "flowers" / "lock").parent.mkdir(parents=True)
+    log = "some library\n    [train_model] epoch 3/20: loss 0.5, 12 min left\n[other] 4\n"
+    (workspace / "flowers" / "run.log").write_text(log)
+    with storage.locked(lock):
+        table = history.as_table(history.as_rows(workspace)).splitlines()
+        listed, _ = (line.split() for line in table if line.startswith("flowers "))
+        assert listed[:4] == ["flowers", "latest", "-", "running"]
+        assert table[-1] == "flowers is running: train_model epoch 3/20: loss 0.5, 12 min left"
+    (row,) = history.as_rows(workspace, "flowers")
+    assert (row["status"], row["metrics"]) == ("interrupted", {})
+    assert history.as_table([row]).splitlines()[-1] == (
+        "flowers was interrupted after: train_model epoch 3/20: loss 0.5, 12 min left. `tpu-pipelines run` with its "
+        "configuration continues it."
+    )
+
+
+def test_the_curves_of_a_run_are_found_while_it_trains(workspace):
+    write_run(workspace, 0.5)
+    assert history.curves_of(workspace, "digits") is None
+    (training := workspace / ".cache" / "digits" / "checkpoints" / "0123" / "tensorboard").mkdir(parents=True)
+    assert history.curves_of(workspace, "digits") == training
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"status": "succeeded", "host": "\\ud800"}'])
+def test_a_summary_that_is_no_plain_json_is_no_run(workspace, capsys, content):
+    write_run(workspace, 0.5)
+    (write_run(workspace, 0.6, "other") / "summary.json").write_text(content)
+    assert cli.main(["runs", "list", "--workspace", str(workspace)]) == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "other" not in out
+
+
+def test_a_summary_from_before_with_negative_seconds_is_a_run(workspace):
+    folder = write_run(workspace, 0.5)
+    raw = json.loads((folder / "summary.json").read_text())
+    steps = {"train_model": {"seconds": -1.5, "state": "succeeded", "cached": False}}
+    (folder / "summary.json").write_text(json.dumps(raw | {"seconds": -2.0, "steps": steps}))
+    assert [row["status"] for row in history.as_rows(workspace)] == ["succeeded"]

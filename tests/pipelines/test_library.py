@@ -37,7 +37,7 @@ def test_every_name_is_documented_and_typed():
 
 
 def test_look_and_check_say_what_the_commands_say(image_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.config_check.check_model", lambda config, interface: None)
+    monkeypatch.setattr("pipelines.config_check.check_model", lambda config, interface: [])
     root = image_folder()
     assert tp.look(root, channels=1).class_examples == {"cat": 10, "dog": 10}
     assert tp.look(root).params.source == f"images:{root}"
@@ -88,7 +88,10 @@ def test_arrays_are_kept_by_their_content(tmp_path):
     assert library._as_section((x + 1, y), tmp_path) != section
     assert np.array_equal(np.load(path)["y"], y)
     assert library._as_section({"source": "images:x"}, tmp_path) == {"source": "images:x"}
-    for wrong in (3, (x,), [x, y]):
+    assert library._as_section((x.tolist(), y.tolist()), tmp_path)["source"].startswith("npz:")
+    split = library._as_section(((x, y), (x + 1, y)), tmp_path)["source"].removeprefix("npz:")
+    assert sorted(np.load(split)) == ["x_train", "x_validation", "y_train", "y_validation"]
+    for wrong in (3, (x,), [x, y], ((x, y),), ((x, y), (x,)), ([[1], [1, 2]], y)):
         with pytest.raises(tp.InputError, match="Cannot train on"):
             library._as_section(wrong, tmp_path)
 

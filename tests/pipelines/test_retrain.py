@@ -431,6 +431,18 @@ def test_a_dry_run_adds_its_decision_to_the_jobs_summary(tmp_path):
     assert not (tmp_path / "runs" / "registry").exists()
 
 
+def test_an_empty_history_is_no_mistake(tmp_path, capsys):
+    command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path), "--history"]
+    page = tmp_path / "history.html"
+    assert main([*command, "--output", str(page)]) == 0
+    said = capsys.readouterr()
+    assert said.out == "No retraining decisions yet.\n"
+    assert f"looked for decisions about 'digits' in {tmp_path}/registry/digits/decisions" in said.err
+    assert "0 decisions, 0 runs" in page.read_text()
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
 def test_a_file_that_is_no_decision_is_named_and_left_out_of_the_history(tmp_path, capsys):
     command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path)]
     assert main([*command, "--set", "gate.slices=length"]) == 2

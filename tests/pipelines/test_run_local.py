@@ -183,6 +183,18 @@ def test_retraining_is_judged_against_the_registrys_champion(workspace, tmp_path
     assert "aliases.json" in done.stderr
 
 
+@pytest.mark.slow  # Two runs in processes of their own, which train to the same bytes: a minute.
+def test_forced_again_the_model_is_promoted_again_and_not_compared_with_itself(tmp_path):
+    sets = ("--set", "preflight=false", "--set", "training.epochs=2")
+    done, first = run_in_processes(tmp_path, *sets)
+    assert done.returncode == 0, done.stderr
+    done, summary = run_in_processes(tmp_path, *sets, "--force")
+    assert (done.returncode, summary["status"]) == (0, "succeeded"), done.stderr
+    assert summary["gate"] == first["gate"]
+    assert summary["deployment"]["version"] == "0001"
+    assert not any(step["cached"] for step in summary["steps"].values())
+
+
 def test_a_local_run_has_no_project_for_a_registry(tmp_path):
     with pytest.raises(
         InputError, match=r"knows no project\. Received: deploy\.registry=vertex\. Use deploy\.registry="

@@ -6,6 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import yaml
 
 from components.create_tfrecords.params import WriteParams
 from components.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
@@ -97,6 +98,23 @@ def test_the_task_is_guessed_from_the_labels(tmp_path, labels, task):
     assert (listing is not None) == (task == "classification"), "it is listed again for another task alone"
 
 
+@pytest.mark.parametrize(
+    ("header", "cells", "task"),
+    [
+        ("text;labels", ("80,50", "81,25", "7"), "regression"),
+        ("text;labels", ("a,b", "b", "a"), None),
+        ("text;labels", ("cat|dog", "cat", "dog"), "multi_label"),
+        ("text;cat;dog", ("1;1", "0;1", "0;0"), "multi_label"),
+        ("text;cat;dog", ("1;0", "0;1", "0;1"), "classification"),
+    ],
+)
+def test_the_task_of_a_spreadsheet_is_guessed(tmp_path, header, cells, task):
+    rows = [f"words number {i};{cell}" for i, cell in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
+    params, _ = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
+    assert params.task == (task or "classification")
+
+
 def test_texts_get_a_length_that_nine_in_ten_do_not_exceed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"{'word ' * (10 + i % 50)}{i},{'pos' if i % 2 else 'neg'}" for i in range(100)]
@@ -104,6 +122,41 @@ def test_texts_get_a_length_that_nine_in_ten_do_not_exceed(tmp_path, monkeypatch
     done = tpu_pipelines_here("init", "reviews.csv", "--name", "said")
     assert done.returncode == 0, done.stderr
     assert load_config("said.yaml").data.num_tokens == 64
+
+
+def test_rows_that_cannot_be_used_are_told_with_the_share_that_lets_them_be_set_aside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"a text of number {i},{'ab'[i % 2]}" for i in range(199)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows, "a text,"]))
+    done = tpu_pipelines_here("init", "t.csv")
+    assert done.returncode == 0, done.stderr
+    assert "# 1 of 200 cannot be used: line/00000201: 'label' is empty" in (tmp_path / "t.yaml").read_text()
+    assert load_config("t.yaml").data.max_bad_fraction == 0.01
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "context"),
+    [(["num_tokens=64"], 64, 32), (["context_tokens=130"], 260, 130), ([], 128, 64), (["num_tokens=250"], 250, 64)],
+)
+def test_the_passages_of_a_corpus_give_way_to_what_is_set(tmp_path, monkeypatch, asked, tokens, context):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays.txt").write_text("To be, or not to be: that is the question.\n" * 200)
+    done = tpu_pipelines_here("init", "plays.txt", *(word for one in asked for word in ("--set", f"data.{one}")))
+    assert done.returncode == 0, done.stderr
+    config = load_config("plays.yaml")
+    assert (config.data.num_tokens, config.data.context_tokens) == (tokens, context)
+
+
+def test_a_folder_of_any_name_is_written_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays.txt").write_text("To be, or not to be: that is the question.\n" * 200)
+    done = tpu_pipelines_here("init", "plays.txt", "--output", "o #x", "--workflow")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("next: tpu-pipelines check 'o #x/plays.yaml'\n")
+    assert "TPU_PIPELINES_COMMIT" in done.stderr
+    assert load_config("o #x/plays.yaml").training.model == "o #x/plays_model.py"
+    workflow = yaml.safe_load((tmp_path / ".github/workflows/retrain.yml").read_text())
+    assert workflow["env"]["CONFIG"].endswith("|| 'o #x/plays.yaml' }}")
 
 
 def test_a_model_of_ones_own_is_taken_with_the_size_that_it_says(photos, monkeypatch):

@@ -147,3 +147,12 @@ def test_what_is_forgotten_is_not_found_and_goes_with_the_leftovers(workspace):
     assert cache.output("key", "trained") is None
     cache.drop_leftovers()
     assert not (cache.directory / TASK).exists()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"trained": {"uri": "\\ud800"}}', "5"])
+def test_an_entry_that_is_no_plain_json_is_none(tmp_path, content):
+    cache = StepCache(tmp_path)
+    (cache.entries_dir / "key.json").write_text(content)
+    assert cache.output("key", "trained") is None
+    cache.drop_leftovers()
+    assert not list(cache.entries_dir.iterdir())

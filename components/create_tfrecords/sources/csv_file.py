@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from components import storage
-from components.artifacts import SPLITS
+from components.artifacts import SPLITS, Quarantined
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.columns import Files, Names, NamesBuilder, NumbersBuilder
+from components.create_tfrecords.sources.fields import known_by
 from components.create_tfrecords.sources.listing import Listing, Source, split_named, without_labels
 from components.create_tfrecords.splitting import find_repeated
-from components.create_tfrecords.targets import index_labels, parse_numbers, shown, split_labels
-from components.csv_files import DELIMITERS, find_column, find_delimiter
+from components.create_tfrecords.targets import SEPARATOR, index_labels, parse_numbers, shown, split_labels
+from components.csv_files import DELIMITERS, find_column, find_delimiter, with_points
 from components.errors import InputError
 from components.identities import identify_each
-from components.interface import IMAGE, MULTI_LABEL, REGRESSION, TEXT
+from components.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from components.text import MAX_CSV_FIELD_CHARACTERS
 
 _SHOWN_CHARACTERS = 60
@@ -39,6 +40,7 @@ class _Table:
         delimiter: Character between its values.
         columns: Names of the columns.
         notes: Sentences for people on what was taken for what.
+        hot: Columns of 0 and 1, one for each label, that stand for `label`.
     """
 
     location: str
@@ -46,9 +48,15 @@ class _Table:
     delimiter: str
     columns: list[str]
     notes: tuple[str, ...]
+    hot: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> list[str]:
+        """Names of the columns, and of what stands for one."""
+        return [*self.columns, *(["label"] if self.hot else [])]
 
     def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield number and values of each line.
+        """Yield the number of the line that each row begins in, and its values.
 
         Raises:
             InputError: If it cannot be read further.
@@ -56,7 +64,12 @@ class _Table:
         with _naming(self.location):
             reader = csv.DictReader(_text_of(self.content), self.columns, delimiter=self.delimiter)
             next(reader, None)  # The columns' own names.
-            yield from ((reader.line_num, row) for row in reader)
+            for row in reader:
+                # The reader counts the lines of cells, too, of which the row's number is that of the first.
+                number = reader.line_num - sum(str(value).count("\n") for value in row.values())
+                if self.hot:
+                    row["label"] = SEPARATOR.join(name for name in self.hot if (row[name] or "").strip() == "1")
+                yield number, row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +81,16 @@ class _Rows:
         cells: Values by column.
         version: SHA-256 of the file.
         notes: See `_Table`.
+        bad: Lines without a value that they need.
+        delimiter: See `_Table`.
     """
 
     numbers: np.ndarray
     cells: Mapping[str, Names]
     version: str
     notes: tuple[str, ...]
+    bad: tuple[Quarantined, ...]
+    delimiter: str
 
 
 def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listing:
@@ -84,6 +101,8 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
     """
     targets = (params.target_columns or ("label",)) if labelled else ()
     rows = _read_table(location, params, targets, labelled)
+    if rows.bad and not labelled:  # Every line is to have its answer.
+        raise InputError(f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the line.")
     kind = IMAGE if "path" in rows.cells else TEXT
     root, absolute = "", None
     if kind == IMAGE:
@@ -97,7 +116,10 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
         places = [f"line {number} of {location}" for number in rows.numbers]
-        cells = list(zip(*(rows.cells[name] for name in targets), strict=True))
+        columns: list[Sequence[str]] = [rows.cells[name] for name in targets]
+        if rows.delimiter != ",":  # Where a comma cannot stand for thousands.
+            columns = list(map(with_points, columns))
+        cells = list(zip(*columns, strict=True))
         labels, classes = parse_numbers(cells, targets, places), targets
     else:
         read = split_labels if params.task == MULTI_LABEL else index_labels
@@ -112,26 +134,36 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         class_names=classes,
         splits=None if splits is None else splits[order],
         groups=rows.cells[params.group_column].take(order) if params.group_column in rows.cells else None,
-        slices={name: rows.cells[name].take(order) for name in params.slice_columns if labelled},
+        slices={name: rows.cells[column].take(order) for name, column in _kept(rows, params, labelled).items()},
         root=root,
         files=_stat_files(root, keys) if kind == IMAGE else None,
         texts=texts,
         kind=kind,
         version=rows.version,
-        identities=_identities(rows.cells.get("id"), absolute, hashes, order),
+        identities=known_by(
+            ids.take(order) if (ids := rows.cells.get("id")) else None,
+            absolute.take(order) if absolute else keys if hashes is None else Names.of_hashes(hashes),
+        ),
         hashes=hashes,
         notes=rows.notes,
+        bad=rows.bad,
     )
 
 
 def _read_table(location: str, params: WriteParams, targets: Sequence[str], labelled: bool) -> _Rows:
     """Read the columns of a table that are used; only these stay in memory."""
     table = _open_table(location, params)
+    if "label" in targets and "label" not in table.columns:
+        table = _with_hot_columns(table, params)
     content = "text" if "text" in table.columns and "path" not in table.columns else "path"
-    others = dict.fromkeys([*([params.group_column] if params.group_column else []), *params.slice_columns])
-    wanted = [content, *targets, *(others if labelled else ())]
+    kept = {column: name for name, column in params.columns.items()}
+    others = [kept.get(name, name) for name in params.slice_columns]
+    if params.group_column:
+        others = [params.group_column, *others]
+    wanted = list(dict.fromkeys([content, *targets, *others]))
     _check_columns(table, wanted, targets)
-    may_be_empty = {"text", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
+    # A text may be empty, it is set aside when it is read; and so may several labels.
+    may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
     return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
 
 
@@ -154,6 +186,32 @@ def _open_table(location: str, params: WriteParams) -> _Table:
     return _Table(location, content, delimiter, columns, (*notes, *renamed))
 
 
+def _with_hot_columns(table: _Table, params: WriteParams) -> _Table:
+    """Return the table with its columns of nothing but 0 and 1 for its labels, where there are several.
+
+    Raises:
+        InputError: If one class is asked for, and a line has several, or none.
+    """
+    others = {"path", "text", "split", "id", params.group_column, *params.slice_columns}
+    hot, odd = [name for name in table.columns if name not in others], 0
+    for number, row in table.lines():
+        hot = [name for name in hot if (row[name] or "").strip() in ("0", "1")]
+        if len(hot) < 2:
+            return table
+        odd = odd or (sum(row[name].strip() == "1" for name in hot) != 1) * number
+    advice = ""
+    if params.task == REGRESSION:
+        advice = f"Name the targets: data.target_columns=[{', '.join(hot)}]."
+    elif odd and params.task == CLASSIFICATION:
+        advice = f"Line {odd} has not one 1: set data.task=multi_label to take each of them for a label."
+    if advice:
+        raise InputError(
+            f"Missing columns in {table.location}: 'label'. The columns {shown(hot)} hold 0 and 1. {advice}"
+        )
+    note = f"the columns {shown(hot)} hold 0 and 1: each is taken for a label; data.columns may name another column"
+    return dataclasses.replace(table, hot=tuple(hot), notes=(*table.notes, note))
+
+
 def _text_of(content: bytes) -> io.TextIOWrapper:
     """Return a file's text, which is decoded as it is read; ends of lines are left as they are."""
     return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
@@ -174,27 +232,41 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
     """Read columns that are wanted, and `split` and `id` where they are there.
 
     Raises:
-        InputError: If a line has too few or too many values, or none where it has to.
+        InputError: If a line has too few or too many values, or every line lacks one that it needs.
     """
     stripped = {*wanted, "split"} - {"text"}
-    kept = [name for name in table.columns if name in {*wanted, "split", "id"}]
-    numbers, cells = NumbersBuilder(), {name: NamesBuilder() for name in kept}
+    kept = [name for name in table.named if name in {*wanted, "split", "id"}]
+    numbers, cells, bad = NumbersBuilder(), {name: NamesBuilder() for name in kept}, list[Quarantined]()
     for number, row in table.lines():
         for name in stripped:
             if isinstance(row.get(name), str):
                 row[name] = row[name].strip()  # A space that nobody sees makes no other class.
         # A line too short has None as a value, one too long has it as a key.
-        # A text may be empty, it is set aside when it is read; and so may several labels.
-        if None in row or None in row.values() or not all(row[name] for name in filled):
+        if None in row or None in row.values():
             raise InputError(
                 f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
                 f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
             )
+        if empty := [name for name in filled if not row[name]]:
+            bad.append(Quarantined(f"line/{number:08d}", " and ".join(f"{name!r} is empty" for name in empty)))
+            continue
         numbers.add(number)
         for name, column in cells.items():
             column.add(row[name])
+    if not len(known := numbers.numbers()):
+        raise InputError(
+            f"No line of {table.location} can be used: in {bad[0].key} {bad[0].reason}, and so on. Fill the "
+            "column, or name another one in data.columns."
+        )
     columns = {name: column.names() for name, column in cells.items()}
-    return _Rows(numbers.numbers(), columns, hashlib.sha256(table.content).hexdigest(), table.notes)
+    return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad), table.delimiter)
+
+
+def _kept(rows: _Rows, params: WriteParams, labelled: bool) -> dict[str, str]:
+    """Return the names of the columns that a listing keeps, and what they are called in its cells."""
+    renamed = {column: name for name, column in params.columns.items()}
+    kept = {name: renamed.get(name, name) for name in params.slice_columns}
+    return kept if labelled or "id" not in rows.cells else {"id": "id", **kept}
 
 
 def _order_of(keys: Names) -> np.ndarray | slice:
@@ -206,7 +278,7 @@ def _order_of(keys: Names) -> np.ndarray | slice:
 
 
 def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str]) -> None:
-    columns = table.columns
+    columns = table.named
     if missing := [name for name in wanted if name not in columns]:
         expected = ", ".join(("path (or text)", *targets))
         raise InputError(
@@ -297,17 +369,6 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     names = {column: name for name, column in taken.items()}
     # A column whose name another one now has is left alone under its own.
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
-
-
-def _identities(
-    ids: Names | None, paths: Names | None, hashes: np.ndarray | None, order: np.ndarray | slice
-) -> Names | None:
-    """Return what rows are known by: unique ids, else absolute paths, or the texts' content."""
-    if ids is not None and all(ids) and not find_repeated(ids):
-        return ids.take(order)
-    if paths is not None:
-        return paths.take(order)
-    return None if hashes is None else Names.of_hashes(hashes)
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:

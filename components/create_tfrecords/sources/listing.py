@@ -4,11 +4,12 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from components import storage
-from components.artifacts import TEST, TRAIN, VALIDATION
+from components.artifacts import TEST, TRAIN, VALIDATION, Quarantined
 from components.create_tfrecords.corpus import Corpus
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.columns import Files, Names, Pieces
@@ -32,7 +33,8 @@ class Listing:
         class_names: The classes; of a regression, the names of the targets.
         splits: The source's own split of every example, str[num_examples]; None where it has none.
         groups: One group name per example; None where none was asked for.
-        slices: A value per example in each of the columns that are kept beside the records, by name.
+        slices: A value per example in each of the columns that are kept beside the records, or beside the answers of
+            examples without labels, by name; of the latter also the `id`, where there is one.
         root: Folder that file keys are relative to; empty for arrays.
         files: Size and version of the file of every example; None for arrays.
         spans: Parts of larger files that are the examples' content, for sources that have such, else None.
@@ -46,6 +48,7 @@ class Listing:
             copies; None where these are the keys.
         hashes: uint64[num_examples], what `identify` makes of the images or texts that the listing holds; None where it
             holds none.
+        bad: Inputs that are no examples, as a row without a label: set aside like those that cannot be read.
     """
 
     source: str
@@ -54,7 +57,7 @@ class Listing:
     class_names: tuple[str, ...]
     splits: np.ndarray | None = None
     groups: Sequence[str] | None = None
-    slices: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    slices: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     root: str = ""
     files: Files | None = None
     spans: Contents | None = None
@@ -66,6 +69,7 @@ class Listing:
     notes: tuple[str, ...] = ()
     identities: Sequence[str] | None = None
     hashes: np.ndarray | None = None
+    bad: tuple[Quarantined, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("keys", "groups", "identities"):
@@ -74,6 +78,11 @@ class Listing:
                 object.__setattr__(self, name, Names.collect(column))
         if self.texts is not None and not isinstance(self.texts, Pieces):
             object.__setattr__(self, "texts", Pieces.collect(self.texts))
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of examples, and of inputs that are none."""
+        return len(self.keys) + len(self.bad)
 
     @property
     def num_bytes(self) -> int:

@@ -21,7 +21,14 @@ from components.create_tfrecords.sources.containers import (
     splits_of,
     version_of,
 )
-from components.create_tfrecords.sources.fields import choose_fields, read_ids, read_splits, read_targets
+from components.create_tfrecords.sources.fields import (
+    choose_fields,
+    known_by,
+    read_ids,
+    read_kept,
+    read_splits,
+    read_targets,
+)
 from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.sources.spans import Span, Spans
 from components.create_tfrecords.targets import shown
@@ -102,7 +109,10 @@ def _opened(file: Container) -> Iterator[Any]:
 
 
 def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> Listing:
-    """List the rows of tables; of images the other columns alone are read, and texts are held in memory."""
+    """List the rows of tables; texts are held in memory.
+
+    Images that have no id are read once here, to be known by their content.
+    """
     import pyarrow.types as types
 
     files = list_containers(location, (".parquet",))
@@ -131,19 +141,23 @@ def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> L
         splits = np.repeat(of_files, counts)
     ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
     texts = tuple(text for file in files for text in _texts_of(file, column)) if is_text else None
-    hashes = identify_each(texts) if texts else None
+    hashes = known = identify_each(texts) if texts else None
+    if not is_text and labelled and not (ids and all(ids)):
+        # Not by its place: BigQuery exports rows in another order each time.
+        known = np.concatenate(list(read_each(lambda file: identify_each(_column_of(file, column)), files)))
     return Listing(
         source=params.source,
         keys=keys,
         labels=labels,
         class_names=classes,
         splits=splits,
+        slices=read_kept(values, chosen, labelled),
         texts=texts,
         spans=None if is_text else UnpackedColumn(files, column, len(keys)),
         kind=TEXT if is_text else IMAGE,
         version=version_of(files),
         notes=chosen.notes,
-        identities=ids or (None if hashes is None else Names.of_hashes(hashes)),
+        identities=known_by(ids, None if known is None else Names.of_hashes(known)),
         hashes=hashes,
     )
 

@@ -16,7 +16,15 @@ from components.create_tfrecords.sources.containers import (
     splits_of,
     version_of,
 )
-from components.create_tfrecords.sources.fields import Chosen, choose_fields, read_ids, read_splits, read_targets
+from components.create_tfrecords.sources.fields import (
+    Chosen,
+    choose_fields,
+    known_by,
+    read_ids,
+    read_kept,
+    read_splits,
+    read_targets,
+)
 from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.sources.spans import Span, Spans
 from components.errors import InputError
@@ -57,11 +65,12 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool = True) ->
         labels=labels,
         class_names=classes,
         splits=splits,
+        slices=read_kept(values, chosen, labelled),
         spans=Spans.collect([row.span for row in rows]),
         kind=TEXT if chosen.content == "text" else IMAGE,
         version=version_of(files),
         notes=chosen.notes,
-        identities=ids or Names.of_hashes(hashes),
+        identities=known_by(ids, Names.of_hashes(hashes)),
         hashes=hashes if chosen.content == "text" else None,
     )
 

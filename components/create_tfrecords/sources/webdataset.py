@@ -8,7 +8,7 @@ import functools
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,12 @@ _MOST_FACTS_BYTES = 1 << 20  # Of a .cls or .json file: more is none.
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-    """An image in an archive, and its label in words; None where it has none."""
+    """An image in an archive, its label in words, None where it has none, and what stands beside its answer."""
 
     name: str
     span: Span
     label: str | None
+    kept: Mapping[str, Any]
 
 
 def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -> Listing:
@@ -69,6 +70,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -
                 "or a folder for each class."
             )
         labels, classes = index_labels([str(example.label) for example in examples], params.class_names, keys)
+    kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]
     of_archives = splits_of(archives, location) if labelled else None
     sizes = list(map(len, by_archive))
     return Listing(
@@ -77,8 +79,11 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -
         labels=labels,
         class_names=classes,
         splits=None if of_archives is None else np.repeat(of_archives, sizes),
+        slices={name: [example.kept.get(name) for example in examples] for name in kept},
         spans=Spans.collect([example.span for example in examples]),
         version=version_of(archives),
+        # Also where another archive has a file of that name: what is added gives no example another name.
+        identities=tuple(example.name for example in examples),
     )
 
 
@@ -119,6 +124,7 @@ class _Group:
         self.stem, self._path, self._params = stem, path, params
         self._images: list[tuple[str, Span]] = []
         self._label: str | None = None
+        self._kept: dict[str, Any] = {}
 
     def add(self, member: tarfile.TarInfo, suffix: str, members: tarfile.TarFile) -> None:
         """Add a file; what says nothing of an image is left alone."""
@@ -137,6 +143,8 @@ class _Group:
             if suffix != "json":
                 return text if suffix != "txt" or self._label is None else None
             facts = json.loads(text)
+            wanted = {"id": self._params.columns.get("id", "id"), **{name: name for name in self._params.slice_columns}}
+            self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
             name = self._params.columns.get("label") or find_column("label", list(facts))
             return None if facts.get(name) is None else str(facts[name])
         except (ValueError, AttributeError, TypeError) as error:
@@ -149,7 +157,7 @@ class _Group:
         """Yield the images, with the label that stands beside them, else their folder's name."""
         folder = self.stem.rpartition("/")[0].rpartition("/")[2] or None
         for name, span in self._images:
-            yield _Example(name, span, self._label if self._label is not None else folder)
+            yield _Example(name, span, self._label if self._label is not None else folder, self._kept)
 
 
 SOURCE = Source("webdataset:GLOB", list_webdataset, read_unlabelled=functools.partial(list_webdataset, labelled=False))

@@ -1,16 +1,18 @@
-"""Claims about copies: found, counted, listed, and kept in one split."""
+"""Claims about copies: found, counted, listed, and kept out of two splits."""
 
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from components import records
-from components.artifacts import SPLITS, Manifest
+from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams, write_records
-from components.create_tfrecords.copies import connect, find_alike, keep_together, look_at, thin_out
+from components.create_tfrecords.copies import connect, find_alike, look_at, thin_out
+from components.errors import InputError
 from components.identities import identify, load_copied, load_identities
 
 
@@ -56,16 +58,6 @@ def test_pairs_connect_to_sets():
     assert [members.tolist() for members in sets] == [[1, 3, 5], [7, 8]]
 
 
-def test_a_set_is_tested_where_one_of_it_is_unless_it_is_large():
-    splits = np.array([SPLITS.index(name) for name in ["train"] * 30 + ["test", "validation", "train"]], np.int8)
-    free = np.ones(33, bool)
-    small = keep_together(splits, [np.array([0, 30]), np.array([1, 31])], range(33), free)
-    assert [SPLITS[i] for i in small[[0, 1, 30, 31]]] == ["test", "validation", "test", "validation"]
-    large = keep_together(splits, [np.arange(20, 32)], range(33), free)
-    # Else no test and no validation example would be left.
-    assert large.tolist() == splits.tolist()
-
-
 def _write(tmp_path, images, labels, **params):
     np.savez(tmp_path / "x.npz", x=images, y=labels)
     write_records(WriteParams(f"npz:{tmp_path}/x.npz", **params), tmp_path / "out")
@@ -77,27 +69,73 @@ def pictures() -> np.ndarray:
     return np.stack([np.asarray(_photo(seed, (24, 32))) for seed in range(120)])
 
 
-def test_exact_and_near_copies_of_arrays_stand_in_one_split(tmp_path, pictures, capsys):
+def test_a_copy_of_a_tested_picture_is_tested_or_left_out_and_so_is_one_of_a_validated_one(tmp_path, pictures, capsys):
     near = np.stack([np.asarray(_jpeg(Image.fromarray(picture), 80)) for picture in pictures[60:]])
     labels = np.arange(120) % 3
+    alone, _ = _write(tmp_path, pictures, labels)
+    stands_alone = _split_of(tmp_path, alone)
+    shutil.rmtree(tmp_path / "out")
     manifest, copies = _write(
         tmp_path, np.concatenate([pictures, pictures[:60], near]), np.concatenate([labels, labels])
     )
     assert (copies["exact"], copies["near"], copies["across_splits"], copies["contradictory"]) == (60, 60, 0, 0)
     assert [len(one["examples"]) for one in copies["sets"]] == [2] * 120
-    assert sum(split.num_examples for split in manifest.splits.values()) == 240
+    stands = _split_of(tmp_path, manifest)
+    left_out = {key for one in copies["sets"] for key in _keys(one, "left out")}
+    assert len(left_out) == copies["left_out"] == manifest.num_left_out == 240 - len(stands)
+    assert 5 < len(left_out) < 60
+    # A tested one stays, whatever comes; and equal ones are drawn together.
+    assert all(stands[key] == "test" for key, split in stands_alone.items() if split == "test")
+    assert not any(int(key.split("/")[1]) % 120 < 60 for key in left_out)
+    for one in copies["sets"]:
+        splits = [example["split"] for example in one["examples"]]
+        assert len(set(splits)) == 1 or (splits.count("left out") == 1 and "train" not in splits)
     for name, split in manifest.splits.items():
         examples = records.load_split(tmp_path / "out", manifest, name, with_keys=True)
         assert split.num_examples == len(examples.labels) == len(load_identities(tmp_path / "out", name))
-        places = sorted(int(key.split("/")[1]) for key in examples.keys)
-        assert {place % 120 for place in places} == {place for place in places if place < 120}
         assert not load_copied(tmp_path / "out", name).any()
         for key, label, image in zip(examples.keys, examples.labels, examples.inputs, strict=True):
             place = int(key.split("/")[1])
             assert label == place % 120 % 3
             if place < 180:
                 assert np.array_equal(image, pictures[place % 120])
-    assert "60 images are equal to another one, 60 nearly so; copies.json lists them" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "60 images are equal to another one, 60 nearly so; copies.json lists them" in told
+    assert f"left out {len(left_out)} images, since a copy of each is held out" in told
+
+
+def test_a_long_series_takes_no_picture_out_of_the_test_split(tmp_path, pictures):
+    series = [np.asarray(Image.eval(Image.fromarray(pictures[0]), lambda v, i=i: v * 0.9 + i)) for i in range(20)]
+    drawn, _ = _write(tmp_path, np.stack([*pictures, *series]), np.arange(140) % 3, join_copies=False)
+    before = _split_of(tmp_path, drawn)
+    shutil.rmtree(tmp_path / "out")
+    kept, copies = _write(tmp_path, np.stack([*pictures, *series]), np.arange(140) % 3)
+    after = _split_of(tmp_path, kept)
+    (one,) = copies["sets"]
+    assert len(one["examples"]) == 21
+    tested = [key for key, split in before.items() if split == "test"]
+    assert sum(key >= "all/00000120" for key in tested) > 1
+    assert [key for key, split in after.items() if split == "test"] == tested
+    assert not _keys(one, "train")
+    assert len(_keys(one, "left out")) == 140 - len(after) > 10
+
+
+def test_data_of_which_nothing_is_left_to_train_on_are_refused(tmp_path, pictures):
+    series = [np.asarray(Image.eval(Image.fromarray(pictures[0]), lambda v, i=i: v * 0.8 + i)) for i in range(40)]
+    with pytest.raises(InputError, match=r"'train' split has no examples left: all \d+ .* data.group_column"):
+        _write(tmp_path, np.stack(series), np.arange(40) % 2)
+
+
+def _keys(one, split) -> list[str]:
+    return [example["key"] for example in one["examples"] if example["split"] == split]
+
+
+def _split_of(tmp_path, manifest) -> dict[str, str]:
+    return {
+        key: name
+        for name in manifest.splits
+        for key in records.load_split(tmp_path / "out", manifest, name, with_keys=True).keys
+    }
 
 
 def _twice(folder, **options):
@@ -166,7 +204,7 @@ def test_splits_of_the_sources_own_are_left_and_copies_across_them_told_with_the
     assert f"{copies['contradictory']} sets of copies have several labels, the first: 'train/" in told
 
 
-def test_texts_of_the_same_words_stand_in_one_split(tmp_path):
+def test_texts_of_the_same_words_are_in_no_two_splits(tmp_path):
     rows = [f"word{i} and more of it" for i in range(100)]
     rows += [f"Word{i}, AND more  of it!" for i in range(50)]
     (tmp_path / "x.csv").write_text("text,label\n" + "".join(f'"{row}",{"ab"[i % 2]}\n' for i, row in enumerate(rows)))
@@ -175,7 +213,7 @@ def test_texts_of_the_same_words_stand_in_one_split(tmp_path):
     assert (copies["exact"], copies["near"], copies["across_splits"]) == (0, 50, 0)
 
 
-def test_files_that_hold_one_picture_stand_in_one_split_and_one_and_two_workers_agree(image_folder, tmp_path):
+def test_files_that_hold_one_picture_are_in_no_two_splits_and_one_and_two_workers_agree(image_folder, tmp_path):
     folder = image_folder(per_class=40, size=(65, 64))
     for i in range(20):
         (folder / "cat" / f"copy-{i}.png").write_bytes((folder / "cat" / f"{i:04d}.png").read_bytes())

@@ -9,7 +9,7 @@ from components.create_tfrecords.data_page import render_page
 from tests.browser import assert_opens, needs_browser
 from tests.html_page import Page
 
-NO_COPIES = {"exact": 0, "near": 0, "contradictory": 0, "across_splits": 0, "sets": []}
+NO_COPIES = {"exact": 0, "near": 0, "left_out": 0, "contradictory": 0, "across_splits": 0, "sets": []}
 
 
 @pytest.fixture(scope="module")

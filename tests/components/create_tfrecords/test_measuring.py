@@ -9,6 +9,7 @@ from components.create_tfrecords import WriteParams, encoders, parts, write_reco
 from components.create_tfrecords.measuring import (
     FIGURES,
     NOT_MEASURED,
+    count_labels,
     distributions,
     is_measured,
     measure_pictures,
@@ -41,26 +42,31 @@ def test_a_picture_of_one_point_has_no_contrast():
     assert measure_pictures([np.full((1, 1, 1), 200, np.uint8)]).tolist() == [[2000, 0, 0, 333, 333]]
 
 
-def test_a_distribution_has_fixed_bins_and_exact_figures():
+def test_a_distribution_has_the_bins_that_hold_something_and_exact_figures():
     rows = np.array([[10, 0, 52], [20, 500, 48], [NOT_MEASURED] * 3, [32767, 1000, 900]], np.int16)
     words, unknown, length = distributions(TEXT, rows).values()
-    assert words.edges == tuple(map(float, FIGURES[TEXT][0].edges))
+    assert (words.edges, words.counts) == ((10, 11, 20, 21, 32640, 32768), (1, 0, 1, 0, 1))
     assert (words.num_examples, words.minimum, words.maximum) == (3, 10, 32767)
     assert words.mean == pytest.approx((10 + 20 + 32767) / 3, abs=1e-6)
-    assert sum(words.counts) == 3
-    assert words.counts[-1] == 1
     assert (unknown.mean, unknown.maximum) == (0.5, 1.0)
-    assert [place for place, count in enumerate(unknown.counts) if count] == [0, 10, 19]
-    assert (length.minimum, length.maximum, length.counts[-1]) == (4.8, 90.0, 1)
+    assert (unknown.edges, unknown.counts) == ((0, 0.001, 0.5, 0.502, 1.0, 1.004), (1, 0, 1, 0, 1))
+    assert (length.minimum, length.maximum, length.counts) == (4.8, 90.0, (1, 0, 1, 0, 1))
     assert unknown.std == pytest.approx(np.std([0, 0.5, 1]), abs=1e-6)
     assert distributions(IMAGE, np.full((4, 7), NOT_MEASURED)) == {}
 
 
-def test_a_value_at_an_edge_counts_above_it():
-    rows = np.array([[80, 40, 20, 25, 50, 8, 16], [79, 39, 19, 24, 49, 7, 15]], np.int16)
+def test_no_bin_is_wider_than_a_unit_and_a_128th_of_its_values():
+    rows = np.random.default_rng(0).integers(0, 2**15, (5000, 7)).astype(np.int16)
     for figure, distribution in zip(FIGURES[IMAGE], distributions(IMAGE, rows).values(), strict=True):
-        low, high = (place for place, count in enumerate(distribution.counts) if count)
-        assert high == low + 1, figure.name
+        lows, highs = (np.array(distribution.edges[part]) / figure.scale for part in (slice(-1), slice(1, None)))
+        is_filled = np.array(distribution.counts) > 0
+        assert (highs - lows <= np.maximum(1, lows / 128) * (1 + 1e-9))[is_filled].all(), figure.name
+        assert sum(distribution.counts) == 5000
+
+
+def test_labels_are_counted_by_example():
+    labels = count_labels(np.array([[1, 0, 1], [0, 0, 0], [0, 0, 1]]))["labels"]
+    assert (labels.edges, labels.counts, labels.mean) == ((0, 1, 2, 3), (1, 1, 1), 1)
 
 
 def test_the_measured_share_is_chosen_by_content():

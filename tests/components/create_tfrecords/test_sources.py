@@ -328,10 +328,50 @@ def test_csv_rows_with_an_id_stay_where_they_are_when_their_text_is_mended(tmp_p
 
 
 def test_csv_messages_name_the_line_and_cut_long_texts(tmp_path):
-    source = _csv(tmp_path, "text,label\n" + "fine text,a\n" * 3 + f"{'long ' * 1000},\n")
+    source = _csv(tmp_path, "text,label\n" + "fine text,a\n" * 3 + f"{'long ' * 1000},a,b\n")
     with pytest.raises(InputError, match=r"Malformed line 5 of .*… \(5,000 characters\)") as caught:
         _plan(source)
     assert len(str(caught.value)) < 400
+
+
+def test_a_csv_row_without_a_label_is_set_aside_by_its_line_and_counted(tmp_path, capsys):
+    rows = "".join(f"text number {i},{'ab'[i % 2]}\n" for i in range(40))
+    source = _csv(tmp_path, f"text,label\n{rows}nothing known, \n")
+    listing = list_examples(WriteParams(source))
+    assert (len(listing.keys), listing.num_inputs, listing.class_names) == (40, 41, ("a", "b"))
+    with pytest.raises(InputError, match=r"1 of 41 inputs cannot be used: 'line/00000042' \('label' is empty\)"):
+        write_records(WriteParams(source, num_workers=1), tmp_path / "out")
+    write_records(WriteParams(source, num_workers=1, max_bad_fraction=0.03), tmp_path / "out")
+    assert [item.reason for item in Manifest.load(tmp_path / "out").quarantined] == ["'label' is empty"]
+    with pytest.raises(InputError, match=r"No line of .* can be used: in line/00000002 'label' is empty"):
+        list_examples(WriteParams(_csv(tmp_path, "text,label\nwords,\n")))
+
+
+def test_numbers_of_a_german_spreadsheet_have_a_decimal_comma(tmp_path):
+    prices = ["80,50", "1.250,75", "7", "1.300"] * 10
+    rows = "".join(f"Wort {i};{price}\n" for i, price in enumerate(prices))
+    listing = list_examples(WriteParams(_csv(tmp_path, f"text;label\n{rows}"), task="regression"))
+    assert listing.labels[:4, 0].tolist() == [80.5, 1250.75, 7, 1300]
+    with_points = list_examples(
+        WriteParams(_csv(tmp_path, "text;label\nein Wort;80.5\nnoch eins;1.3\n"), task="regression")
+    )
+    assert with_points.labels[:, 0].tolist() == pytest.approx([80.5, 1.3])
+    with pytest.raises(InputError, match="expected a number in 'label', received '1,234'"):
+        list_examples(WriteParams(_csv(tmp_path, 'text,label\na word,"1,234"\n'), task="regression"))
+
+
+def test_columns_of_0_and_1_are_labels_where_there_is_no_other(tmp_path):
+    rows = "".join(f"text {i},{int(i % 2 == 0)},{int(i % 2)},0\n" for i in range(20))
+    listing = list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,bird\n{rows}")))
+    assert (listing.class_names, listing.labels[:3].tolist()) == (("cat", "dog"), [0, 1, 0])
+    assert any("'cat', 'dog', 'bird' hold 0 and 1: each is taken for a label" in note for note in listing.notes)
+    both = _csv(tmp_path, f"text,cat,dog,bird\n{rows}both,1,1,0\nnone,0,0,0\n")
+    with pytest.raises(InputError, match=r"hold 0 and 1. Line 22 has not one 1: set data.task=multi_label"):
+        list_examples(WriteParams(both))
+    several = list_examples(WriteParams(both, task="multi_label"))
+    assert several.labels[-2:].tolist() == [[1, 1], [0, 0]]
+    with pytest.raises(InputError, match=r"Name the targets: data.target_columns=\[cat, dog, bird\]"):
+        list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,bird\n{rows}"), task="regression"))
 
 
 def test_csv_refuses_columns_that_are_not_there(tmp_path):
@@ -423,18 +463,23 @@ def test_csv_refuses_duplicate_paths_however_they_are_written(tmp_path, twin):
         _plan(_csv(tmp_path, f"path,label\n{_rows()}{twin},dog\n"))
 
 
-@pytest.mark.parametrize("line", ["x.png", "x.png,", ",cat", "x.png,cat,more"])
+@pytest.mark.parametrize("line", ["x.png", "x.png,cat,more"])
 def test_csv_refuses_malformed_lines_by_number(tmp_path, line):
     with pytest.raises(InputError, match=r"Malformed line 24 of .*: expected values for \['path', 'label'\], received"):
         _plan(_csv(tmp_path, f"path,label\n{_rows()}\n\n{line}\n"))
 
 
-@pytest.mark.parametrize("line", ["x.png,cat", "x.png,cat,"])
-def test_csv_refuses_a_line_without_a_group(tmp_path, line):
+@pytest.mark.parametrize(("line", "empty"), [("x.png,,ann", "label"), (",cat,ann", "path"), ("x.png,cat, ", "who")])
+def test_csv_refuses_an_empty_cell_by_its_line_and_column(tmp_path, line, empty):
+    with pytest.raises(InputError, match=rf"1 of 21 inputs cannot be used: 'line/00000024' \('{empty}' is empty\)"):
+        _plan(_csv(tmp_path, f"path,label,who\n{_rows(extra=',ann')}\n\n{line}\n"), group_column="who")
+
+
+def test_csv_refuses_a_line_without_a_group(tmp_path):
     with pytest.raises(
         InputError, match=r"Malformed line 22 of .*\['path', 'label', 'who'\], received \['x.png', 'cat"
     ):
-        _plan(_csv(tmp_path, f"path,label,who\n{_rows(extra=',ann')}{line}\n"), group_column="who")
+        _plan(_csv(tmp_path, f"path,label,who\n{_rows(extra=',ann')}x.png,cat\n"), group_column="who")
 
 
 def test_csv_refuses_a_line_without_a_split(tmp_path):

@@ -67,6 +67,14 @@ def test_every_class_is_in_every_split():
         assert all(len(set(labels[splits == name].tolist())) == 12 for name in ("train", "validation", "test"))
 
 
+def test_the_rule_says_how_many_may_go_back_from_the_split_that_they_are_lent_to():
+    assert "lent to splits that had drawn too few: 1," in _split(keys=["a", "b", "c"], labels=np.zeros(3, int))[1]
+    assert "lent" not in _split()[1]
+    groups = [f"{i % 3}" for i in range(30)]
+    lent = _split(keys=KEYS[:30], labels=LABELS[:30], groups=groups, validation_fraction=0, seed=2)[1]
+    assert "lent to splits that had drawn too few: 10," in lent
+
+
 def test_copies_stay_together_under_whatever_label():
     keys = [f"{i // 3}" for i in range(120)]
     for seed in range(50):

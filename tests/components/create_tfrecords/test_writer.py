@@ -480,18 +480,6 @@ def test_too_little_disk_is_noticed_before_any_work(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A real file system of 256 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a file system: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_disk_that_fills_up_leaves_nothing_behind(tiny_disk, tmp_path, monkeypatch, workers):
     images = np.random.default_rng(0).integers(0, 256, (9000, 8, 8), np.uint8)
@@ -552,3 +540,14 @@ def test_a_refusal_in_one_worker_stops_the_others_and_leaves_nothing(many_files,
     with pytest.raises(InputError, match=r"Images differ in size: expected 2×2 .*received 9×9 for 'odd.png'"):
         write_records(params, tmp_path / "out" / "d")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_was_wanted_of_a_split_is_said_beside_what_it_got(tmp_path, capsys):
+    random = np.random.default_rng(1)
+    images, labels = random.integers(0, 256, (500, 8, 8), np.uint8), np.arange(500) % 5
+    np.savez(tmp_path / "x.npz", x=images, y=labels)
+    write_records(WriteParams(f"npz:{tmp_path}/x.npz", num_workers=1), tmp_path / "out")
+    tested = Manifest.load(tmp_path / "out").splits["test"]
+    shares = np.array(tested.class_counts) / 100
+    said = f"test {tested.num_examples / 500:.1%} ({shares.min():.1%} to {shares.max():.1%} of a class), wanted 20.0%"
+    assert f"{said}; validation " in capsys.readouterr().err

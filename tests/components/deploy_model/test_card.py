@@ -77,6 +77,7 @@ HOSTILE = (
     "{{ 7 * 7 }} {% raw %} ${HOME}",
     "1. first\u2028second\x00\u202e",
     "'\": {a: [b",
+    "@octocat me@example.com http://a.example HTTPS://b.example www.c.example",
 )
 
 
@@ -273,7 +274,7 @@ def test_the_card_tells_what_the_training_took_and_what_preflight_found():
     assert "| `optimizer` | adam |" in text
     assert "weight_decay" not in text, "it is off"
     assert "- **Memory:** 3.0 MiB of 16.0 GiB on each chip\n- **Step:** 100 ms for a batch of 32\n" in text
-    assert "- **Price of a run:** $0.01 at list price" in text  # 300 steps of 0.1 s at 1.2 $ an hour.
+    assert "- **Price of a run:** $0.01 at Compute Engine's list price" in text  # 300 steps of 0.1 s at 1.2 $ an hour.
     assert f"- **Code of train_model:** {'b' * 16}\n" in text
 
 
@@ -337,6 +338,13 @@ def test_what_strangers_named_stays_text(name):
     visible = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(name.split()))
     assert f"csv:{visible}" == after.eval_results[0].dataset_name
     assert f"Source: csv:{visible}" in shown(hostile)
+
+
+def test_addresses_and_mentions_become_no_links():
+    """GitHub's Markdown finds them in the text itself: https://github.github.com/gfm/#autolinks-extension-."""
+    friendly, hostile = (write_card(facts_of(names=(name, "dog"), notes=name)) for name in ("cat", HOSTILE[-1]))
+    for mark in ("@", "://", "www."):
+        assert ModelCard(hostile).text.count(mark) == ModelCard(friendly).text.count(mark)
 
 
 @pytest.mark.parametrize("notes", HOSTILE)

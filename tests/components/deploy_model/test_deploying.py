@@ -84,8 +84,6 @@ def test_the_first_model_is_registered_checked_and_made_champion(params, folders
     manifest = Manifest.load(folders["records_dir"])
     dataset = {"source": "sklearn:digits", "fingerprint": manifest.fingerprint}
     sketch = json.loads(json.dumps(dataclasses.asdict(DataSketch.make(manifest))))
-    answers = champion.lineage.pop("answers")
-    assert answers["num_examples"] == manifest.split("test").num_examples == sum(answers["class_counts"].values())
     assert champion.lineage == {"dataset": dataset, "sketch": sketch, "split": "test", "run": "digits"}
     assert "README.md" in champion.files
     assert ModelCard.load(champion.directory / "README.md").data.model_name == "digits"

@@ -595,6 +595,7 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
     assert (found.directory / "best.weights.h5").read_text() == "0.9"
     beaten = find_champion(champion, world.digest(0.9), tmp_path)
     assert beaten.registered.version == "2", "a model is never its own champion"
+    assert find_champion(f"{ROOT}/digits@3", world.digest(0.9), tmp_path).registered.version == "2"
     assert find_champion(f"{ROOT}/digits@1", "new", tmp_path).registered.version == "1"
     with pytest.raises(InputError, match="has no version '7'"):
         find_champion(f"{ROOT}/digits@7", "new", tmp_path)

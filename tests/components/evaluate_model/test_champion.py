@@ -2,6 +2,7 @@ import dataclasses
 import json
 import shutil
 
+import h5py
 import pytest
 
 from components.errors import InputError
@@ -75,4 +76,20 @@ def test_a_model_that_is_the_champion_is_not_compared_with_itself(registry, digi
     assert not result.promote
     pinned = dataclasses.replace(params, champion=f"{registry.directory}@0001")
     result = evaluate_model(pinned, digits_records, trained_digits, tmp_path / "evaluation")
-    assert "ties with the champion's" in result.reasons[0], "a version that is named is met"
+    assert result.reasons[0] == "passed: there is no other champion to beat", "as where a run has pinned it"
+
+
+def test_a_folder_with_other_weights_is_no_champion(digits_records, trained_digits, tmp_path):
+    """As a file that was swapped or damaged: the weights load, and answer by chance."""
+    folder = shutil.copytree(trained_digits, tmp_path / "champion")
+    with h5py.File(folder / "best.weights.h5", "r+") as weights:
+        weights.visititems(
+            lambda _, item: item.write_direct(item[()][::-1].copy()) if getattr(item, "ndim", 0) else None
+        )
+    params = EvaluateParams(champion=str(folder), backend="tensorflow", accelerator="cpu", num_replicas=1)
+    with pytest.raises(InputError, match=r"champion is damaged: best\.weights\.h5 should have the SHA-256 .* and has"):
+        evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
+    info = json.loads((folder / "model.json").read_text())
+    del info["digests"]  # As an older training left it.
+    (folder / "model.json").write_text(json.dumps(info))
+    assert evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation").champion_metrics

@@ -86,6 +86,7 @@ def test_export_holds_every_format(export_dir):
         "model.tflite",
         "model_int8.tflite",
         "export.json",
+        "answers.json",
     }
     assert (export_dir / "saved_model" / "saved_model.pb").is_file()
 
@@ -105,11 +106,13 @@ def test_export_json_describes_the_export(export_dir, digits_records, trained_di
     for of_format in facts["formats"].values():
         assert of_format.keys() == {
             *("file", "bytes", "accuracy", "drop_interval", "agreement", "max_difference", "latency_ms"),
-            "examples_per_second",
+            *("examples_per_second", "latency_spread", "rate_spread"),
             "num_compared",
             "most_disagreeing",
         }
-        assert of_format["latency_ms"] > 0
+        for figure, spread in (("latency_ms", "latency_spread"), ("examples_per_second", "rate_spread")):
+            least, most = of_format[spread]
+            assert 0 < least <= of_format[figure] <= most
         assert (export_dir / of_format["file"]).exists()
 
 
@@ -304,7 +307,7 @@ def test_an_operation_without_litert_form_leaves_the_saved_model(digits_records,
     assert result.formats.keys() == {"saved_model"}
     assert result.left_out.keys() == {"float", "int8"}
     assert "tf.ResizeBicubic" in result.left_out["float"]
-    assert {path.name for path in (tmp_path / "export").iterdir()} == {"saved_model", "export.json"}
+    assert {path.name for path in (tmp_path / "export").iterdir()} == {"saved_model", "export.json", "answers.json"}
     facts = json.loads((tmp_path / "export" / "export.json").read_text())
     assert facts["left_out"] == result.left_out
     assert facts["quantization"] is None

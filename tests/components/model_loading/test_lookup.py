@@ -466,3 +466,65 @@ def test_the_readmes_model_files_fit_their_tasks(tmp_path, file, interface):
     blocks = {name: block for block, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", text, re.DOTALL)}
     (tmp_path / file).write_text(blocks[file])
     assert build_model(str(tmp_path / file), interface, {"filters": 2}).output_shape == (None, interface.num_classes)
+
+
+_OWN_TRAINING = """
+import keras
+
+class Focal(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+
+def build_model(image_shape, num_classes):
+    model = keras.Sequential(
+        [keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes, activation="softmax")]
+    )
+    model.compile(keras.optimizers.Lion(clipnorm=1.0), loss=Focal(), metrics=["accuracy"])
+    return model
+"""
+
+
+@pytest.mark.parametrize("kind", ["py", "keras"])
+def test_what_a_model_is_compiled_with_and_training_does_not_use_is_said(tmp_path, kind):
+    (path := tmp_path / "own.py").write_text(_OWN_TRAINING)
+    warnings = []
+    model = build_model(str(path), _DIGITS, {}, warnings.append)
+    if kind == "keras":
+        warnings = []
+        model.save(path := tmp_path / "own.keras")
+        build_model(str(path), _DIGITS, {}, warnings.append)
+    (said,) = warnings
+    assert said == (
+        f"The model {str(path)!r} is compiled with optimizer Lion, loss Focal, metrics accuracy, which training "
+        "does not use: it trains with training.optimizer and the loss of data.task=classification, "
+        "sparse_categorical_crossentropy."
+    )
+
+
+def test_a_model_that_is_not_compiled_gives_no_warning(tmp_path, source):
+    import keras
+
+    warnings = []
+    build_model(str(source), _DIGITS, {}, warnings.append)
+    last = keras.layers.Dense(10, activation="softmax")
+    file = _keras_file(tmp_path / "plain.keras", keras.layers.Flatten(), last)
+    build_model(file, _DIGITS, {}, warnings.append)
+    assert warnings == []
+
+
+def test_a_training_step_of_a_models_own_is_refused_where_it_would_be_lost(tmp_path):
+    (path := tmp_path / "own.py").write_text(
+        "import keras\n"
+        "class Own(keras.Model):\n"
+        "    def __init__(self, n):\n"
+        "        super().__init__()\n"
+        "        self.last = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(n, activation='softmax')])\n"
+        "    def call(self, x):\n"
+        "        return self.last(x)\n"
+        "    def train_step(self, data):\n"
+        "        return {}\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    return Own(num_classes)\n"
+    )
+    with pytest.raises(InputError, match=r"by its own train_step: .* data.task=classification\. Remove train_step"):
+        build_model(str(path), _DIGITS, {})

@@ -74,7 +74,9 @@ def test_another_users_folder_is_neither_read_nor_written(kept, tmp_path, monkey
     assert kept.read_bytes() == before
 
 
-@pytest.mark.parametrize(("number", "fails"), [(errno.EROFS, False), (errno.EACCES, False), (errno.EIO, True)])
+@pytest.mark.parametrize(
+    ("number", "fails"), [(errno.EROFS, False), (errno.EACCES, False), (errno.ENOTDIR, False), (errno.EIO, True)]
+)
 def test_where_nothing_may_be_written_nothing_is_kept(tmp_path, monkeypatch, number, fails):
     """As in a container whose file system is read-only, or whose user has no home."""
 

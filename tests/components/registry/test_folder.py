@@ -165,6 +165,15 @@ def test_the_champion_meets_the_one_that_it_beat(registry, register):
     assert registry.champion("champion", digest(registry, "0001")).number == "0002"
 
 
+def test_a_model_is_not_its_own_champion_by_its_number_either(registry, register):
+    """A run names the champion by its number before it trains; trained again, the model may be that very one."""
+    promote(registry, register("one").number, "")
+    assert registry.champion("0001", digest(registry, "0001")) is None
+    promote(registry, register("two").number, "0001")
+    assert registry.champion("0002", digest(registry, "0002")).number == "0001"
+    assert registry.champion("0001", digest(registry, "0001")).number == "0001", "no alias stands there"
+
+
 def test_another_export_of_the_champion_meets_the_one_that_the_model_beat(registry, register):
     promote(registry, register("one").number, "")
     promote(registry, register("two").number, "0001")

@@ -53,7 +53,8 @@ def test_a_line_says_what_was_answered_and_not_what_was_asked(tmp_path):
     line = ask(tmp_path, with_content=False)
     assert line.pop("time").endswith("+00:00")
     assert line.pop("ms") > 0
-    assert line == {"model": "pets-at-home", "version": "0003", "class": "cat", "confidence": 1.0}
+    answer = {"class": "cat", "confidence": 1.0, "instance": 0, "share": 1.0}
+    assert line == {"model": "pets-at-home", "version": "0003", "format": "float", **answer}
 
 
 def test_what_was_asked_is_logged_where_that_is_wanted(tmp_path):

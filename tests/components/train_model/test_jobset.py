@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,7 +18,7 @@ from components.artifacts import Manifest
 from components.errors import InputError
 from components.outages import PlatformError
 from components.step_inputs import params_from
-from components.train_model import TrainParams, TrainResult, jobset
+from components.train_model import TrainParams, TrainResult, following, jobset
 from components.train_model.jobset import JOBSET_VARIABLE, State, train_on_hosts
 from components.training_step.hyperparameters import Stage
 from tests.fakes.kubernetes import FakeKubernetes
@@ -24,7 +26,7 @@ from tests.fakes.kubernetes import FakeKubernetes
 _GOOD = "echo trained"
 
 
-def _manifest(script, hosts=2, restarts=3):
+def _manifest(script, hosts=2, restarts=3, seconds=600.0):
     container = {"name": "train", "image": "steps", "command": ["sh", "-c", script]}
     container["resources"] = {"limits": {"google.com/tpu": "4"}}
     exit_codes = {"containerName": "train", "operator": "In", "values": [2]}
@@ -32,6 +34,7 @@ def _manifest(script, hosts=2, restarts=3):
         "completions": hosts,
         "parallelism": hosts,
         "backoffLimit": 0,
+        "activeDeadlineSeconds": seconds,
         "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": exit_codes}]},
         "template": {
             "spec": {
@@ -41,7 +44,8 @@ def _manifest(script, hosts=2, restarts=3):
             }
         },
     }
-    rule = {"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    reasons = ["PodFailurePolicy", "DeadlineExceeded"]
+    rule = {"name": "final", "action": "FailJobSet", "onJobFailureReasons": reasons}
     return {
         "metadata": {"generateName": "digits"},
         "spec": {
@@ -117,6 +121,69 @@ def test_a_lost_host_is_told_and_all_start_again(cluster, tmp_path, capfd):
 def test_hosts_that_fail_too_often_fail_the_step_with_their_last_words(cluster):
     with pytest.raises(PlatformError, match=r"jobset digits-1 failed: .*BackoffLimitExceeded.* exit code 1: no luck"):
         _train("echo no luck; exit 1", restarts=1)
+
+
+def _running(cluster):
+    pods = [pod for training in cluster.jobsets.values() for pod in training.pods.values()]
+    return [pod.name for pod in pods if pod.exit_code() is None]
+
+
+def test_hosts_whose_time_is_over_end_and_are_not_started_again(cluster):
+    with pytest.raises(PlatformError, match=r"jobset digits-1 failed: .*DeadlineExceeded"):
+        _train("sleep 60", seconds=0.3)
+    ((_, failed),) = cluster.jobsets.items()
+    assert failed.body["status"]["restarts"] == 0
+    assert _running(cluster) == []
+
+
+def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(cluster, tmp_path):
+    """A step that was killed at once can delete nothing."""
+    hosts = (
+        f"import os, sys, time; os.environ['TPU_PIPELINES_FOLLOWED'] = '{tmp_path}/followed'\n"
+        "from components import termination\n"
+        "from components.errors import InputError\n"
+        "from components.train_model import following\n"
+        "following._LONGEST_SECONDS, following._SAY_EVERY_SECONDS = 1.5, 0.1\n"
+        "try:\n"
+        "    with termination.heard(), following.while_followed(): print('begun', flush=True); time.sleep(60)\n"
+        "except InputError as error: sys.exit(f'error: {error}' and 2)\n"
+        "except termination.Terminated: print('saved', flush=True); raise\n"
+    )
+    (tmp_path / "hosts.py").write_text(hosts)
+    training = jobset._JobSet("digits-1")
+    with following.followed(tmp_path / "followed"):
+        training.create(_manifest(f"exec python3 {tmp_path}/hosts.py"))
+        while not _running(cluster):
+            time.sleep(0.02)
+        said = (tmp_path / "followed").read_text()
+    (tmp_path / "followed").write_text(said)  # It was killed: nothing is tidied up.
+    while not training.state().is_failed:
+        time.sleep(0.05)
+    assert _running(cluster) == []
+    assert training.state().restarts <= 2
+    logs = [path.read_text() for path in tmp_path.glob("*.log")]
+    assert "begun\n[train_model] the step that follows this training is gone: it ends\nsaved\n" in logs
+
+
+def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp_path):
+    (tmp_path / "followed").write_text(str(time.time() - 3600))
+    environment = {**os.environ, following.FILE_VARIABLE: str(tmp_path / "followed")}
+    flags = ["--records", str(digits_records), "--output", str(tmp_path / "model"), "--model", "digits_cnn"]
+    command = [sys.executable, "-m", "components.train_model", *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == command_line.BAD_INPUT, "which a JobSet does not start again"
+    assert "error: Cannot train: the step that started these hosts has not followed them for 36" in done.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_hosts_are_told_again_and_again_that_they_are_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "_SAY_EVERY_SECONDS", 0.01)
+    file = tmp_path / "hosts" / "followed"
+    with following.followed(file):
+        first = file.read_text()
+        while file.read_text() in ("", first):
+            time.sleep(0.01)
+    assert not file.exists()
 
 
 def test_who_starts_it_again_finds_it(cluster):
@@ -197,6 +264,40 @@ def test_a_step_that_is_started_again_follows_the_hosts_of_before(cluster, quick
     assert (tmp_path / "model" / "weights").read_text() == "whole\n"
     assert capfd.readouterr().err.count("trained\n") == 1
     assert (cluster.jobsets, list((tmp_path / "shared").iterdir())) == ({}, [])
+
+
+def _attempt(cluster, monkeypatch, pod):
+    """Be the pod of a step."""
+    spec = {"serviceAccountName": "pipeline-runner", "containers": [{"name": "main"}]}
+    cluster.pods[pod] = {"metadata": {"name": pod, "ownerReferences": []}, "spec": spec}
+    monkeypatch.setenv("KFP_POD_NAME", pod)
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "said"),
+    [("echo 'error: Diverged.'; exit 2", InputError, r"^Diverged\.$"), ("exit 1", PlatformError, "jobset .* failed")],
+)
+def test_what_hosts_fail_with_is_told_again_to_the_same_run_and_tried_again_by_another(
+    cluster, quick, digits_records, tmp_path, monkeypatch, script, error, said
+):
+    """A cluster may start a step again whatever it failed with."""
+    ask = {"manifest": _manifest(script, restarts=0), "shared": str(tmp_path / "shared")}
+    with_command = jobset._with_command
+
+    def as_asked(*arguments):
+        whole = with_command(*arguments)
+        jobset._pod(whole)["containers"][0]["command"] = ["sh", "-c", script]
+        return whole
+
+    monkeypatch.setattr(jobset, "_with_command", as_asked)
+    made = []
+    for pod in ("digits-x7-impl-1", "digits-x7-impl-2", "digits-y8-impl-3"):
+        _attempt(cluster, monkeypatch, pod)
+        with pytest.raises(error, match=said):
+            train_on_hosts(ask, quick, digits_records, tmp_path / "model", poll_seconds=0.05)
+        made.append(*cluster.jobsets.values())
+    assert made[0] is made[1]
+    assert made[1] is not made[2]
 
 
 def test_a_step_that_is_ended_ends_its_hosts(cluster, quick, digits_records, tmp_path, monkeypatch):

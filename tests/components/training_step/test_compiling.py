@@ -2,6 +2,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from components import device
@@ -64,3 +65,26 @@ def test_a_model_that_computes_with_bytes_is_told_to_rescale(quick):
     model = keras.Sequential(layers)
     with pytest.raises(InputError, match=r"cannot compute with uint8 pixels.*Rescaling\(1 / 255\)"):
         compile_model(model, Interface(ImageInput((8, 8, 1), "raw"), 10), quick, 1, 10, jit_compile=False)
+
+
+@pytest.mark.parametrize("added_by", ["add_loss", "activity_regularizer"])
+def test_a_loss_that_a_layer_adds_in_bfloat16_trains_in_float32(quick, added_by):
+    import keras
+
+    class Penalized(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
+            return inputs
+
+    device.prepare("tensorflow", "cpu", 1, "mixed_bfloat16")
+    try:
+        dense = keras.layers.Dense(4, activity_regularizer="l2")
+        penalized = Penalized() if added_by == "add_loss" else dense
+        last = keras.layers.Dense(10, activation="softmax", dtype="float32")
+        layers = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, penalized, last])
+        compile_model(model, Interface(ImageInput((8, 8, 1), "raw"), 10), quick, 1, 10, jit_compile=False)
+        logs = model.train_on_batch(np.full((4, 8, 8, 1), 255, np.uint8), np.zeros(4, np.int32), return_dict=True)
+    finally:
+        device.prepare("tensorflow", "cpu", 1, "float32")
+    assert logs["loss"] > 1

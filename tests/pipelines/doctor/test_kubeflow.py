@@ -4,6 +4,7 @@ import dataclasses
 import os
 
 import pytest
+import yaml
 from google.auth.credentials import AnonymousCredentials
 
 from pipelines.config import load_config
@@ -118,7 +119,7 @@ MISSING = {
         lambda world: world.cluster.nodes.clear(),
         "no node pool is of ct5lp-hightpu-4t",
         "gcloud container node-pools create tpu --cluster=training --location=us-central1 "
-        "--machine-type=ct5lp-hightpu-4t",
+        "--machine-type=ct5lp-hightpu-4t --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=1",
     ),
     "nodes v6e-4": (
         lambda world: world.google.cloud.node_pools[0]["config"].update(spot=True),
@@ -207,6 +208,67 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
     world.cluster.rights |= {(user, verb, "jobsets.jobset.x-k8s.io") for verb in ("get", "create", "delete")}
     assert missing() == []
     world.cluster.jobsets = None
+
+
+def _examine(world, *overrides):
+    apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())
+    checks = KubeflowChecks(load_config("digits", overrides), world.settings, apis, world.context, world.image).checks()
+    return {one.what: one for one in ask_all(*checks)}
+
+
+@pytest.mark.parametrize(
+    ("placement", "verdict"),
+    [({}, Verdict.MISSING), ({"tpuTopology": "2x4"}, Verdict.MISSING), ({"tpuTopology": "4x4"}, Verdict.THERE)],
+)
+def test_a_pool_of_several_hosts_is_of_one_topology(world, placement, verdict):
+    """A pool of single hosts has the same machine type, and never schedules a slice."""
+    pool = {"name": "tpus", "config": {"machineType": "ct5lp-hightpu-4t"}, "placementPolicy": placement}
+    world.google.cloud.node_pools = [pool]
+    found = _examine(world, "machine=v5e-16", "training.backend=jax")["nodes v5e-16"]
+    assert found.verdict is verdict
+    if verdict is Verdict.MISSING:
+        assert "no node pool is of ct5lp-hightpu-4t and 4x4" in found.said
+        assert found.remedy.endswith(
+            "--machine-type=ct5lp-hightpu-4t --tpu-topology=4x4 --num-nodes=0 --enable-autoscaling --min-nodes=0 "
+            "--max-nodes=4"
+        )
+
+
+def test_a_pool_of_a_slice_is_none_for_a_single_host(world):
+    world.cluster.nodes.clear()
+    pool = {"config": {"machineType": "ct5lp-hightpu-4t"}, "placementPolicy": {"tpuTopology": "4x4"}}
+    world.google.cloud.node_pools = [{"name": "tpus", **pool}]
+    found = _examine(world, "machine=v5e-4")["nodes v5e-4"]
+    assert found.verdict is Verdict.MISSING
+    assert found.remedy.endswith(
+        "--machine-type=ct5lp-hightpu-4t --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=1"
+    )
+
+
+_ARGO = "kubeflow/configmaps/workflow-controller-configmap"
+
+
+@pytest.mark.parametrize("machine", ["{name: v5e-4, spot: true}", "v5e-16"])
+@pytest.mark.parametrize(
+    ("defaults", "left_out"),
+    [
+        ({"retryStrategy": {"limit": "2", "retryPolicy": "OnError"}}, "is evicted or shut down"),
+        ({}, "is deleted"),
+        ({"retryStrategy": {"limit": "2", "retryPolicy": "Always"}}, ""),
+    ],
+)
+def test_what_the_cluster_starts_again_is_said(world, machine, defaults, left_out):
+    content = {"workflowDefaults": yaml.safe_dump({"spec": {"templateDefaults": defaults}})} if defaults else {}
+    world.cluster.config_maps = {_ARGO: content}
+    found = _examine(world, f"machine={machine}", "training.backend=jax")["retries"]
+    assert found.verdict is (Verdict.MISSING if left_out else Verdict.THERE)
+    assert left_out in found.said
+    assert ("retryPolicy to Always in the ConfigMap workflow-controller-configmap of kubeflow" in found.remedy) == bool(
+        left_out
+    )
+    world.cluster.config_maps = {}
+    assert _examine(world, f"machine={machine}", "training.backend=jax")["retries"].verdict is Verdict.UNKNOWN
+    assert "retries" not in _examine(world, "machine=v5e-4")
 
 
 def test_pods_that_use_s3_need_its_secret(world):

@@ -231,20 +231,32 @@ def test_a_failed_step_is_named_and_no_other_machine_tried(plan, fake, clock):
 
 
 def test_a_spot_pod_that_is_taken_away_goes_on_elsewhere(fake, kubeflow, clock):
-    fake.execution = Simulate(hold=True)
+    fake.execution, fake.retry_policy = Simulate(hold=True), "Always"
     plan = make_plan("machine={name: v5e-4, spot: true, timeout_seconds: 36000}")
     submission = submit(plan, kubeflow)
     (run_id,) = fake.runs
-    for _ in range(5):
+    for number in range(5):
         clock.sleep(5 * 3600)
-        fake.preempt(run_id)
+        fake.preempt(run_id, is_deleted=number % 2 == 1)
         assert kubeflow.get(submission.job_id).state is State.RUNNING
     finish(fake)
     assert kubeflow.get(submission.job_id).state is State.SUCCEEDED
 
 
+@pytest.mark.parametrize(("policy", "is_deleted"), [("OnError", False), ("OnFailure", True)])
+def test_without_the_policy_always_a_spot_pod_may_not_be_started_again(fake, kubeflow, policy, is_deleted):
+    """That of KFP 2.17 leaves out pods that their node shuts down; the one before, pods that are gone."""
+    fake.execution, fake.retry_policy = Simulate(hold=True), policy
+    submission = submit(make_plan("machine={name: v5e-4, spot: true}"), kubeflow)
+    (run_id,) = fake.runs
+    fake.preempt(run_id, is_deleted=not is_deleted)
+    assert kubeflow.get(submission.job_id).state is State.RUNNING
+    fake.preempt(run_id, is_deleted=is_deleted)
+    assert kubeflow.get(submission.job_id).state is State.FAILED
+
+
 def test_a_spot_pod_that_finds_no_new_machine_is_given_up_for_the_next_one(fake, kubeflow, clock):
-    fake.execution = Simulate(hold=True)
+    fake.execution, fake.retry_policy = Simulate(hold=True), "Always"
     plan = make_plan("machine={name: v5e-4, spot: true, max_wait_seconds: 3600, fallbacks: [v6e-4]}")
     submission = submit(plan, kubeflow)
     (run_id,) = fake.runs
@@ -260,6 +272,16 @@ def test_a_pod_that_is_not_spot_fails_with_its_node(fake, kubeflow, clock):
     submission = submit(make_plan("machine=v5e-4"), kubeflow)
     fake.preempt(next(iter(fake.runs)))
     assert kubeflow.get(submission.job_id).state is State.FAILED
+
+
+def test_a_step_may_write_to_its_volumes(fake, clock):
+    """A fresh disk is root's, and the image's user is not."""
+    settings = dataclasses.replace(SETTINGS, volumes={"checkpoints": "/mnt/checkpoints"}, kfp_host=fake.url)
+    overrides = ["machine=v5e-4", "preflight=false", "resources.create_tfrecords={disk: 500Gi}"]
+    plan = plan_submission(load_config("digits", overrides), "kubeflow", settings)
+    kubeflow = connect(fake, clock, volumes=settings.volumes)
+    assert submit(plan, kubeflow).state is not State.FAILED
+    assert runs(fake) == [(plan.jobs[0].job_id, "SUCCEEDED")]
 
 
 # A server that fails
