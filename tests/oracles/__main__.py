@@ -4,7 +4,7 @@
 writes `components/evaluate_model/intervals.md`; a number after it is the most data sets that a line may have.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from components.table import lay_out
@@ -15,7 +15,7 @@ from tests.oracles.steps import deviations_elsewhere
 _BACKENDS = ("tensorflow", "jax")
 
 
-def main() -> None:
+def print_deviations() -> None:
     """Print a line for each figure of each task, as a share of its value, and for each quantity of a training step."""
     largest: dict[tuple[str, str], float] = {}
     for task, _, figure, deviation in deviations():
@@ -33,8 +33,17 @@ def write_intervals(most: int = 10_000) -> None:
     path.write_text("\n".join(simulate_all(most)) + "\n", encoding="utf-8")
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["intervals"]:
-        write_intervals(*map(int, sys.argv[2:]))
+def main() -> None:
+    """Print the deviations, or write the table of intervals and tests."""
+    parser = argparse.ArgumentParser(prog="python -m tests.oracles", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("intervals",), help="the table of intervals and tests instead")
+    parser.add_argument("most", nargs="?", type=int, default=10_000, help="data sets of a line, at most")
+    arguments = parser.parse_args()
+    if arguments.what:
+        write_intervals(arguments.most)
     else:
-        main()
+        print_deviations()
+
+
+if __name__ == "__main__":
+    main()
