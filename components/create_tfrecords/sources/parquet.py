@@ -25,11 +25,13 @@ from components.create_tfrecords.sources.fields import choose_fields, known_by, 
 from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.sources.spans import Span, Spans
 from components.create_tfrecords.targets import shown
-from components.errors import InputError
+from components.create_tfrecords.unpacking import SMALL_BYTES, require_plausible
+from components.errors import InputError, describe
 from components.identities import identify_each
 from components.interface import IMAGE, TEXT
 
-_ROWS_AT_ONCE = 256
+_MOST_ROWS_AT_ONCE = 1024
+_VALUE_BYTES = 64  # That a value takes at least, with its key, however few bits it has in the file.
 
 
 class UnpackedColumn:
@@ -62,11 +64,14 @@ class UnpackedColumn:
         folder = Path(tempfile.mkdtemp(prefix="parquet-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         storage.require_free_bytes(folder, self.num_bytes)
-        path, sizes = folder / "images", list[int]()
+        path, sizes, looked = folder / "images", list[int](), SMALL_BYTES
         with storage.naming_full_disk(path), open(path, "wb") as unpacked:
             for file in self._files:
                 for content in _column_of(file, self._column):
                     unpacked.write(content)
+                    if unpacked.tell() > looked:  # The files' sizes say only what is needed at least.
+                        storage.require_free_bytes(folder, SMALL_BYTES)
+                        looked += SMALL_BYTES
                     sizes.append(len(content))
         ends = np.cumsum([0, *sizes])
         return Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends))
@@ -74,11 +79,42 @@ class UnpackedColumn:
 
 def _column_of(file: Container, column: str) -> Iterator[bytes]:
     """Yield a column of bytes, or of Hugging Face's images, a record of `bytes` and `path`."""
+    for value in _values_of(file, column):
+        content = value.get("bytes") if isinstance(value, dict) else value
+        yield content if isinstance(content, bytes) else b""
+
+
+def _values_of(file: Container, column: str) -> Iterator[Any]:
+    """Yield the values of a column, some rows at a time.
+
+    A value that repeats stands in the file once, so that neither its header nor its size says what a column takes: it
+    is counted as it comes, and of rows that may all hold the largest value few are read at a time.
+
+    Raises:
+        InputError: If the file is damaged, or unpacks to more than `require_plausible` allows.
+    """
     with _opened(file) as table:
-        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                content = value.get("bytes") if isinstance(value, dict) else value
-                yield content if isinstance(content, bytes) else b""
+        largest, least, unpacked, count = 1, 0, 0, 0
+        for chunk, width in _chunks_of(table, column):
+            largest = max(largest, chunk.total_uncompressed_size)
+            least += max(chunk.total_uncompressed_size, chunk.num_values * max(width, _VALUE_BYTES))
+            require_plausible(file.path, file.num_bytes, least)
+        num_rows = min(max(SMALL_BYTES // largest, 1), _MOST_ROWS_AT_ONCE)
+        for batch in table.iter_batches(num_rows, columns=[column]):
+            count, unpacked = count + len(batch), unpacked + batch.nbytes
+            require_plausible(file.path, file.num_bytes, unpacked)
+            yield from (value.as_py() for value in batch.column(0))
+        if count != table.metadata.num_rows:
+            raise ValueError(f"{count:,} rows where its end says {table.metadata.num_rows:,}")
+
+
+def _chunks_of(table: Any, column: str) -> Iterator[tuple[Any, int]]:
+    """Yield the metadata of every chunk of a column, and the bytes of each of its values where all have as many."""
+    leaves = [table.schema.column(i) for i in range(len(table.schema))]
+    places = [(i, leaf.length) for i, leaf in enumerate(leaves) if leaf.path.partition(".")[0] == column]
+    for group in range(table.metadata.num_row_groups):
+        chunks = table.metadata.row_group(group)
+        yield from ((chunks.column(place), width) for place, width in places)
 
 
 @contextlib.contextmanager
@@ -94,10 +130,12 @@ def _opened(file: Container) -> Iterator[Any]:
     try:
         with storage.open_file(file.path) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table
-    except (pyarrow.ArrowException, OSError) as error:  # Of damaged pages pyarrow raises an OSError.
+    except InputError:
+        raise
+    # Of damaged pages pyarrow raises an OSError, of texts that are not UTF-8 and dates beyond Python's a ValueError.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise InputError(
-            f"Cannot read {file.path}: expected a whole Parquet file, received {str(error).splitlines()[0]} Write it "
-            "again."
+            f"Cannot read {file.path}: expected a whole Parquet file, received {describe(error)} Write it again."
         ) from error
 
 
@@ -133,7 +171,7 @@ def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> L
     elif of_files is not None:
         splits = np.repeat(of_files, counts)
     ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
-    texts = tuple(text for file in files for text in _texts_of(file, column)) if is_text else None
+    texts = tuple((text or "").encode() for file in files for text in _values_of(file, column)) if is_text else None
     hashes = known = identify_each(texts) if texts else None
     if not is_text and labelled and not (ids and all(ids)):
         # Not by its place: BigQuery exports rows in another order each time.
@@ -172,13 +210,9 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
             raise InputError(
                 f"Missing columns in {file.path}: {shown(missing)}. Expected those that the first file has. Correct it."
             )
-        return table.metadata.num_rows, table.read(columns=list(names)).to_pydict() if names else {}
-
-
-def _texts_of(file: Container, column: str) -> Iterator[bytes]:
-    with _opened(file) as table:
-        for batch in table.iter_batches(columns=[column]):
-            yield from ((text or "").encode() for text in batch.column(0).to_pylist())
+        num_rows = table.metadata.num_rows
+    require_plausible(file.path, file.num_bytes, num_rows * _VALUE_BYTES)
+    return num_rows, {name: list(_values_of(file, name)) for name in names}
 
 
 SOURCE = Source(
