@@ -31,7 +31,12 @@ def attribute_docs(params: type) -> dict[str, str]:
     return {name: re.sub(r"\s+", " ", text).replace("%", "%%") for name, text in entries}
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Read a flag's value that is a JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
@@ -67,9 +72,9 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
             options["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is tuple:
             item = typing.get_args(kind)[0]
-            options.update(nargs="*", type=_json_object if dataclasses.is_dataclass(item) else item)
+            options.update(nargs="*", type=json_object if dataclasses.is_dataclass(item) else item)
         elif typing.get_origin(kind) is Mapping:
-            options.update(type=_json_object, metavar="JSON")
+            options.update(type=json_object, metavar="JSON")
         else:
             options["type"] = kind
         parser.add_argument(flag, **options)

@@ -1,6 +1,7 @@
 """`export.json`: what an exported model takes and gives, in which formats, and how close each is to the trained one."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -29,6 +30,8 @@ class FormatFacts:
         max_difference: Largest difference of a probability or standardised number from the trained model's.
         latency_ms: Time of one example.
         examples_per_second: In bulk; None in older files.
+        latency_spread: Least and most of the repeated measurements; None in older files, which measured once.
+        rate_spread: The same of `examples_per_second`.
     """
 
     file: str
@@ -41,6 +44,34 @@ class FormatFacts:
     examples_per_second: Amount | None = None
     num_compared: int | None = None
     most_disagreeing: int | None = None
+    latency_spread: tuple[float, float] | None = None
+    rate_spread: tuple[float, float] | None = None
+
+    @property
+    def latency(self) -> str:
+        """Milliseconds of one example, with the digits that repeated measurements agree on."""
+        return with_spread(self.latency_ms, self.latency_spread)
+
+    @property
+    def rate(self) -> str:
+        """Examples per second in bulk, likewise; `?` in older files."""
+        return "?" if self.examples_per_second is None else with_spread(self.examples_per_second, self.rate_spread)
+
+
+def with_spread(value: float, spread: tuple[float, float] | None) -> str:
+    """Format a measurement with the digits that its repetitions agree on; two where it was measured once.
+
+    Example:
+        >>> with_spread(21_274, (19_800, 22_600)), with_spread(0.674, (0.671, 0.679)), with_spread(109_214, None)
+        ('21,000', '0.674', '110,000')
+    """
+    if value <= 0:
+        return f"{value:g}"
+    leading = math.floor(math.log10(value))
+    half = (spread[1] - spread[0]) / 2 if spread else 0.0
+    place = min(math.floor(math.log10(half)), leading) if half > 0 else leading - (2 if spread else 1)
+    place = max(place, leading - 2)
+    return f"{round(value, -place):,.{max(-place, 0)}f}"
 
 
 @dataclasses.dataclass(frozen=True)

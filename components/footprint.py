@@ -28,8 +28,10 @@ class Footprint:
         step_ms: Time of a step on the device, in milliseconds.
         peak_bytes: The most memory in use on a device.
         capacity_bytes: Bytes that a program may use.
-        usd_per_hour: List price of the whole slice; 0 where no trustworthy one is known.
+        usd_per_hour: Price of the whole slice; 0 where no trustworthy one is known.
         compiler: Versions of libtpu, JAX and Keras.
+        target: Platform whose price it is; empty in older versions, which have Compute Engine's.
+        price_factor: The price, as a multiple of Compute Engine's.
     """
 
     machine: str
@@ -45,6 +47,8 @@ class Footprint:
     capacity_bytes: Annotated[int, schema.Range(1)]
     usd_per_hour: Amount
     compiler: Mapping[str, str]
+    target: str = ""
+    price_factor: Annotated[float, schema.Range(1)] = 1.0
 
     @property
     def epoch_seconds(self) -> float:
@@ -53,8 +57,15 @@ class Footprint:
 
     @property
     def usd_per_run(self) -> float:
-        """List price of all epochs, if the host keeps up; 0 where no price is known."""
+        """Price of all epochs, if the host keeps up; 0 where no price is known."""
         return self.usd_per_hour * self.epochs * self.epoch_seconds / 3600
+
+    def priced_like(self, other: "Footprint") -> "Footprint":
+        """Return the same at the price of another's target."""
+        usd_per_hour = self.usd_per_hour / self.price_factor * other.price_factor
+        return dataclasses.replace(
+            self, usd_per_hour=usd_per_hour, target=other.target, price_factor=other.price_factor
+        )
 
     @classmethod
     def read(cls, raw: Any) -> "Footprint":

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import io
 import re
+import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
@@ -25,6 +26,8 @@ _EXIF_IN_JPEG = b"Exif\0"
 _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xdb-\xfe]")  # Of a JPEG file, with its size: ITU-T T.81, table B.1.
 _MAX_SEGMENTS = 1000  # That are looked into one by one; a photo has some tens.
 _EXIF, _EXIF_ORIENTATION = re.compile(b"exif", re.IGNORECASE), 0x0112
+_TIFF_SIDES = _WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 322, 323  # TIFF 6.0, sections 8 and 15.
+_TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
 _MODES = {1: "L", 3: "RGB"}
 # For Pillow: libjpeg-turbo's own conversion from CMYK is one level off Pillow's and TensorFlow's.
 UNUSUAL = "unusual"
@@ -127,7 +130,8 @@ class OpenImage:
     """An image file of which no more than the header has been read.
 
     Attributes:
-        num_pixels: Number of pixels by the header, before it is resized.
+        num_pixels: Number of pixels to decode by the header, before it is resized; of a TIFF file in tiles, those of
+            whole tiles.
         num_bytes: Size of the file.
         decode: Reads the rest: uint8[height, width, channels], as `decode_pixels`.
     """
@@ -171,9 +175,9 @@ def open_image(
     height, width, kind = jpeg_header(content, rule.max_pixels)
     if kind in ("", UNUSUAL) or content.count(_START_OF_SCAN) > _MAX_SCANS:
         image = _open_with_pillow(content, rule, watch)
-        size = image.height * image.width
+        height, width = _decoded_size(image, content)
         last = dataclasses.replace(rule, image_size=None) if keep_size else rule
-        return OpenImage(size, len(content), lambda: _pixels(_fit(_load(image, rule), last)))
+        return OpenImage(height * width, len(content), lambda: _pixels(_fit(_load(image, rule), last)))
 
     def decode() -> np.ndarray:
         grey = rule.channels == 1 or (rule.channels == 0 and kind == "Gray")
@@ -309,10 +313,48 @@ def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None]
     with _naming_damage(_brand(content)):
         file = _WatchedFile(content, watch) if watch else io.BytesIO(content)
         image: Any = Image.open(file, formats=rule.formats or _formats())
-        _check_size(image.height, image.width, rule.max_pixels)
+        _check_size(*_decoded_size(image, content), rule.max_pixels)
         if watch:
             image.decodermaxblock = _WATCHED_BLOCK_BYTES
     return image
+
+
+def _decoded_size(image: Any, content: bytes) -> tuple[int, int]:
+    """Return height and width of what is decoded: of a TIFF file in tiles, the whole tiles that cover the image.
+
+    A TIFF file of one pixel and 44 kB may have a tile of 32,768×32,768 pixels.
+    """
+    if image.format != "TIFF":
+        return image.height, image.width
+    sides = _tiff_sides(content)
+    height, width = sides.get(_LENGTH, image.height), sides.get(_WIDTH, image.width)
+    tile_height, tile_width = sides.get(_TILE_LENGTH) or 1, sides.get(_TILE_WIDTH) or 1
+    return -(-height // tile_height) * tile_height, -(-width // tile_width) * tile_width
+
+
+def _tiff_sides(content: bytes) -> dict[int, int]:
+    """Read the sides of the image, and of its tiles, from the first directory of a TIFF file; by tag.
+
+    Pillow's own reading is no help: it skips types that libtiff, which decodes the tiles, accepts.
+
+    Raises:
+        UnreadableImageError: If a side stands there twice, or has another type than the format allows.
+    """
+    order = "<" if content.startswith(b"II") else ">"
+    # Offset and type of the directory's offset, type of the number of entries, and the entries' fields.
+    at, offset, count, entry = (8, "Q", "Q", "HHQ8s") if 43 in content[2:4] else (4, "I", "H", "HHI4s")  # 43: BigTIFF.
+    (start,) = struct.unpack_from(order + offset, content, at)
+    (num_entries,) = struct.unpack_from(order + count, content, start)
+    start += struct.calcsize(order + count)
+    sides: dict[int, int] = {}
+    for number in range(num_entries):
+        place = start + number * struct.calcsize(order + entry)
+        tag, kind, num_values, value = struct.unpack_from(order + entry, content, place)
+        if tag in _TIFF_SIDES:
+            if tag in sides or kind not in _TIFF_TYPES or num_values != 1:
+                raise UnreadableImageError("a TIFF file whose tags of its size are ambiguous")
+            (sides[tag],) = struct.unpack_from(order + _TIFF_TYPES[kind], value)
+    return sides
 
 
 def _load(image: Any, rule: ImageRule) -> Any:

@@ -1,7 +1,8 @@
 """The machine that a training job asks Vertex for, checked against a catalogue of what can be asked for.
 
 `machine_catalogue.json` is that catalogue: every TPU slice that Vertex trains on, what its chips can do, where it is
-offered and what it is listed at, each value with its source and date. Nothing here talks to the cloud.
+offered, Compute Engine's list price and the factor by which Vertex AI's is higher, each value with its source and date.
+`Slice.price` is the one place that makes a price of these. Nothing here talks to the cloud.
 """
 
 import dataclasses
@@ -21,10 +22,14 @@ VERTEX_FIELDS = ("machine_type", "accelerator_type", "accelerator_count", "tpu_t
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z]+-[a-z]+\d+)-[a-z]/reservations/[^/]+")
-_PRICE_KINDS = {
-    False: "Cloud TPU list price, on demand, not Vertex's",
-    True: "Cloud TPU list price, spot, not Vertex's",
-}
+VERTEX, KUBEFLOW = "vertex", "kubeflow"
+# Who bills the machine of a training, by its target: a cluster on GKE pays for Compute Engine's machines.
+BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price"}
+
+
+def billed_by(target: str) -> str:
+    """Say whose price a target pays; without a target, as in older files, it is Compute Engine's."""
+    return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Generation:
         clock_hz: Turns the TPU compiler's cycles into seconds; fitted to the peak, not published.
         mxu_size: Rows and columns of a matrix unit.
         supports_tensorflow: Whether Vertex runs TensorFlow on it.
+        vertex_factor: Vertex AI's price, as a multiple of Compute Engine's.
         boot_disk_types: Types of boot disk that its hosts have.
         regions: That train on one host.
         pod_regions: That train on several hosts.
@@ -66,6 +72,7 @@ class Generation:
     clock_hz: float
     mxu_size: int
     supports_tensorflow: bool
+    vertex_factor: float
     boot_disk_types: tuple[str, ...]
     regions: tuple[str, ...]
     pod_regions: tuple[str, ...]
@@ -87,7 +94,18 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """The list price of a whole slice in one region; `kind` says whose price it is, and for what."""
+    """The price of a whole slice in one region.
+
+    Attributes:
+        usd_per_hour: Price of an hour, in US dollars.
+        region: Region in which it is paid.
+        is_spot: Whether it is that of a spot machine.
+        kind: Whose price it is, and for what.
+        source: Place where it is published.
+        date: When it was.
+        target: Platform that trains: `vertex` or `kubeflow`.
+        factor: The price, as a multiple of Compute Engine's.
+    """
 
     usd_per_hour: float
     region: str
@@ -95,6 +113,8 @@ class Price:
     kind: str
     source: str
     date: str
+    target: str = KUBEFLOW
+    factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +137,7 @@ class Slice:
         tpu_topology: Chips along each axis (`2x4`); empty where Vertex takes an accelerator type.
         chips_per_host_bounds: One host's part of the topology, for the TPU compiler; None for its default.
         host: CPUs and memory of each host; None where these are not published.
-        prices: List prices of the whole slice.
+        prices: Compute Engine's list prices of the whole slice.
     """
 
     name: str
@@ -146,17 +166,38 @@ class Slice:
         """The fields of Vertex's machine spec; those that it does not take are empty or 0."""
         return {key: getattr(self, key) for key in VERTEX_FIELDS}
 
-    def price(self, region: str = "", spot: bool = False) -> Price | None:
-        """Return the list price of the whole slice in `region`, or in the cheapest region that trains on it.
+    def price(self, region: str = "", spot: bool = False, target: str = VERTEX) -> Price | None:
+        """Return the price of the whole slice in `region`, or in the cheapest region that trains on it.
 
         None where no trustworthy price is known: none is made from another slice's or another region's.
 
+        Args:
+            region: Region in which it is paid; empty is the cheapest.
+            spot: Whether as a spot machine.
+            target: Platform that trains: Kubeflow pays Compute Engine's list price, Vertex AI takes more.
+
         Example:
-            >>> load_catalogue().find("v5e-8").price("us-west1").usd_per_hour
-            9.6
+            >>> machine = load_catalogue().find("v5e-8")
+            >>> machine.price("us-west1").usd_per_hour, machine.price("us-west1", target="kubeflow").usd_per_hour
+            (11.04, 9.6)
         """
         known = [price for price in self.prices if price.is_spot == spot and region in ("", price.region)]
-        return min(known, key=lambda price: price.usd_per_hour, default=None)
+        cheapest = min(known, key=lambda price: price.usd_per_hour, default=None)
+        return self._by_vertex(cheapest) if cheapest and target == VERTEX else cheapest
+
+    def _by_vertex(self, price: Price) -> Price:
+        """Return Vertex AI's price for Compute Engine's."""
+        factor, origin = self.generation.vertex_factor, self.generation.sources["vertex_factor"]
+        is_attested = not price.is_spot and not origin.text.startswith("assumed")
+        doubt = "" if is_attested else ", an assumed factor"
+        return dataclasses.replace(
+            price,
+            usd_per_hour=round(price.usd_per_hour * factor, 4),
+            kind=f"{BILLED_BY[VERTEX]}, {_how(price.is_spot)}: {factor:g} × Compute Engine's{doubt}",
+            source=f"{price.source}; {factor:g} ×: {origin.text}",
+            target=VERTEX,
+            factor=factor,
+        )
 
     def __str__(self) -> str:
         shape = self.tpu_topology or f"{self.accelerator_count} {self.accelerator_type}"
@@ -252,7 +293,12 @@ def _read_prices(rows: Iterable[Mapping[str, Any]], entry: Slice) -> Iterator[Pr
         else:
             continue
         spot = row.get("spot", False)
-        yield Price(usd_per_hour, row["region"], spot, _PRICE_KINDS[spot], row["source"], row["date"])
+        kind = f"{BILLED_BY[KUBEFLOW]}, {_how(spot)}"
+        yield Price(usd_per_hour, row["region"], spot, kind, row["source"], row["date"])
+
+
+def _how(spot: bool) -> str:
+    return "spot" if spot else "on demand"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,6 +309,9 @@ class PaidMachine:
         machine: Short name of a TPU slice, as `tpu-pipelines machines` lists them.
         region: Region of the price; empty is the cheapest region that trains on the machine.
         spot: Whether the price is that of a spot machine.
+        target: Platform that trains, whose price it is: `vertex` or `kubeflow`.
+        timeout_seconds: Time after which the training is stopped; 0 leaves it to preflight's estimate.
+        attempts: Number of times that the training may start; each has `timeout_seconds`.
 
     Raises:
         InputError: If Vertex would refuse it; names what is nearest.
@@ -271,8 +320,19 @@ class PaidMachine:
     machine: str = CHEAPEST_MACHINE
     region: str = ""
     spot: bool = False
+    target: str = VERTEX
+    timeout_seconds: int = 0
+    attempts: int = 1
 
     def __post_init__(self) -> None:
+        if self.target not in BILLED_BY:
+            known = " or ".join(BILLED_BY)
+            raise InputError(f"Unknown target {self.target!r}: expected {known}.{did_you_mean(self.target, BILLED_BY)}")
+        if self.timeout_seconds < 0 or self.attempts < 1:
+            raise InputError(
+                "timeout_seconds must not be negative, and attempts must be positive. Received: "
+                f"timeout_seconds={self.timeout_seconds}, attempts={self.attempts}."
+            )
         self.require_backend("auto")
 
     def require_backend(self, backend: str) -> None:
@@ -290,8 +350,8 @@ class PaidMachine:
 
     @property
     def price(self) -> Price | None:
-        """The list price; None where no trustworthy one is known."""
-        return self.slice.price(self.region, self.spot)
+        """The target's price; None where no trustworthy one is known."""
+        return self.slice.price(self.region, self.spot, self.target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,8 +465,8 @@ class MachineSpec:
 
     @property
     def paid(self) -> PaidMachine:
-        """The slice, and where and how it is paid for."""
-        return PaidMachine(self.name, self.region, self.spot)
+        """The slice, and where and how it is paid for on Vertex AI; `resources.paid_on` knows of other targets."""
+        return PaidMachine(self.name, self.region, self.spot, timeout_seconds=self.timeout_seconds)
 
     def require_one_host(self, reason: str) -> None:
         """Check that this machine and all its fallbacks have one host.

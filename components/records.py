@@ -38,6 +38,13 @@ class DamagedRecordError(Exception):
     """A TFRecord, or a file of them, that cannot be read; the message says why, without its name."""
 
 
+def _decode_error() -> type[Exception]:
+    """Return protobuf's error for bytes that are no message; it is no ValueError."""
+    from google.protobuf.message import DecodeError
+
+    return DecodeError
+
+
 @functools.cache
 def _example_class() -> Any:
     """Return the message class of tf.train.Example, built from its descriptor so that no TensorFlow is needed."""
@@ -200,14 +207,12 @@ def read_fields(frame: bytes) -> dict[str, list[Any]]:
     Raises:
         DamagedRecordError: If its checksum does not match, or it is no tf.train.Example.
     """
-    from google.protobuf.message import DecodeError
-
     payload = frame[_HEADER_BYTES:-_FOOTER_BYTES]
     if _masked_crc(payload) != frame[-_FOOTER_BYTES:]:
         raise DamagedRecordError("damaged record: its checksum does not match")
     try:
         features = _example_class().FromString(payload).features.feature
-    except (ValueError, DecodeError) as error:
+    except _decode_error() as error:
         raise DamagedRecordError(f"no tf.train.Example: {error}") from error
     kinds = ((name, feature.WhichOneof("kind")) for name, feature in features.items())
     return {name: list(getattr(features[name], kind).value) if kind else [] for name, kind in kinds}

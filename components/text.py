@@ -1,8 +1,8 @@
 """Texts to tokens to ids: one rule, in plain Python for writing and serving, and in TensorFlow for the SavedModel.
 
-The rule `words`: ASCII letters to lower case; `<br />` tags and every ASCII character that is no letter, digit or
-apostrophe become a space; what stands between spaces is a token. All other characters are letters. A test holds both
-forms to the same ids. Importing this module imports no TensorFlow.
+The rule `words`: ASCII letters to lower case; `<br />` tags, byte-order marks and every ASCII character that is no
+letter, digit or apostrophe become a space; what stands between spaces is a token. All other characters are letters. A
+test holds both forms to the same ids. Importing this module imports no TensorFlow.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ VOCABULARY_FILE = "vocabulary.txt"
 PADDING, UNKNOWN = 0, 1
 MAX_CSV_FIELD_CHARACTERS = 1 << 20  # A quote that nobody closes ends here.
 _RESERVED = (b"[PAD]", b"[UNK]")  # Their brackets are in no token.
-_BREAK = r"<br */?>"
+_BREAK = "<br */?>|\ufeff"  # U+FEFF is the byte-order mark that some editors begin a file with.
 _KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz'"
 _TO_SPACE = bytes(c if c in _KEPT or c >= 128 else 32 for c in range(256))
 _BREAKS = re.compile(_BREAK.encode())
@@ -56,6 +56,10 @@ def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
     """Return the most frequent tokens, by falling frequency, then by bytes; the ids 0 and 1 take two of `size`."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return tuple(token for token, _ in ranked[: size - len(_RESERVED)])
+
+
+class UnreadableTextError(Exception):
+    """The bytes are no text for a model. The message is the reason, without the path."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +96,21 @@ class Tokenizer:
         else:
             ids[wanted - len(numbers) :] = numbers
         return EncodedText(ids, len(tokens), numbers.count(UNKNOWN))
+
+    def encode_stored(self, content: bytes) -> EncodedText:
+        """Return the ids of a text as a file or table holds it; the same for training and for predict_batch.
+
+        Raises:
+            UnreadableTextError: If it is not UTF-8, or has no word.
+        """
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise UnreadableTextError(f"not UTF-8: {error.reason} at byte {error.start}") from error
+        encoded = self.encode(content)
+        if not encoded.num_tokens:
+            raise UnreadableTextError("no word in it")
+        return encoded
 
     def read(self, text: str) -> np.ndarray:
         """Return the ids of a text, int32[num_tokens].

@@ -4,14 +4,17 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from components import schema, storage
 from components.artifacts import MODEL_FILE, load_history
 from components.errors import InputError
+from components.export_info import with_spread
 from components.export_model.formats.table import FORMATS
 from components.interface import TASKS, judged_figure
+from components.machine_spec import billed_by
 from components.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from components.table import lay_out
 from pipelines.summary import FAILED, SUMMARY_FILE, Summary
@@ -249,8 +252,8 @@ def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
                 for export, fact in zip(exports, facts, strict=True)
             ]
             rows.append(_row(f"{form}, {figure}", scores, show, direction(figure)))
-        rows.append(_row(f"{form}, ms for one", latencies, "{:.2f}".format, LOWER))
-        rows.append(_row(f"{form}, in bulk, per s", rates, "{:,.0f}".format, HIGHER))
+        rows.append(_row(f"{form}, ms for one", latencies, partial(with_spread, spread=None), LOWER))
+        rows.append(_row(f"{form}, in bulk, per s", rates, partial(with_spread, spread=None), HIGHER))
     return _known(*rows)
 
 
@@ -263,7 +266,8 @@ def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
         _row("machine", [report and report.machine for report in reports]),
         _row("computation of a step, ms", [step and step.compute_ms for step in steps], "{:.3g}".format, LOWER),
         _row("epoch, s", [epoch and epoch.seconds for epoch in epochs], "{:.3g}".format, LOWER),
-        _row("run at list price, $", [cost and cost.usd_per_run for cost in costs], "{:.2g}".format, LOWER),
+        _row("run, expected, $", [cost and cost.usd_per_run for cost in costs], "{:.2g}".format, LOWER),
+        _row("which is", [cost and billed_by(cost.target) for cost in costs]),
     )
 
 

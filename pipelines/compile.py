@@ -22,7 +22,7 @@ from components.registry.reference import is_on_vertex
 from components.registry.signing import public_key_text
 from components.train_model.params import TrainParams
 from pipelines.caching import lineage, platform_fingerprints
-from pipelines.config import Config, on_machine
+from pipelines.config import Config
 from pipelines.platforms import beam_job, s3
 from pipelines.platforms.custom_job import as_custom_job, in_region
 from pipelines.platforms.steps import Step
@@ -30,6 +30,7 @@ from pipelines.platforms.tpu_pod import as_tpu_pod
 from pipelines.resources import (
     TrainingTimeout,
     check_target,
+    on_machine,
     place_on,
     resources_of,
     training_timeout,
@@ -168,7 +169,7 @@ def placed(config: Config, target: str, settings: Settings) -> Config:
         InputError: If there is no machine, or not in that region.
     """
     machine = require_machine(config, target)
-    return on_machine(config, in_region(machine, settings)) if target == "vertex" else config
+    return on_machine(config, in_region(machine, settings) if target == "vertex" else machine, target)
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
@@ -234,7 +235,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
         )
     place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, model=place))
-    return on_machine(config, require_machine(config, target)), {place: bundle.content}
+    return on_machine(config, require_machine(config, target), target), {place: bundle.content}
 
 
 def _with_registry(config: Config, target: str, settings: Settings) -> Config:

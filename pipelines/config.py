@@ -365,16 +365,6 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
     return _preflight_on(paid, values, config.training)
 
 
-def on_machine(config: Config, machine: MachineSpec) -> Config:
-    """Return the same run on another machine, which preflight is to check as well.
-
-    Raises:
-        InputError: If the machine does not run the training's backend.
-    """
-    preflight = preflight_params(config, machine.paid) if config.preflight else None
-    return dataclasses.replace(config, machine=machine, preflight=preflight)
-
-
 def _check_plain(value: Any, where: str) -> None:
     """Check that a value can travel as JSON: what YAML reads as a date cannot, nor can NaN."""
     if isinstance(value, dict):

@@ -12,6 +12,7 @@ from components.create_tfrecords.planning import DatasetPlan
 from components.create_tfrecords.sources.kinds import find_source
 from components.errors import InputError
 from components.interface import CLASSIFICATION, Interface
+from components.machine_spec import billed_by
 from components.preflight_training import sandbox
 from components.training_step.augmentation import check_images, check_labels
 from pipelines.checks import check_deploy, check_inputs
@@ -89,7 +90,11 @@ def _read_sample(config: Config, plan: DatasetPlan) -> Interface:
 def _check_machine(config: Config) -> Iterator[Finding]:
     for machine in config.machine.candidates if config.machine else ():
         price = machine.paid.price
-        cost = f"{price.usd_per_hour:.2f} $ an hour in {price.region}" if price else "of no known price"
+        cost = (
+            f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
+            if price
+            else "of no known price"
+        )
         yield Finding("machine", OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
         if (hosts := machine.slice.hosts) > 1:
             yield Finding("machine", HINT, f"{machine.name} has {hosts} hosts: submit it; `run` trains on one")

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from components.create_tfrecords.planning import DatasetPlan
 from components.errors import InputError
 from components.preflight_training import sandbox
+from components.preflight_training.accuracy import INTERVALS
 from components.preflight_training.examining import examine
+from components.preflight_training.findings import LEFT_OUT
 from pipelines.compile import require_step_image
 from pipelines.config import Config, preflight_params
 from pipelines.preflight import describe_data
+from pipelines.resources import paid_on
 from pipelines.submission import Plan
 
 
@@ -42,7 +45,8 @@ def describe(config: Config, plan: Plan, target: str) -> DryRun:
     sizes = [f"{place}, {len(content):,} bytes" for place, content in plan.carried.items()]
     lines = (
         ("machine", ", then ".join(machines)),
-        *(("price", line) for line in prices(config, plan)),
+        *(("price", line) for line in prices(config, plan, target)),
+        *([("", INTERVALS), ("", LEFT_OUT)] if config.preflight and plan.data else []),
         ("image", plan.image),
         ("data", _data(config, plan.data)),
         *((("asks for", plan.resources),) if plan.resources else ()),
@@ -51,15 +55,15 @@ def describe(config: Config, plan: Plan, target: str) -> DryRun:
     return DryRun(lines, tuple(_missing(plan, target)))
 
 
-def prices(config: Config, plan: Plan) -> Sequence[str]:
-    """Return what preflight says of each machine; compiled before, it is known at once."""
+def prices(config: Config, plan: Plan, target: str) -> Sequence[str]:
+    """Return what preflight says of each machine, at the target's price; compiled before, it is known at once."""
     if config.preflight is None:
         return ["not known: preflight is switched off"]
     if plan.data is None:
         return [f"not known before the data are there: tpu-pipelines preflight {config.name}"]
     try:
         sandbox.require_compiler()
-        machines = [job.machine.paid for job in plan.jobs]
+        machines = [paid_on(config, job.machine, target) for job in plan.jobs]
         cache_dir = sandbox.default_cache_dir()
         params = preflight_params(config, machines[0])
         data = describe_data(config, plan.data.listing, cache_dir)

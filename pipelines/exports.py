@@ -24,6 +24,7 @@ from components.registry.reference import (
 )
 from components.registry.versions import RegisteredVersion
 from pipelines.data_overview import source_of
+from pipelines.summary import SUMMARY_FILE, Summary
 
 _EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"
 
@@ -94,6 +95,15 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
         f"digits@champion, or of another one, REGISTRY/NAME@VERSION{others and f', or {others}'}. Received: nothing of "
         f"that name; {workspace / 'registry'} holds {', '.join(sorted(known)) or 'no model'}."
     )
+
+
+def columns_of_training(export_uri: str) -> dict[str, str]:
+    """Return the names of the columns with the examples, as the run that an export lies in read them; else nothing."""
+    run = Path(export_uri).parent
+    if storage.is_remote(export_uri) or not (run / SUMMARY_FILE).is_file():
+        return {}
+    columns = Summary.load(run).config.get("data", {}).get("columns") or {}
+    return {name: column for name, column in columns.items() if name in ("path", "image", "text")}
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:

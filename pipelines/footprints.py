@@ -11,6 +11,7 @@ from components.artifacts import PREFLIGHT_FILE
 from components.deploy_model.params import PREFLIGHT
 from components.errors import InputError
 from components.footprint import Footprint
+from components.machine_spec import billed_by
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.footprint import footprint_of
 from components.preflight_training.wording import dollars, memory, time
@@ -101,7 +102,7 @@ class Comparison:
         new = footprint_of(report, report.machines[0])
         if new is None:
             return None
-        comparison = cls(new, baseline.footprint, baseline.name)
+        comparison = cls(new, baseline.footprint.priced_like(new), baseline.name)
         return dataclasses.replace(comparison, broken=comparison.broken_limits(slower, dearer))
 
     def broken_limits(self, slower: float, dearer: float) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ class Comparison:
         new, old = self.new, self.old
         limited = (
             ("an epoch takes", new.epoch_seconds, old.epoch_seconds, slower, time),
-            ("a run costs", new.usd_per_run, old.usd_per_run, dearer, dollars),
+            (f"a run at {billed_by(new.target)} costs", new.usd_per_run, old.usd_per_run, dearer, dollars),
         )
         return tuple(
             f"{what} {words(now)} on {new.machine}, {now / before - 1:.0%} more than the {words(before)} of "
@@ -128,7 +129,7 @@ class Comparison:
             f" of {new.global_batch / old.global_batch:.3g} × the batch" if new.global_batch != old.global_batch else ""
         )
         changes = [
-            _signed(price, dollars, " a run"),
+            _signed(price, dollars, f" a run at {billed_by(new.target)}"),
             _signed((new.step_ms - old.step_ms) / 1e3, time, f" a step{larger}{share}"),
             _signed(new.peak_bytes - old.peak_bytes, memory, " of memory"),
         ]
@@ -154,7 +155,8 @@ class Comparison:
             row("memory of a device", new.peak_bytes, old.peak_bytes, memory),
         ]
         if self._is_priced:
-            rows.append(row("list price of a run", new.usd_per_run, old.usd_per_run, dollars))
+            name = f"price of a run, {billed_by(new.target)}"
+            rows.append(row(name, new.usd_per_run, old.usd_per_run, dollars))
         return rows
 
     @property

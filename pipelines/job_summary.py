@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from components.evaluation_info import Difference, Evaluation, Slice
+from components.machine_spec import billed_by
 from components.metric_table import BY_NAME, show
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.footprint import footprint_of
@@ -165,12 +166,15 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
     reports = {name: findings.preflight for name, findings in runs.items() if findings.preflight}
     if not reports:
         return
-    yield from ("| preflight | machine | step | memory of a device | list price of a run |", "|---|---|--:|--:|--:|")
+    yield from (
+        "| preflight | machine | step | memory of a device | expected price of a run |",
+        "|---|---|--:|--:|--:|",
+    )
     for name, report in reports.items():
         machine = report.machines[0]
         cells = ["does not fit", "", ""]
         if footprint := footprint_of(report, machine):
-            price = dollars(footprint.usd_per_run) if footprint.usd_per_run else ""
+            price = f"{dollars(footprint.usd_per_run)}, {billed_by(footprint.target)}" if footprint.usd_per_run else ""
             cells = [time(footprint.step_ms / 1e3), memory(footprint.peak_bytes), price]
         yield f"| {' | '.join(map(_plain, [name, machine.machine, *cells]))} |"
     yield ""

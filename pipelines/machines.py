@@ -1,11 +1,12 @@
 """The catalogue of TPU machines, chosen from and laid out for a terminal."""
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from components.errors import InputError, did_you_mean
-from components.machine_spec import Slice, load_catalogue
+from components.machine_spec import KUBEFLOW, VERTEX, Price, Slice, load_catalogue
 from components.table import lay_out
 
 _COLUMNS = {
@@ -17,9 +18,11 @@ _COLUMNS = {
     "hosts": ">",
     "HBM GiB": ">",
     "TFLOP/s": ">",
-    "$/hour": ">",
+    "Vertex $/h": ">",
+    "GKE $/h": ">",
     "in": "<",
 }
+_WIDTH = 110
 _NOTES = """\
 devices   as JAX counts them: replicas
 HBM GiB   what a compiled program may use of a device's memory
@@ -51,15 +54,19 @@ def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
 
 
 def as_rows(slices: Sequence[Slice], region: str = "") -> list[dict[str, Any]]:
-    """Return plain values: the fields of each slice, its regions, and its price in `region` or where it is cheapest."""
+    """Return plain values: the fields of each slice, its regions, and its prices in `region` or where it is cheapest.
+
+    `price` is Vertex AI's, `kubeflow_price` Compute Engine's, which a cluster on GKE pays.
+    """
     rows = []
     for entry in slices:
-        price = entry.price(region)
-        rows.append(
-            dataclasses.asdict(entry)
-            | {"regions": entry.regions, "price": dataclasses.asdict(price) if price else None}
-        )
+        vertex, kubeflow = (price and dataclasses.asdict(price) for price in _prices(entry, region))
+        rows.append(dataclasses.asdict(entry) | {"regions": entry.regions, "price": vertex, "kubeflow_price": kubeflow})
     return rows
+
+
+def _prices(entry: Slice, region: str) -> tuple[Price | None, Price | None]:
+    return entry.price(region, target=VERTEX), entry.price(region, target=KUBEFLOW)
 
 
 def as_table(slices: Sequence[Slice], region: str = "") -> str:
@@ -69,7 +76,7 @@ def as_table(slices: Sequence[Slice], region: str = "") -> str:
 
 
 def _cells(entry: Slice, region: str) -> tuple[str, ...]:
-    price = entry.price(region)
+    prices = _prices(entry, region)
     return (
         entry.name,
         entry.machine_type,
@@ -79,8 +86,8 @@ def _cells(entry: Slice, region: str) -> tuple[str, ...]:
         str(entry.hosts),
         f"{entry.generation.hbm_usable_bytes / 2**30:.2f}",
         f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
-        f"{price.usd_per_hour:,.2f}" if price else "?",
-        price.region if price else "",
+        *(f"{price.usd_per_hour:,.2f}" if price else "?" for price in prices),
+        prices[0].region if prices[0] else "",
     )
 
 
@@ -95,8 +102,11 @@ def _regions(slices: Sequence[Slice]) -> list[str]:
 
 
 def _price_notes(slices: Sequence[Slice], region: str) -> list[str]:
-    prices = [entry.price(region) for entry in slices]
-    notes = dict.fromkeys(
-        f"$/hour    {price.kind} ({price.date})\n          {price.source}" for price in prices if price
-    )
-    return [*notes, *(["?         no trustworthy price is known"] if None in prices else [])]
+    prices = [price for entry in slices for price in _prices(entry, region)]
+    notes = {
+        f"{'Vertex' if price.target == VERTEX else 'GKE':<10}{price.kind} ({price.date}): {price.source}": None
+        for price in prices
+        if price
+    }
+    wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH, subsequent_indent=" " * 10)]
+    return [*wrapped, *(["?         no trustworthy price is known"] if None in prices else [])]

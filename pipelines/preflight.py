@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +16,76 @@ from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.writer import write_records
 from components.errors import InputError
 from components.footprint import Footprint
-from components.interface import REGRESSION
-from components.machine_spec import MachineSpec, PaidMachine, Slice, parse_machine
+from components.interface import REGRESSION, ImageInput
+from components.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, parse_machine
 from components.preflight_training import data, sandbox
 from components.preflight_training.examining import FEED_BATCH, CompilationsAhead
 from components.preflight_training.findings import PreflightReport
 from components.preflight_training.report import write_report
 from components.progress import say
+from components.records import ENCODED
 from pipelines.config import Config, preflight_params
+from pipelines.resources import paid_on
 
 SAMPLE_EXAMPLES = 4096
 _SMALL_BYTES = 16 << 20
 
 
+@dataclasses.dataclass(frozen=True)
+class PlannedData:
+    """Data that are not here yet.
+
+    Attributes:
+        num_examples: Number of examples, of all splits.
+        image_bytes: Bytes of an image file; 0 is as many as those at hand have.
+
+    Raises:
+        InputError: If a number is not positive.
+    """
+
+    num_examples: int
+    image_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_examples < 1 or self.image_bytes < 0:
+            raise InputError(
+                f"Expected a positive number of examples, and of bytes. Received: --examples {self.num_examples}, "
+                f"--image-bytes {self.image_bytes}."
+            )
+
+    def split(self, at_hand: Mapping[str, int]) -> dict[str, int]:
+        """Divide the examples as those at hand are divided."""
+        whole = sum(at_hand.values())
+        return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
+
+    def assumed_of(self, facts: data.DataFacts, listing: Listing) -> data.DataFacts:
+        """Return facts that were measured on a sample, with what is assumed of the data to come."""
+        here = len(listing.keys)
+        held = "in memory" if facts.host.in_memory else "streamed from files"
+        words = f"{self.num_examples:,} examples are assumed, {held}; the host's rate is that of the {here:,} at hand"
+        inputs, host = facts.interface.input, facts.host
+        each = listing.num_bytes / here
+        if self.image_bytes and isinstance(inputs, ImageInput):
+            if inputs.encoding == ENCODED and not host.in_memory:
+                # Bytes stand for pixels, which decoding takes its time by.
+                slower = self.image_bytes / each
+                rates = ("read_per_second", "feed_per_second", "low_per_second", "high_per_second")
+                host = dataclasses.replace(host, **{name: getattr(host, name) / slower for name in rates})
+                words += f", divided by {slower:.3g} for {self.image_bytes:,} bytes an image and not {each:,.0f}"
+            else:
+                words += (
+                    f"; images have the size that data.image_size gives them, whatever {self.image_bytes:,} bytes hold"
+                )
+        return dataclasses.replace(facts, host=host, assumed=words)
+
+
 def preflight(
-    config: Config, machines: Sequence[str], directory: Path, like: Footprint | None = None
+    config: Config,
+    machines: Sequence[str],
+    directory: Path,
+    like: Footprint | None = None,
+    targets: Sequence[str] = (VERTEX,),
+    planned: PlannedData | None = None,
 ) -> PreflightReport:
     """Compile a configuration's training step for some machines, and write the report.
 
@@ -39,21 +94,23 @@ def preflight(
         machines: Short names; none is the configuration's own and its fallbacks, or the cheapest.
         directory: For `preflight.json` and `preflight.html`; a report that it holds is replaced.
         like: Footprint of another training: the data at hand are a sample, and stand for as many examples as that had.
+        targets: Platforms at whose prices each machine is judged: `vertex`, `kubeflow`.
+        planned: Data to be trained on, of which those at hand are a sample.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
     """
     storage.require_output(directory, PREFLIGHT_FILE)
     sandbox.require_compiler()
-    named = [parse_machine(name, config.training.backend).slice for name in machines]
-    candidates = [_where_configured(candidate, config.machine) for candidate in named]
-    if not candidates and config.machine:
-        candidates = [candidate.paid for candidate in config.machine.candidates]
-    candidates = candidates or [PaidMachine()]
+    named = [parse_machine(name, config.training.backend) for name in machines]
+    specs = [_where_configured(candidate, config.machine) for candidate in named]
+    if not specs:
+        specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
+    candidates = [paid_on(config, spec, target) for spec in specs for target in targets]
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
     ahead = CompilationsAhead(params, candidates, cache_dir)
-    facts = describe_data(config, list_examples(config.data), cache_dir, _as_many(like, ahead))
+    facts = describe_data(config, list_examples(config.data), cache_dir, _as_many(like, ahead), planned)
     report = ahead.examine(_scaled(facts, like) if like else facts)
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
@@ -75,13 +132,16 @@ def _scaled(facts: data.DataFacts, like: Footprint) -> data.DataFacts:
     )
 
 
-def _where_configured(machine: Slice, configured: MachineSpec | None) -> PaidMachine:
-    """Return a machine in the configuration's region and at its kind of price, where it has them."""
-    region = configured.region if configured and configured.region in machine.regions else ""
+def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
+    """Return a machine in the configuration's region, at its kind of price and with its time, where it has them."""
+    if configured is None:
+        return machine
+    region = configured.region if configured.region in machine.slice.regions else ""
+    machine = dataclasses.replace(machine, region=region, timeout_seconds=configured.timeout_seconds)
     try:
-        return PaidMachine(machine.name, region, spot=bool(configured and configured.spot))
+        return dataclasses.replace(machine, spot=configured.spot)
     except InputError:  # Not as a spot machine.
-        return PaidMachine(machine.name, region)
+        return machine
 
 
 def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
@@ -95,7 +155,11 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
 
 
 def describe_data(
-    config: Config, listing: Listing, cache_dir: Path, meanwhile: data.Meanwhile = data.nothing
+    config: Config,
+    listing: Listing,
+    cache_dir: Path,
+    meanwhile: data.Meanwhile = data.nothing,
+    planned: PlannedData | None = None,
 ) -> data.DataFacts:
     """Return what the training step must know of a configuration's data, measured on a sample written for it.
 
@@ -107,6 +171,7 @@ def describe_data(
         listing: Examples of its data; they are divided only where they are measured.
         cache_dir: Folder that keeps what was measured.
         meanwhile: Called before anything is measured; see `data.measure`.
+        planned: Data to be trained on, of which those at hand are a sample.
 
     Raises:
         InputError: If the source cannot be used.
@@ -123,10 +188,13 @@ def describe_data(
             records_dir = Path(folder) / "records"
             write_records(_alone(config.data, plan, count), records_dir, sample)
             manifest = Manifest.load(records_dir, verify=False)
-            return data.measure(records_dir, manifest, plan.split_examples, *reader, meanwhile)
+            counts = planned.split(plan.split_examples) if planned else plan.split_examples
+            return data.measure(records_dir, manifest, counts, *reader, meanwhile)
 
-    key = data.facts_key(listing.stat_digest(), dataclasses.asdict(config.data), *reader)
-    return data.remembered(cache_dir, key, measure_sample)
+    more = (planned.num_examples,) if planned else ()
+    key = data.facts_key(listing.stat_digest(), dataclasses.asdict(config.data), *reader, *more)
+    facts = data.remembered(cache_dir, key, measure_sample)
+    return planned.assumed_of(facts, listing) if planned else facts
 
 
 def _alone(params: WriteParams, plan: DatasetPlan, count: int) -> WriteParams:

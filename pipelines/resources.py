@@ -2,16 +2,13 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.errors import InputError
+from components.machine_spec import VERTEX, MachineSpec, PaidMachine
 from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS
+from pipelines.config import Config, preflight_params
 from pipelines.step_resources import StepResources, gib
-
-if TYPE_CHECKING:
-    from components.machine_spec import MachineSpec
-    from pipelines.config import Config
-
 
 # A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
 # what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
@@ -36,7 +33,7 @@ VERTEX_DISK_GIB = 100
 TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 
 
-def resources_of(config: "Config", step: str, target: str = "") -> StepResources:
+def resources_of(config: Config, step: str, target: str = "") -> StepResources:
     """Return what a step asks for: what the configuration sets, and what follows from it for the rest.
 
     Preflight gets the memory that a compilation may take, training what it may hold of the split. On Kubeflow a pod on
@@ -57,7 +54,7 @@ def resources_of(config: "Config", step: str, target: str = "") -> StepResources
     )
 
 
-def check_target(config: "Config", target: str) -> None:
+def check_target(config: Config, target: str) -> None:
     """Refuse what a platform has no words for.
 
     Raises:
@@ -156,7 +153,7 @@ class TrainingTimeout:
     reason: str
 
 
-def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> TrainingTimeout:
+def training_timeout(config: Config, machine: MachineSpec, target: str) -> TrainingTimeout:
     """Return when the training of a configuration is stopped on a machine.
 
     1. As the machine says. 2. By preflight's estimate, as `preflight_training.params.timeout_seconds` makes it; that is
@@ -168,7 +165,7 @@ def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> T
         reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
         return TrainingTimeout(machine.timeout_seconds, False, reason)
     seconds, why = TIMEOUT_WITHOUT_ESTIMATE_SECONDS, "nothing is estimated before it starts"
-    price = machine.paid.price
+    price = dataclasses.replace(machine.paid, target=target).price
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
@@ -178,3 +175,26 @@ def training_timeout(config: "Config", machine: "MachineSpec", target: str) -> T
         return TrainingTimeout(seconds, True, f"training is stopped after {why}; machine.timeout_seconds sets another")
     reason = f"training is stopped after {hours(seconds / 3600)}: {why}; machine.timeout_seconds sets another"
     return TrainingTimeout(seconds, False, reason)
+
+
+def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
+    """Return a machine as a target bills it: by its price, until the training is stopped, as often as it may start."""
+    timeout = training_timeout(config, machine, target)
+    return dataclasses.replace(
+        machine.paid,
+        target=target,
+        timeout_seconds=0 if timeout.is_estimated else timeout.seconds,
+        attempts=resources_of(config, "train_model", target).retries + 1,
+    )
+
+
+def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Config:
+    """Return the same run on another machine, which preflight is to check as well, at the target's price.
+
+    Raises:
+        InputError: If the machine does not run the training's backend.
+    """
+    config = dataclasses.replace(config, machine=machine)
+    if config.preflight is None:
+        return config
+    return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, target)))

@@ -41,7 +41,7 @@ class Entry:
             on, or was killed.
         machine: Machine that it trained on; empty for this one.
         training_hours: Hours that the training had its machine, or waited for it; 0 of a run that was there before.
-        usd: List price of these; None where no price is known, or nothing is paid.
+        usd: The target's price of these; None where no price is known, or nothing is paid.
         url: Page of the run.
     """
 
@@ -119,7 +119,7 @@ def entries(
     Args:
         place: Folder of `place_of`.
         ask: Gives what is known of a job by its id; None where it is not known any more.
-        price: Gives the list price of a machine's hour in dollars; None where it is not known.
+        price: Gives the target's price of a machine's hour in dollars; None where it is not known.
         leave_out: Takes the name of a file that is no decision.
     """
     known = []

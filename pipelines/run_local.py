@@ -36,11 +36,11 @@ from components.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FI
 from components.table import paragraph, printable
 from pipelines import STEP_TABLE, STEPS, history
 from pipelines.caching import data_version, fingerprints, lineage, step_keys
-from pipelines.checks import LOG_FILE, check_run
+from pipelines.checks import check_run
 from pipelines.config import Config
 from pipelines.model_check import check_model_works, needs_check
 from pipelines.step_cache import StepCache, entry_key
-from pipelines.summary import FAILED, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
+from pipelines.summary import FAILED, LOG_FILE, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,13 @@ from typing import Any
 
 from components import schema, storage
 from components.errors import InputError
+from components.machine_spec import PaidMachine, billed_by
 from components.outages import PlatformError
 from components.train_model.surroundings import REPORT_VARIABLE
 from pipelines.config import Config, load_config
 from pipelines.platforms.custom_job import in_region
 from pipelines.platforms.jobs import CACHED, State, Submission, Submitter
+from pipelines.resources import paid_on
 from pipelines.settings import Settings
 from pipelines.submission import Plan, plan_submission, submit, wait
 
@@ -37,17 +39,24 @@ class Smoke:
         plan: Jobs of the run, as they will be sent.
         report_uri: Place at which the training tells of its surroundings.
         settings: Project, region, bucket and accounts.
+        target: The platform, as `vertex`.
     """
 
     config: Config
     plan: Plan
     report_uri: str
     settings: Settings
+    target: str
+
+    @property
+    def paid(self) -> PaidMachine:
+        """The machine, and how it is paid for."""
+        return paid_on(self.config, self.plan.jobs[0].machine, self.target)
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return the list price of its machine; None where none is known."""
-        price = self.plan.jobs[0].machine.paid.price
+        """Return the price of its machine; None where none is known."""
+        price = self.paid.price
         return price.usd_per_hour if price else None
 
     @property
@@ -56,8 +65,11 @@ class Smoke:
         machine = self.plan.jobs[0].machine
         what = f"two trainings on {machine.name}, each of them stopped after {_MINUTES} minutes at the latest"
         if (usd := self.usd_per_hour) is None:
-            return f"{what}; no list price is known"
-        return f"at most ${2 * usd * _MINUTES / 60:.2f} at list price: {what} (${usd:g} an hour); and steps on CPUs"
+            return f"{what}; no price is known"
+        return (
+            f"at most ${2 * usd * _MINUTES / 60:.2f} at {billed_by(self.target)}: {what} (${usd:g} an hour); "
+            "the other steps, disks and storage come on top"
+        )
 
 
 def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequence[str] = ()) -> Smoke:
@@ -90,7 +102,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
     )
     config = load_config("digits", [*own, *overrides])
     settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
-    return Smoke(config, plan_submission(config, target, settings), report_uri, settings)
+    return Smoke(config, plan_submission(config, target, settings), report_uri, settings, target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +208,11 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
     result = told["result"]
     batch = smoke.config.training.batch_size_per_replica * result["num_replicas"]
     seconds = told["ended"] - told["started"]
-    price = "" if smoke.usd_per_hour is None else f", ${smoke.usd_per_hour * seconds / 3600:.4f} at list price"
+    price = (
+        ""
+        if smoke.usd_per_hour is None
+        else f", ${smoke.usd_per_hour * seconds / 3600:.4f} at {billed_by(smoke.target)}"
+    )
     return [
         ("from the submission to the training", f"{told['started'] - sent:.0f} s, by the clocks of both"),
         ("from there to the end of its first step", f"{result['first_step_seconds']:.1f} s"),
@@ -216,7 +232,7 @@ def _estimate(smoke: Smoke) -> str:
 
     if smoke.config.preflight is None:
         return "not known: preflight is switched off"
-    paid = in_region(smoke.plan.jobs[0].machine, smoke.settings).paid
+    paid = dataclasses.replace(smoke.paid, region=in_region(smoke.plan.jobs[0].machine, smoke.settings).region)
     try:
         sandbox.require_compiler()
         cache_dir = sandbox.default_cache_dir()

@@ -20,8 +20,9 @@ from components import storage
 from components.container import BEAM_IMAGE, other_steps_image
 from components.create_tfrecords.params import BEAM
 from components.outages import PlatformError
-from pipelines.config import Config, on_machine
+from pipelines.config import Config
 from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, slug
+from pipelines.resources import on_machine
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     from pipelines.compile import compile_pipeline, placed, require_machine
     from pipelines.data_sizes import measure, with_sizes
 
-    candidates = [on_machine(config, machine) for machine in require_machine(config, target).candidates]
+    candidates = [on_machine(config, machine, target) for machine in require_machine(config, target).candidates]
     machines = [require_machine(placed(candidate, target, settings), target) for candidate in candidates]
     data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
     # What lies elsewhere is no step's to read: compiling refuses it. What comes with a library is small.
@@ -94,7 +95,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
     with tempfile.TemporaryDirectory() as folder:
         for machine in machines:
             path = Path(folder) / "pipeline.yaml"
-            compiled = compile_pipeline(on_machine(sized, machine), target, path, settings)
+            compiled = compile_pipeline(on_machine(sized, machine, target), target, path, settings)
             packages.append(path.read_text())
             timeouts.append(compiled.timeout.reason)
     name = slug(config.name)

@@ -33,7 +33,7 @@ from components.images import (
 from components.interface import ImageInput, TextInput
 from components.records import ENCODED, RAW, RESIZED
 from components.resizing import check_resized
-from components.text import WORDS, Tokenizer, build_vocabulary, vocabulary_bytes
+from components.text import WORDS, Tokenizer, UnreadableTextError, build_vocabulary, vocabulary_bytes
 
 _MAX_RAW_BYTES = 64 * 64 * 3
 _RESIZE_FROM = 1.1  # Times the side that is wanted: what is hardly larger is not worth being compressed again.
@@ -182,12 +182,9 @@ class TextEncoder:
     def store(self, content: Any, known: bytes | None) -> EncodedExample:
         """Check and encode an example, as `Encoder` says."""
         try:
-            content.decode()
-        except UnicodeDecodeError as error:
-            raise UnusableError(f"not UTF-8: {error.reason} at byte {error.start}") from error
-        encoded = self._tokenizer.encode(content)
-        if not encoded.num_tokens:
-            raise UnusableError("no word in it")
+            encoded = self._tokenizer.encode_stored(content)
+        except UnreadableTextError as error:
+            raise UnusableError(str(error)) from error
         ids = encoded.ids.astype(np.dtype(self.input.stored_dtype).newbyteorder("<")).tobytes()
         wanted = self.input.num_tokens
         kept = min(encoded.num_tokens, wanted)

@@ -35,6 +35,7 @@ from components.interface import (
     ImageInput,
     TextInput,
 )
+from components.machine_spec import billed_by
 from components.metric_table import BY_NAME, direction, show, task_metrics
 from components.registry.opening import origin_of_version
 from components.registry.versions import Registry, short_digest
@@ -187,6 +188,7 @@ def write_card(facts: CardFacts) -> str:
         footprint=footprint,
         compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
         price=f"${footprint.usd_per_run:,.2f}" if footprint and footprint.usd_per_run >= 0.01 else "less than $0.01",
+        billed_by=billed_by(footprint.target if footprint else ""),
         examples=_pairs({name: f"{split.num_examples:,}" for name, split in manifest.splits.items()}),
         copies=_copies(facts.copies),
         code={step: str(digest)[:16] for step, digest in sorted(code.items())} if isinstance(code, Mapping) else {},

@@ -47,7 +47,7 @@ def find_language_baseline(targets: np.ndarray, nats: np.ndarray) -> Baseline:
     weights = counts.sum(axis=1)
     saved = ratio(unigram.sum(axis=1) - nats.sum(axis=1) / math.log(2), weights)
     answer = "foretelling every character by its frequency alone"
-    margin = _QUANTILE * standard_error(saved.influence)
+    margin = _QUANTILE * standard_error(saved.influence)[0]
     return Baseline("bits_per_character", answer, float(unigram.sum() / weights.sum()), saved.value, margin)
 
 
@@ -61,7 +61,7 @@ def _find_majority(labels: np.ndarray, probabilities: np.ndarray, names: Sequenc
         answer=f"always answering {names[majority]!r}",
         value=float(always.mean()),
         advantage=advantage.value,
-        margin=_QUANTILE * standard_error(advantage.influence),
+        margin=_QUANTILE * standard_error(advantage.influence)[0],
         collapsed_to=repr(names[predicted[0]]) if _all_alike(predicted) else "",
     )
 
@@ -85,7 +85,7 @@ def _find_best_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequ
         answer=f"always answering {_list_labels(chosen, names)}",
         value=float(value_always),
         advantage=float(value - value_always),
-        margin=_QUANTILE * standard_error(shifts),
+        margin=_QUANTILE * standard_error(shifts)[0],
         collapsed_to=_list_labels(predicted[0], names) if _all_alike(predicted) else "",
     )
 
@@ -105,7 +105,7 @@ def _find_mean(targets: np.ndarray, values: np.ndarray, names: Sequence[str]) ->
     if not variance.all():
         return Baseline("r2", answer, None, 0.0, 0.0, collapsed_to)
     r2 = explained(targets, values)
-    return Baseline("r2", answer, 0.0, r2.value, _QUANTILE * standard_error(r2.influence), collapsed_to)
+    return Baseline("r2", answer, 0.0, r2.value, _QUANTILE * standard_error(r2.influence)[0], collapsed_to)
 
 
 _FINDERS = {CLASSIFICATION: _find_majority, MULTI_LABEL: _find_best_labels, REGRESSION: _find_mean}

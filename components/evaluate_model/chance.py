@@ -5,19 +5,22 @@ that it exceeds with a confidence, and with the true difference that so many exa
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
+from scipy import special
 
 from components.evaluate_model.influence import Estimate, Formulas, jackknife, standard_error
+from components.evaluate_model.params import NO_CONFIDENCE
 from components.evaluation_info import Difference
 from components.metric_table import direction
 
 _POWER = 0.8
 _TWO_SIDED = 0.95
-_HALVINGS = 60  # Halves an interval to the last digit.
-_WHOLE = 1e-6  # How far a 0 or a 1 may be off by rounding.
+_HALVINGS = 30
+_FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,8 @@ def find_chance(
         if len(values) < 2 or not all(map(math.isfinite, values)):
             continue
         if estimates:
-            differences[metric] = compare(estimates[0], estimates[1], direction(metric), confidence)
+            if difference := compare(estimates[0], estimates[1], direction(metric), confidence):
+                differences[metric] = difference
         elif metric in asked and (influence := _jackknife(models, metric)) is not None:
             sign = direction(metric)
             differences[metric] = compare_means(sign * (values[0] - values[1]), sign * influence, confidence)
@@ -64,25 +68,44 @@ def find_chance(
 
 
 def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
-    """Return what a figure lies in with a confidence on either side; None where one example cannot say.
+    """Return what a figure lies in with a confidence on either side; None where so few examples cannot say.
 
-    A share of right answers gets Wilson's score interval, which does not shrink to nothing where all are right.
+    A share of right answers has the exact interval (Clopper and Pearson, 1934). Another figure from 0 to 1 has the same
+    of as many answers as would be as sure (Korn and Graubard, Survey Methodology 24, 1998), where at least ten decide
+    it. Of the rest it is Student's.
     """
-    from scipy import stats
-
-    hits = _as_hits(estimate)
-    if hits is not None:
-        shares = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(confidence, "wilson")
-        return float(shares.low), float(shares.high)
-    influence = estimate.influence
-    if len(influence) < 2:
+    if confidence == 0:
+        return estimate.value, estimate.value
+    if estimate.find_interval:
+        return estimate.find_interval(confidence)
+    if estimate.hits is not None:
+        return _share_interval(estimate.value, len(estimate.hits), confidence)
+    error, freedom = standard_error(estimate.influence)
+    if estimate.support is not None:
+        if estimate.support < _FEWEST:
+            return None
+        value = min(estimate.value + estimate.bias, 1.0)
+        spread = value * (1 - value)
+        if not error > 0 or not spread > 0:
+            return _share_interval(value, estimate.support, confidence)
+        freedom = min(estimate.support - 1, len(estimate.influence) - 1, estimate.freedom)
+        ratio = special.ndtri((1 + confidence) / 2) / special.stdtrit(freedom, (1 + confidence) / 2)
+        return _share_interval(value, spread * (ratio / error) ** 2, confidence)
+    if not error > 0:
         return None
-    half = float(stats.t.ppf((1 + confidence) / 2, len(influence) - 1)) * standard_error(influence)
+    half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
     return estimate.value - half, estimate.value + half
 
 
-def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference:
-    """Return how one estimate stands to another on the same examples.
+def _share_interval(share: float, number: float, confidence: float) -> tuple[float, float]:
+    hits, tail = share * number, (1 - confidence) / 2
+    low = special.betaincinv(hits, number - hits + 1, tail) if hits > 0 else 0.0
+    high = special.betaincinv(hits + 1, number - hits, 1 - tail) if hits < number else 1.0
+    return float(low), float(high)
+
+
+def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
+    """Return how one estimate stands to another on the same examples; None where so few examples cannot say.
 
     Args:
         challenger: The model's.
@@ -90,13 +113,42 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
         sign: `HIGHER` or `LOWER`, whichever is better.
         confidence: See `EvaluateParams`.
     """
-    ours, theirs = _as_hits(challenger), _as_hits(champion)
-    if ours is None or theirs is None:
-        shift = challenger.influence - champion.influence
-        return compare_means(sign * (challenger.value - champion.value), sign * shift, confidence)
-    if sign < 0:  # Of a share of wrong answers a hit is a mistake.
-        ours, theirs = theirs, ours
-    return compare_shares(int((ours & ~theirs).sum()), int((theirs & ~ours).sum()), len(ours), confidence)
+    ours, theirs = challenger.hits, champion.hits
+    if ours is not None and theirs is not None:
+        if sign < 0:  # Of a share of wrong answers a hit is a mistake.
+            ours, theirs = theirs, ours
+        return compare_shares(int((ours & ~theirs).sum()), int((theirs & ~ours).sum()), len(ours), confidence)
+    supports = [estimate.support for estimate in (challenger, champion) if estimate.support is not None]
+    if confidence == NO_CONFIDENCE:
+        supports = []
+    if min(supports, default=_FEWEST) < _FEWEST:
+        return None
+    shift = challenger.influence - champion.influence
+    if not supports:
+        slack = 0.0
+    elif np.array_equal(challenger.influence, champion.influence):
+        slack = _none_of(min(supports), confidence)
+    else:
+        weight, number = min((challenger.smallest, champion.smallest), key=lambda pair: pair[1])
+        slack = weight * _none_of(number, confidence)
+    difference = compare_means(sign * (challenger.value - champion.value), sign * shift, confidence, slack)
+    if not supports:
+        return difference
+    intervals = [find_interval(estimate, confidence) for estimate in (challenger, champion)]
+    return _tighten(difference, intervals[::sign], confidence)
+
+
+def _tighten(difference: Difference, intervals: Sequence[tuple[float, float] | None], confidence: float) -> Difference:
+    """Return a difference with the bounds that two figures' own intervals give, where these are tighter.
+
+    A figure near 0 or 1 is sure though its standard error rests on one or two examples.
+    """
+    better, worse = intervals
+    if better is None or worse is None or difference.least is None or difference.most is None:
+        return difference
+    least, most = max(difference.least, better[0] - worse[1]), min(difference.most, better[1] - worse[0])
+    luck = min(difference.luck, 1 - confidence) if least > 0 else difference.luck
+    return dataclasses.replace(difference, least=least, most=most, luck=luck)
 
 
 def _jackknife(models: Sequence[ModelFigures], metric: str) -> np.ndarray | None:
@@ -110,7 +162,8 @@ def _jackknife(models: Sequence[ModelFigures], metric: str) -> np.ndarray | None
 def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
     """Return the difference of two shares of right answers.
 
-    The bounds are Tango's score interval (Statistics in Medicine 17, 1998); luck is McNemar's exact test.
+    The bounds are those of exact tests with the likeliest share of examples that both have right, or both wrong (Lloyd,
+    Australian & New Zealand Journal of Statistics 50, 2008); luck is McNemar's exact test.
 
     Args:
         num_better: Examples that the challenger has right and the champion wrong.
@@ -118,70 +171,79 @@ def compare_shares(num_better: int, num_worse: int, num_examples: int, confidenc
         num_examples: All of them.
         confidence: See `EvaluateParams`.
     """
-    from scipy import stats
-
-    quantile = float(stats.norm.ppf(confidence))
+    quantile = float(special.ndtri(confidence))
     differ = num_better + num_worse
     return Difference(
         advantage=(num_better - num_worse) / num_examples,
-        least=_least_share(num_better, num_worse, num_examples, quantile),
-        most=-_least_share(num_worse, num_better, num_examples, quantile),
-        luck=float(stats.binom.sf(num_better - 1, differ, 0.5)),
+        least=_least_share(num_better, num_worse, num_examples, confidence),
+        most=-_least_share(num_worse, num_better, num_examples, confidence),
+        luck=float(special.betainc(num_better, num_worse + 1, 0.5)) if num_better else 1.0,
         detectable=_detectable_share(max(differ, 1), num_examples, quantile),
         num_better=num_better,
         num_worse=num_worse,
     )
 
 
-def compare_means(advantage: float, influences: np.ndarray, confidence: float) -> Difference:
-    """Return the difference of two figures by what every example, or group of them, adds to it.
+def _none_of(number: float, confidence: float) -> float:
+    """Return the greatest share of which so many examples may show none."""
+    return float(1 - (1 - confidence) ** (1 / number))
 
-    The bounds are Student's. What few examples decide is less sure than their standard error says: the degrees of
-    freedom are n / (kurtosis - 1), half of what Satterthwaite's rule gives: k, where the answers to k alone differ.
+
+def compare_means(advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0) -> Difference:
+    """Return the difference of two figures by what every example, or group of them, adds to it.
 
     Args:
         advantage: Difference; above 0 where the challenger is better.
         influences: float64[examples or groups]: influence on it.
         confidence: See `EvaluateParams`.
+        slack: Distance by which the true difference may be off where no influence differs.
     """
-    from scipy import stats
-
-    error = standard_error(influences)
-    if not error > 0:
+    error, freedom = standard_error(influences)
+    if not error > 0 and not slack:  # All examples have the same influence on both.
         known = 0.0 if advantage == 0 else None
         return Difference(advantage, known, known, luck=1.0)
-    squares = np.square(influences - influences.mean())
-    kurtosis = float(np.square(squares).mean() / squares.mean() ** 2)
-    freedom = min(len(influences) / max(kurtosis - 1, 1e-9), len(influences) - 1)
-    half = float(stats.t.ppf(confidence, freedom)) * error
-    return Difference(
-        advantage=advantage,
-        least=advantage - half,
-        most=advantage + half,
-        luck=float(stats.t.sf(advantage / error, freedom)),
-        detectable=half + float(stats.t.ppf(_POWER, freedom)) * error,
-    )
+    quantile = float(special.stdtrit(freedom, confidence)) if error else 0.0
+    half = math.hypot(quantile * error, slack)
+    if error:
+        luck = float(special.stdtr(freedom, -advantage / error))
+        detectable = half + float(special.stdtrit(freedom, _POWER)) * error
+    else:
+        luck, detectable = (1.0 if advantage <= half else 1 - confidence), None
+    return Difference(advantage, advantage - half, advantage + half, luck, detectable)
 
 
-def _least_share(better: int, worse: int, num_examples: int, quantile: float) -> float:
-    """Return the difference that the score test just does not refuse; it falls as the difference grows."""
+@functools.lru_cache(maxsize=4096)
+def _least_share(better: int, worse: int, num_examples: int, confidence: float) -> float:
+    """Return the difference that the examples just do not refute; the probability rises with the difference."""
     low, high = -1.0, (better - worse) / num_examples
+    if confidence == NO_CONFIDENCE:
+        return high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _score(better, worse, num_examples, middle) > quantile else (low, middle)
+        refuted = _probability(better, worse, num_examples, middle) <= 1 - confidence
+        low, high = (middle, high) if refuted else (low, middle)
     return low
 
 
-def _score(better: int, worse: int, n: int, difference: float) -> float:
-    """Return by how many standard errors a difference of shares is above a supposed one."""
-    # The share of the second kind that is likeliest if that were the difference: the root of a·x² + b·x + c.
+def _probability(better: int, worse: int, n: int, difference: float) -> float:
+    """Return how often the advantage would be as great as it is, or greater, if the true difference were another."""
+    # The share of examples that the champion alone has right: the root of a·x² + b·x + c.
     a = 2 * n
     b = -better - worse + (2 * n - better + worse) * difference
     c = -worse * difference * (1 - difference)
-    likeliest = (math.sqrt(max(b * b - 4 * a * c, 0)) - b) / (2 * a)
-    variance = n * (2 * likeliest + difference * (1 - difference))
-    above = better - worse - n * difference
-    return above / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, above) if above else 0.0
+    share_worse = (math.sqrt(max(b * b - 4 * a * c, 0)) - b) / (2 * a)
+    share_worse = min(max(share_worse, 0.0, -difference), 1.0)
+    share_better = min(max(share_worse + difference, 0.0), 1.0 - share_worse)
+    middle, reach = n * share_worse, 8 * math.sqrt(n * share_worse) + 8
+    numbers = np.arange(max(0, int(middle - reach)), min(n, int(middle + reach)) + 1)
+    log_shares = special.gammaln(n + 1) - special.gammaln(numbers + 1) - special.gammaln(n - numbers + 1)
+    shares = np.exp(log_shares + special.xlogy(numbers, share_worse) + special.xlog1py(n - numbers, -share_worse))
+    needed = better - worse + numbers  # At least so many that the challenger alone has right.
+    rest = n - numbers
+    share = min(share_better / (1 - share_worse), 1.0) if share_worse < 1 else 0.0
+    tail = special.betainc(np.maximum(needed, 1), np.maximum(rest - needed + 1, 1), share)
+    above = np.where(needed <= 0, 1.0, np.where(needed > rest, 0.0, tail))
+    return float(shares @ above)
 
 
 def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
@@ -189,9 +251,7 @@ def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
 
     By the normal approximation (Connor, Biometrics 43, 1987), with half an example for what an exact test costs.
     """
-    from scipy import stats
-
-    power = float(stats.norm.ppf(_POWER))
+    power = float(special.ndtri(_POWER))
 
     def needed(difference: float) -> float:
         share = max(differ / num_examples, difference)
@@ -203,10 +263,3 @@ def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if middle >= needed(middle) else (middle, high)
     return high
-
-
-def _as_hits(estimate: Estimate) -> np.ndarray | None:
-    """Return bool[examples] where a figure is the mean of a 0 or a 1 per example; None where it is not."""
-    values = estimate.influence + estimate.value
-    hits: np.ndarray = values > 0.5
-    return hits if np.abs(values - hits).max(initial=0) < _WHOLE else None

@@ -25,7 +25,7 @@ from components.artifacts import (
     ModelInfo,
 )
 from components.errors import InputError, describe
-from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts
+from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts, with_spread
 from components.export_model import verification
 from components.export_model.comparing import Judge, find_too_far, write_expectations, write_questions
 from components.export_model.formats.saved_model import INPUT_FACTS
@@ -126,7 +126,8 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             _STEP,
             f"{name}: {judged} {_shown(facts[judged])}, agreement {facts['agreement']:.4f}"
             f"{_of_a_sample(facts, result)}, {facts['bytes'] / 2**20:.2f} MiB, "
-            f"{facts['latency_ms']:.2f} ms at batch 1, {facts['examples_per_second']:,.0f} {info.input.plural}/s",
+            f"{with_spread(facts['latency_ms'], facts['latency_spread'])} ms at batch 1, "
+            f"{with_spread(facts['examples_per_second'], facts['rate_spread'])} {info.input.plural}/s",
         )
     for name, reason in left_out.items():
         progress.say(_STEP, f"{name} left out: {reason}")

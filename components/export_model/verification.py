@@ -27,7 +27,8 @@ INPUTS_FILE, LABELS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "labels.npy",
 ANSWERS_FILE = "answers_{}.npy"  # What a format of a classifier answers to the examples that are compared.
 TEXTS_FILE = "texts.json"  # Where the model takes strings: one for every input.
 _BATCH_SIZE = 64
-_LATENCY_RUNS = 50
+_REPEATS = 5  # Of either time: the median is told, with the least and the most.
+_LATENCY_RUNS = 10
 # Of the examples that are compared, those by which a format is timed: they wait until nothing else computes.
 _TIMED = 8 * _BATCH_SIZE
 _TEXTS_AT_ONCE = 4 * _BATCH_SIZE  # Of those that are not timed: a loop over tokens costs as much for more texts.
@@ -328,21 +329,32 @@ class Candidate:
         self.predict(np.asarray(self.examples[:_BATCH_SIZE]))
         self.answer(self.chosen[:-_TIMED], _TEXTS_AT_ONCE if self.examples.dtype == object else _BATCH_SIZE)
 
-    def time(self) -> dict[str, float]:
-        """Answer the rest, and single examples; returns how long both take."""
+    def time(self) -> dict[str, Any]:
+        """Answer the rest, and single examples, several times; returns how long both take, and from when to when."""
         rest = self.chosen[-_TIMED:]
-        start = time.perf_counter()
-        self.answer(rest)
-        seconds = time.perf_counter() - start
-        times = []
+        known, rates = len(self.answers), []
+        for _ in range(_REPEATS):
+            del self.answers[known:]
+            start = time.perf_counter()
+            self.answer(rest)
+            rates.append(len(rest) / (time.perf_counter() - start))
+        latencies = []
         self.predict(np.asarray(self.examples[:1]))
-        for run in range(_LATENCY_RUNS):
-            at = run % len(self.examples)
-            example = np.asarray(self.examples[at : at + 1])
-            begin = time.perf_counter()
-            self.predict(example)
-            times.append(time.perf_counter() - begin)
-        return {"latency_ms": statistics.median(times) * 1e3, "examples_per_second": len(rest) / seconds}
+        for _ in range(_REPEATS):
+            times = []
+            for run in range(_LATENCY_RUNS):
+                at = run % len(self.examples)
+                example = np.asarray(self.examples[at : at + 1])
+                begin = time.perf_counter()
+                self.predict(example)
+                times.append(time.perf_counter() - begin)
+            latencies.append(statistics.median(times) * 1e3)
+        return {
+            "latency_ms": statistics.median(latencies),
+            "latency_spread": (min(latencies), max(latencies)),
+            "examples_per_second": statistics.median(rates),
+            "rate_spread": (min(rates), max(rates)),
+        }
 
 
 def _measure(candidate: Candidate, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]) -> dict[str, Any]:

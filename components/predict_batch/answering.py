@@ -7,7 +7,7 @@ import json
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Work:
         form: Form of the files.
         root: Folder that keys are relative to.
         stored: Input as records hold it; None for every other source.
+        kept: Names of the values that stand beside each answer, and their types in Arrow.
     """
 
     export: str
@@ -49,6 +50,7 @@ class Work:
     form: str
     root: str
     stored: AnyInput | None
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def digest_model(export_dir: Path) -> str:
@@ -74,29 +76,43 @@ def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> Export
         return load_model(here, use_int8, num_threads)
 
 
-def answer_part(work: Work, keys: Sequence[str], contents: Sequence[Any] | None, begun: Begun, name: str) -> None:
-    """Write the predictions of a run of examples as a file of some name."""
+def answer_part(
+    work: Work,
+    keys: Sequence[str],
+    contents: Sequence[Any] | None,
+    kept: Sequence[dict[str, Any]],
+    begun: Begun,
+    name: str,
+) -> None:
+    """Write the predictions of a run of examples as a file of some name, with `kept` beside each."""
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.use_int8, work.num_threads)
-    reader, aside = Reader(model, work.root, work.stored), list[dict[str, str]]()
-    names, outputs = list[str](), list[np.ndarray]()
-    readable = _read_all(reader, keys, contents, aside)
+    reader, aside = Reader(model, work.root, work.stored), list[dict[str, Any]]()
+    rows, outputs = list[dict[str, Any]](), list[np.ndarray]()
+    readable = _read_all(reader, keys, contents, kept, aside)
     while batch := list(itertools.islice(readable, BATCH_SIZE)):
-        names += [name for name, _ in batch]
+        rows += [row for row, _ in batch]
         with _ANSWERING:
             outputs.append(model.predict(np.stack([example for _, example in batch])))
     answers = np.concatenate(outputs) if outputs else np.empty((0, len(model.class_names)), np.float32)
     named = list(_named(model, answers))
-    write = _as_parquet if work.form == PARQUET else _as_lines
+    write = functools.partial(_as_parquet, types=work.kept) if work.form == PARQUET else _as_lines
     counts = Counter(itertools.chain.from_iterable(named))
-    note = {"file": {"num_examples": len(names)}, "predicted": counts, "set_aside": aside}
-    begun.finish(name, write(model, names, answers, named), note)
+    note = {"file": {"num_examples": len(rows)}, "predicted": counts, "set_aside": aside}
+    begun.finish(name, write(model, rows, answers, named), note)
 
 
 def _read_all(
-    reader: Reader, keys: Sequence[str], contents: Sequence[Any] | None, aside: list[dict[str, str]]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of each example that can be read, and what the model takes; `aside` gets the others."""
+    reader: Reader,
+    keys: Sequence[str],
+    contents: Sequence[Any] | None,
+    kept: Sequence[dict[str, Any]],
+    aside: list[dict[str, Any]],
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Yield the name of each example that can be read with what is kept of it, and what the model takes.
+
+    `aside` gets the others.
+    """
 
     def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
         try:
@@ -110,11 +126,11 @@ def _read_all(
     else:
         held = itertools.repeat(None) if contents is None else contents
         results = in_threads(read, place_of(reader.root, contents), keys, held)
-    for key, result in zip(keys, results, strict=True):
+    for key, more, result in zip(keys, kept, results, strict=True):
         if isinstance(result, str):
-            aside.append({"key": key, "reason": result})
+            aside.append({"key": key, **more, "reason": result})
         else:
-            yield result
+            yield {"key": result[0], **more}, result[1]
 
 
 def _named(model: ExportedModel, answers: np.ndarray) -> Iterator[list[str]]:
@@ -124,12 +140,13 @@ def _named(model: ExportedModel, answers: np.ndarray) -> Iterator[list[str]]:
         yield names
 
 
-def _as_lines(model: ExportedModel, names: Sequence[str], answers: np.ndarray, named: Sequence[Sequence[str]]) -> bytes:
+def _as_lines(
+    model: ExportedModel, rows: Sequence[dict[str, Any]], answers: np.ndarray, named: Sequence[Sequence[str]]
+) -> bytes:
     """Return a JSON object a line, as the server answers: class and confidence, labels, or values."""
     lines = []
-    for name, output, own in zip(names, answers, named, strict=True):
+    for said, output, own in zip(rows, answers, named, strict=True):
         figures = dict(zip(model.class_names, output.astype(float).round(7).tolist(), strict=True))
-        said: dict[str, Any] = {"key": name}
         if model.task == REGRESSION:
             said["values"] = dict(zip(model.class_names, output.astype(float).tolist(), strict=True))
         elif model.task == MULTI_LABEL:
@@ -141,14 +158,19 @@ def _as_lines(model: ExportedModel, names: Sequence[str], answers: np.ndarray, n
 
 
 def _as_parquet(
-    model: ExportedModel, names: Sequence[str], answers: np.ndarray, named: Sequence[Sequence[str]]
+    model: ExportedModel,
+    rows: Sequence[dict[str, Any]],
+    answers: np.ndarray,
+    named: Sequence[Sequence[str]],
+    types: Mapping[str, str],
 ) -> bytes:
-    """Return a table of keys, classes or labels, and probabilities or values in the order of the class names."""
+    """Return a table of keys, what is kept, and answers, whose figures are in the order of the class names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     figures = pa.FixedSizeListArray.from_arrays(pa.array(answers.reshape(-1), pa.float32()), answers.shape[1])
-    columns: dict[str, Any] = {"key": pa.array(names, pa.string())}
+    fields = {"key": "string", **types}
+    columns = {name: pa.array([row[name] for row in rows], pa.type_for_alias(kind)) for name, kind in fields.items()}
     if model.task == CLASSIFICATION:
         columns["class"] = pa.array([classes[0] for classes in named], pa.string())
         columns["confidence"] = pa.array(answers.max(1) if len(answers) else [], pa.float32())

@@ -71,8 +71,8 @@ def answer_file(number: int, work: Work, place: str, digest: str, num_files: int
     begun, name = Begun(place), file_name(number, num_files, work.form)
     if begun.has(name):
         return
-    for _, (_, keys, contents, _) in load_tasks(_tasks(place, number), digest):
-        answer_part(work, keys, contents, begun, name)
+    for _, (kept, keys, contents, _) in load_tasks(_tasks(place, number), digest):
+        answer_part(work, keys, contents, kept, begun, name)
 
 
 def _tasks(place: str, number: int) -> str:
@@ -82,10 +82,10 @@ def _tasks(place: str, number: int) -> str:
 def _hand_over(plan: Plan, numbers: Sequence[int], place: str) -> None:
     """Write the examples of files that are not there: what they follow from is in the name of the job's folder."""
 
-    def save(number: int, told: tuple[list[str], Any]) -> None:
-        keys, contents = told
-        counts = {number: len(keys)}
-        save_arguments(_tasks(place, number), plan.digest, ([], keys, contents, None), counts, plan.inputs.are_in_place)
+    def save(number: int, told: tuple[list[str], Any, list[Any]]) -> None:
+        keys, contents, kept = told
+        arguments = (kept, keys, contents, None)  # In place of labels.
+        save_arguments(_tasks(place, number), plan.digest, arguments, {number: len(keys)}, plan.inputs.are_in_place)
 
     there = storage.names_in(f"{place}/tasks")
     missing = [number for number in numbers if f"{number:05d}.npz" not in there]

@@ -14,6 +14,7 @@ def predict_batch(
     predictions: dsl.Output[dsl.Dataset],
     source: str,
     columns: Dict[str, str] = {},
+    keep: List[str] = [],
     form: str = "jsonl",
     use_int8: bool = False,
     part_examples: int = 4096,

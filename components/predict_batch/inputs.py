@@ -1,7 +1,8 @@
 """The examples to answer: those of a source, with labels or without, or those that create_tfrecords wrote."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from components import storage
 from components.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
 from components.create_tfrecords.params import WriteParams, split_source
 from components.create_tfrecords.parts import content_of
+from components.create_tfrecords.sources.columns import Names
 from components.create_tfrecords.sources.kinds import find_location, find_source, list_unlabelled
 from components.create_tfrecords.sources.spans import Spans, read_content
 from components.errors import InputError
@@ -20,7 +22,7 @@ from components.predict_batch.params import PredictParams
 from components.predict_batch.stored import Places
 from components.records import RAW, DamagedRecordError, read_fields
 from components.serving.exported import ExportedModel
-from components.text import Tokenizer
+from components.text import Tokenizer, UnreadableTextError
 
 RECORDS = "records"
 
@@ -40,6 +42,7 @@ class Inputs:
         are_in_place: Whether contents that are parts of files are of the source's, and not unpacked on this machine.
         root: Folder that keys are relative to.
         stored: Input as records hold it; None for every other source.
+        kept: Values of each example that stand beside its answer, by name: its `id`, and the columns to keep.
     """
 
     keys: Sequence[str]
@@ -48,6 +51,7 @@ class Inputs:
     are_in_place: bool
     root: str = ""
     stored: AnyInput | None = None
+    kept: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
 
 def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
@@ -63,9 +67,15 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
         )
     kind, place = split_source(params.source)
     if kind == RECORDS:
+        _check_kept(params, {})
         return _list_records(place, model)
     find_source(params.source)
-    listing = list_unlabelled(WriteParams(params.source, columns=params.columns))
+    try:
+        listing = list_unlabelled(WriteParams(params.source, columns=params.columns, slice_columns=params.keep))
+    except InputError as error:  # The configuration of a run is not what is set here.
+        message = str(error).replace("data.columns={path: …}", """--columns '{"path": "…"}'""")
+        raise InputError(message.replace("data.columns", "--columns")) from error
+    _check_kept(params, listing.slices)
     if listing.kind != model.input.kind:
         raise InputError(
             f"Cannot answer {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received "
@@ -77,7 +87,32 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
         lambda some: content_of(listing, some)[1],
         isinstance(listing.spans, Spans),
         listing.root,
+        kept={name: _of_one_type(values) for name, values in listing.slices.items()},
     )
+
+
+def _check_kept(params: PredictParams, kept: Mapping[str, Any]) -> None:
+    if missing := [name for name in params.keep if name not in kept]:
+        raise InputError(
+            f"Cannot keep {missing[0]!r} of {params.source!r}: expected a column of a csv: or parquet: source, a "
+            "feature of tfrecords:, or a field of the JSON files of webdataset:. Leave it out."
+        )
+
+
+def _of_one_type(values: Sequence[Any]) -> Sequence[Any]:
+    """Return values that are all int, float, bool or str, or None: as they are where they are so, else as text."""
+    if isinstance(values, Names):
+        return values
+    if any(isinstance(value, bytes) for value in values):
+        values = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
+    # JSON has no NaN, and Parquet no whole numbers of more than 64 bits.
+    values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) < 2 and kinds <= {float, bool, str}:
+        return values
+    if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
+        return values
+    return [None if value is None else str(value) for value in values]
 
 
 def location_of(source: str) -> str:
@@ -125,21 +160,23 @@ class Reader:
         try:
             content = read_content(self.root, key, content)
             if self.stored is not None:
-                fields = read_fields(content)
-                key = fields[KEY_FEATURE][0].decode()
-                return key, self._read_stored(fields)
+                return self._read_record(content)
             return key, self._read_text(content) if isinstance(self.model.reader, Tokenizer) else self._picture(content)
-        except (InputError, UnreadableImageError, DamagedRecordError) as error:
+        except (InputError, UnreadableImageError, UnreadableTextError, DamagedRecordError) as error:
             raise UnusableError(str(error)) from error
 
-    def _read_text(self, content: bytes) -> np.ndarray:
+    def _read_record(self, frame: bytes) -> tuple[str, np.ndarray]:
+        fields = read_fields(frame)
         try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UnusableError(f"not UTF-8: {error.reason} at byte {error.start}") from error
-        if not text.strip():
-            raise UnusableError("no word in it")
-        return self.model.reader.read(text)  # type: ignore[union-attr]
+            return fields[KEY_FEATURE][0].decode(), self._read_stored(fields)
+        except InputError:  # A ValueError, too.
+            raise
+        except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+            raise UnusableError(f"no record of create_tfrecords: {error!r}") from error
+
+    def _read_text(self, content: bytes) -> np.ndarray:
+        assert isinstance(self.model.reader, Tokenizer)
+        return self.model.reader.encode_stored(content).ids
 
     def _picture(self, content: Any) -> np.ndarray:
         """Read an image file, or an array's element, as create_tfrecords reads what a model is trained on."""

@@ -11,6 +11,7 @@ from components.errors import InputError, did_you_mean
 JSONL, PARQUET = "jsonl", "parquet"
 FORMS = (JSONL, PARQUET)
 ENGINES = (LOCAL, BEAM)
+ANSWER_FIELDS = ("key", "class", "confidence", "probabilities", "labels", "values", "reason")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,8 @@ class PredictParams:
             Labels need not be there: `images:DIR` and `text:DIR` take every file below the folder.
         columns: Columns of a table that are its `path`, `text` or `id`, as {"path": "filename"}, where they have other
             names.
+        keep: Columns of a table, or fields of JSON files in archives, whose values stand beside each answer; the `id`
+            does anyway, where there is one.
         form: Form of the files: `jsonl`, a line for each example, or `parquet`.
         use_int8: Answer with the int8 model.
         part_examples: Examples of one file. What is finished of them is kept when a run is killed, and a process reads
@@ -36,6 +39,7 @@ class PredictParams:
 
     source: str
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    keep: tuple[str, ...] = ()
     form: str = JSONL
     use_int8: bool = False
     part_examples: int = 4096
@@ -44,6 +48,11 @@ class PredictParams:
     beam_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if taken := sorted({*self.keep} & {"id", *ANSWER_FIELDS}):
+            raise InputError(
+                f"keep must not name {taken[0]!r}, as which every answer has a value of its own, or the id. Received: "
+                f"keep={list(self.keep)}. Leave it out, or rename the column."
+            )
         if self.form not in FORMS:
             raise InputError(
                 f"form must be one of {', '.join(FORMS)}. Received: form={self.form!r}.{did_you_mean(self.form, FORMS)}"

@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from components import fingerprint, storage
+from components.create_tfrecords.sources.columns import Names, pick
 from components.predict_batch.answering import Work, digest_model
 from components.predict_batch.inputs import Inputs, list_inputs
 from components.predict_batch.params import PredictParams
@@ -48,10 +50,12 @@ class Plan:
         size = self.params.part_examples
         return range(number * size, min((number + 1) * size, len(self.inputs.keys)))
 
-    def contents(self, number: int) -> tuple[list[str], Any]:
-        """Return the keys of a file's examples, and their contents as `Inputs` says."""
-        some = self.examples(number)
-        return [self.inputs.keys[at] for at in some], self.inputs.contents(np.arange(some.start, some.stop))
+    def contents(self, number: int) -> tuple[list[str], Any, list[dict[str, Any]]]:
+        """Return the keys of a file's examples, their contents as `Inputs` says, and what is kept of each."""
+        some = np.arange(self.examples(number).start, self.examples(number).stop)
+        columns = [pick(values, some) for values in self.inputs.kept.values()]
+        kept = [dict(zip(self.inputs.kept, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [self.inputs.keys[at] for at in some.tolist()], self.inputs.contents(some), kept or [{} for _ in some]
 
     def work(self, num_threads: int, export: str = "") -> Work:
         """Return what every worker is told; `export` is the place of a copy of the model."""
@@ -63,7 +67,15 @@ class Plan:
             self.params.form,
             self.inputs.root,
             self.inputs.stored,
+            {name: _type_of(values) for name, values in self.inputs.kept.items()},
         )
+
+
+def _type_of(values: Sequence[Any]) -> str:
+    """Return Arrow's name of the type that a column of values has."""
+    names = {int: "int64", float: "double", bool: "bool"}
+    first = "" if isinstance(values, Names) else next((value for value in values if value is not None), "")
+    return names.get(type(first), "string")
 
 
 def file_name(number: int, num_files: int, form: str) -> str:
@@ -95,5 +107,8 @@ def _digest(params: PredictParams, inputs: Inputs, model_digest: str) -> str:
     """Return the SHA-256 of all that decides what the files hold: what was begun with another is not gone on with."""
     code = fingerprint.code_of(["components.predict_batch.answering"])
     of_params = [params.form, params.use_int8, params.part_examples]
-    facts = [*of_params, inputs.version, model_digest, code.digest, code.versions()]
+    kept = hashlib.sha256()
+    for name, values in inputs.kept.items():
+        kept.update(json.dumps([name, list(values)]).encode())
+    facts = [*of_params, kept.hexdigest(), inputs.version, model_digest, code.digest, code.versions()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -65,7 +65,7 @@ def _describe(plan: Plan, begun: Begun, whole: Path) -> PredictResult:
     """Write what was set aside, and what the files hold."""
     params, model, names, num_examples = plan.params, plan.model, plan.names, len(plan.inputs.keys)
     notes = [begun.note(name) for name in names]
-    aside: list[dict[str, str]] = [item for note in notes for item in note["set_aside"]]
+    aside: list[dict[str, Any]] = [item for note in notes for item in note["set_aside"]]
     predicted: Counter[str] = sum((Counter(note["predicted"]) for note in notes), Counter())
     for item in aside[:_SHOWN]:
         progress.say(STEP, f"set aside {item['key']!r}: {item['reason']}")

@@ -191,7 +191,8 @@ def _price(report: MachineReport) -> float:
 
 
 def _describe(report: MachineReport) -> str:
-    price = f", {say(report.cost)} a run of {report.epochs} epochs" if report.cost else ""
+    cost = report.cost
+    price = f", {say(cost)} a run of {report.epochs} epochs expected{cost.at_most}" if cost else ""
     unknown = report.step is not None and report.step.communication_ms is None
     assert report.epoch is not None
     return f"{report.label}, {say(report.epoch)} an epoch{price}" + (", communication not counted" * unknown)

@@ -19,6 +19,8 @@ from components.interface import Interface
 from components.preflight_training import remembering
 
 _MEASURED_SECONDS = 0.5
+_MEASURED_PASSES = 3  # At least, for the spread; fewer where they take long.
+_MOST_SECONDS = 10.0
 _MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
 
 
@@ -40,12 +42,23 @@ class HostRate:
             from the files again.
         in_memory: Whether it is held there.
         cpus: That this process may use.
+        low_per_second: Slowest pass that `feed_per_second` was measured on; 0 where there was one pass.
+        high_per_second: Fastest pass.
     """
 
     read_per_second: float
     feed_per_second: float
     in_memory: bool
     cpus: int
+    low_per_second: float = 0.0
+    high_per_second: float = 0.0
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The slowest and the fastest pass, as multiples of the rate."""
+        if not self.low_per_second:
+            return 1.0, 1.0
+        return self.low_per_second / self.feed_per_second, self.high_per_second / self.feed_per_second
 
     @property
     def feed_per_cpu(self) -> float:
@@ -63,6 +76,7 @@ class DataFacts:
         decoded_bytes: Bytes of the training split in memory.
         host: Rate at which this machine feeds it.
         num_validation: Number of examples in the validation split; 0 where there is none.
+        assumed: Difference from the data at hand, in words; empty where the data are as they are.
     """
 
     interface: Interface
@@ -70,6 +84,7 @@ class DataFacts:
     decoded_bytes: int
     host: HostRate
     num_validation: int = 0
+    assumed: str = ""
 
 
 def load_facts(
@@ -164,7 +179,7 @@ def measure(
     in_memory = feeding.is_held_in_memory(decoded_bytes, in_memory_mib)
     part = _first_shards(manifest)
     batch_size = min(batch_size, part.split(TRAIN).num_examples)
-    read = _rate(
+    read, _, _ = _rate(
         lambda: (
             len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN, with_margin=True)
         )
@@ -173,12 +188,12 @@ def measure(
     reader = feeding.open_training_split(
         records_dir, part, batch_size, 0, in_memory_mib if in_memory else 0, shuffle_buffer
     )
-    feed = _rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
+    feed, low, high = _rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
     return DataFacts(
         interface=manifest.interface,
         num_examples=num_examples,
         decoded_bytes=decoded_bytes,
-        host=HostRate(read, feed, in_memory, _cpus()),
+        host=HostRate(read, feed, in_memory, _cpus(), low, high),
         num_validation=num_validation,
     )
 
@@ -193,14 +208,20 @@ def _first_shards(manifest: Manifest) -> Manifest:
     return dataclasses.replace(manifest, splits={TRAIN: part})
 
 
-def _rate(open_pass: Callable[[], Iterable[int]]) -> float:
-    """Measure examples per second over whole passes; the first, unless it is a long one, does not count."""
-    seconds, examples, is_first = 0.0, 0, True
-    while seconds < _MEASURED_SECONDS:
+def _rate(open_pass: Callable[[], Iterable[int]]) -> tuple[float, float, float]:
+    """Measure examples per second over whole passes: of all, of the slowest and of the fastest.
+
+    The first pass, unless it is a long one, does not count.
+    """
+    passes: list[tuple[int, float]] = []
+    is_first, spent = True, 0.0
+    while spent < _MEASURED_SECONDS or (len(passes) < _MEASURED_PASSES and spent < _MOST_SECONDS):
         start = time.perf_counter()
         count = sum(open_pass())
         took = time.perf_counter() - start
         if not is_first or took > _MEASURED_SECONDS:
-            seconds, examples = seconds + took, examples + count
+            passes.append((count, took))
+            spent += took
         is_first = False
-    return examples / seconds
+    rates = [count / seconds for count, seconds in passes]
+    return sum(count for count, _ in passes) / spent, min(rates), max(rates)

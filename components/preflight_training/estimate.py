@@ -28,7 +28,7 @@ class StepTime:
         guessed_share: The part of `compute_ms` that the compiler gave no estimate for.
         mxu_utilization: Multiplications done, as a share of what the matrix units could do in the time of the step.
         flops: Operations of all matrix products, on one device.
-        low_ms: Least of the interval in which nine of ten steps are expected.
+        low_ms: Least of the interval that is meant to hold nine of ten steps.
         high_ms: Most of it.
     """
 

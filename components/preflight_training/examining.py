@@ -6,6 +6,7 @@ import math
 import time as clock
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from components import page, progress, storage
@@ -14,7 +15,7 @@ from components.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
 from components.device import choose_precision
 from components.feeding import DEVICE, draw_order, is_held_in_memory, is_resident
 from components.interface import ImageInput, Interface
-from components.machine_spec import PaidMachine, Slice
+from components.machine_spec import PaidMachine, Slice, billed_by
 from components.preflight_training import sandbox
 from components.preflight_training.accuracy import accuracy_of
 from components.preflight_training.advice import advise, compare
@@ -33,7 +34,12 @@ from components.preflight_training.estimate import (
 )
 from components.preflight_training.findings import Cost, MachineReport, PreflightReport, label_of
 from components.preflight_training.footprint import footprint_of
-from components.preflight_training.largest_batch import LargestBatch, Trial, find_largest_batch
+from components.preflight_training.largest_batch import (
+    LargestBatch,
+    Trial,
+    estimate_largest_batch,
+    find_largest_batch,
+)
 from components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
 from components.preflight_training.report import write_report
 from components.preflight_training.wording import dollars, time
@@ -125,7 +131,7 @@ class CompilationsAhead:
         Raises:
             InputError: If the model cannot be used, or the TPU compiler is not installed.
         """
-        training, names = self._params.training, ", ".join(paid.machine for paid in self._machines)
+        training, names = self._params.training, ", ".join(dict.fromkeys(paid.machine for paid in self._machines))
         progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
         session = _Compiler(self._params, interface, num_examples, num_validation, self._cache_dir)
         self._found = session.compile_where_data_fit([paid.slice for paid in self._machines])
@@ -145,9 +151,10 @@ def _report(
     outcomes: Sequence[tuple[Outcome, bool, bool]],
 ) -> PreflightReport:
     session = _Examination(params, data, cache_dir)
-    count = Counter(paid.machine for paid in machines)
+    count = Counter((paid.machine, paid.target) for paid in machines)
+    targets = {paid.target for paid in machines}
     reports = [
-        session.report(paid, count[paid.machine] > 1, *of_machine)
+        session.report(paid, count[paid.machine, paid.target] > 1, paid.target if len(targets) > 1 else "", *of_machine)
         for paid, of_machine in zip(machines, outcomes, strict=True)
     ]
     return PreflightReport(
@@ -274,11 +281,11 @@ class _Examination(_Compiler):
         self._data = data
 
     def report(
-        self, paid: PaidMachine, has_namesakes: bool, outcome: Outcome, cached: bool, resident: bool
+        self, paid: PaidMachine, has_namesakes: bool, target: str, outcome: Outcome, cached: bool, resident: bool
     ) -> MachineReport:
-        """Return everything about one machine."""
+        """Return everything about one machine; `target` is told where several are compared."""
         params, data, machine = self._params, self._data, paid.slice
-        label = label_of(paid.machine, paid.region, paid.spot, has_namesakes)
+        label = label_of(paid.machine, paid.region, paid.spot, has_namesakes, target)
         batch_size = params.training.batch_size_per_replica * machine.devices
         step = epoch = cost = None
         timeout = 0
@@ -294,10 +301,15 @@ class _Examination(_Compiler):
             step = time_step(outcome.cost, machine, summed)
             epoch = time_epoch(step, data.num_examples, batch_size, feed)
             layers = time_layers(outcome.cost, machine)
-            cost = self._cost(paid, epoch)
             # What is assumed of a host must not cut a training short.
             slowest = time_epoch(step, data.num_examples, batch_size, min(feed, measured))
-            timeout = timeout_seconds(params.run_epochs * slowest.seconds)
+            timeout = paid.timeout_seconds or timeout_seconds(params.run_epochs * slowest.seconds)
+            if not resident:  # What the host's rate varies by widens the interval.
+                slow, fast = (
+                    time_epoch(step, data.num_examples, batch_size, feed * times) for times in data.host.spread
+                )
+                epoch = dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
+            cost = self._cost(paid, epoch, timeout)
         report = MachineReport(
             machine=machine.name,
             region=paid.region,
@@ -333,11 +345,12 @@ class _Examination(_Compiler):
             feed_per_second=feed,
             stage=f"{outcome.stage} of {len(params.training.stages)}" if outcome.stage else "",
             is_resident=resident,
+            target=target,
         )
         words, worth_it = advise(report, data)
         return dataclasses.replace(report, advice=words, worth_it=worth_it)
 
-    def _cost(self, paid: PaidMachine, epoch: EpochTime) -> Cost | None:
+    def _cost(self, paid: PaidMachine, epoch: EpochTime, timeout: int) -> Cost | None:
         price = paid.price
         if price is None:
             return None
@@ -355,6 +368,9 @@ class _Examination(_Compiler):
             kind=price.kind,
             source=price.source,
             date=price.date,
+            target=price.target,
+            factor=price.factor,
+            most_usd_per_run=price.usd_per_hour * timeout * paid.attempts / 3600,
         )
 
     def _unfit(self, machine: Slice, global_batch: int, outcome: Outcome) -> tuple[str, ...]:
@@ -393,29 +409,25 @@ class _Examination(_Compiler):
             )
         if params.max_price_usd and cost is not None and cost.usd_per_run > params.max_price_usd:
             broken.append(
-                f"a run of {params.run_epochs} epochs on {label} costs {dollars(cost.usd_per_run)} at list price, "
-                f"max_price_usd={params.max_price_usd:g}"
+                f"a run of {params.run_epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run)} at "
+                f"{billed_by(cost.target)}, max_price_usd={params.max_price_usd:g}"
             )
         return tuple(broken)
 
     def _largest_batch(self, machine: Slice, outcome: Outcome, resident: bool) -> LargestBatch | None:
         asked = self._params.training.batch_size_per_replica
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
-            return self._search_largest_batch(machine, asked, resident)
+            attempt = partial(self._attempt, machine, resident)
+            return find_largest_batch(attempt, asked, machine.generation.hbm_usable_bytes)
         if outcome.memory is None or self._params.training.sharding == FULLY_SHARDED:
             return None  # What a step puts together is as large as the weights, whatever the batch.
-        # What a step adds grows with the batch; what stays does not, but for the batch itself, which is small.
-        room = machine.generation.hbm_usable_bytes - outcome.memory.argument_bytes
-        used = outcome.memory.peak_bytes - outcome.memory.argument_bytes
-        return LargestBatch(max(asked, int(asked * room / used)), is_exact=False) if used > 0 else None
+        capacity, attempt = machine.generation.hbm_usable_bytes, partial(self._attempt, machine, resident)
+        return estimate_largest_batch(attempt, asked, outcome.memory.peak_bytes, capacity)
 
-    def _search_largest_batch(self, machine: Slice, first: int, resident: bool) -> LargestBatch | None:
-        def attempt(batch_size: int) -> Trial:
-            progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
-            outcome, _ = self.compile([(machine, batch_size)], resident)[0]
-            if outcome.verdict not in (FITS, DOES_NOT_FIT):
-                return Trial(None)
-            used = outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes
-            return Trial(outcome.verdict == FITS, used)
-
-        return find_largest_batch(attempt, first, machine.generation.hbm_usable_bytes)
+    def _attempt(self, machine: Slice, resident: bool, batch_size: int) -> Trial:
+        progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
+        outcome, _ = self.compile([(machine, batch_size)], resident)[0]
+        if outcome.verdict not in (FITS, DOES_NOT_FIT):
+            return Trial(None)
+        used = outcome.memory.peak_bytes if outcome.memory else outcome.needed_bytes
+        return Trial(outcome.verdict == FITS, used)

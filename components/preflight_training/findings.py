@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from components import schema
 from components.artifacts import PREFLIGHT_FILE
+from components.machine_spec import billed_by
 from components.preflight_training.accuracy import Accuracy
 from components.preflight_training.compiler import FITS
 from components.preflight_training.data import DataFacts, HostRate
@@ -18,18 +19,21 @@ from components.schema import JsonFile
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """List prices, in US dollars, of a whole slice; see `machine_spec.Price`.
+    """Prices, in US dollars, of a whole slice; see `machine_spec.Price`.
 
     Attributes:
         usd_per_hour: Price of the slice.
         usd_per_epoch: For the time of an epoch.
-        usd_per_run: For the time of all epochs.
+        usd_per_run: Expected for a run: for the time of all epochs. `LEFT_OUT` says what comes on top.
         low_usd_per_run: The same, if steps take the least that is expected of them.
         high_usd_per_run: The same, if they take the most.
         region: Region in which it is paid.
         kind: Whose price it is, and for what.
         source: Place where it is published.
         date: When it was.
+        target: Platform that trains, whose price it is; empty in older files, which have Compute Engine's.
+        factor: The price, as a multiple of Compute Engine's.
+        most_usd_per_run: For the machine until the training is stopped; None in older files, which do not tell.
     """
 
     usd_per_hour: float
@@ -41,8 +45,26 @@ class Cost:
     kind: str
     source: str
     date: str
+    target: str = ""
+    factor: float = 1.0
+    most_usd_per_run: float | None = None
+
+    @property
+    def at_most(self) -> str:
+        """The most that a run may cost, in words; empty in older files."""
+        return "" if self.most_usd_per_run is None else f", at most {dollars(self.most_usd_per_run)}"
+
+    @property
+    def run(self) -> str:
+        """The price of a run: what is expected, the most that it may be, and whose price that is."""
+        return f"{say(self)} a run expected, plus start-up{self.at_most}, at {billed_by(self.target)}"
 
 
+# What a price leaves out.
+LEFT_OUT = (
+    "expected is the time of the epochs: start-up, compilation, validation and checkpoints are paid for too; "
+    "at most is the machine until its training is stopped; both leave out the other steps, disks, storage and network"
+)
 # What older files say of a figure stands for the ends of its interval too.
 _INTERVALS = {
     "step": ("compute_ms", "low_ms", "high_ms"),
@@ -92,6 +114,7 @@ class MachineReport:
         advice: In words, the most important first.
         worth_it: Whether a TPU is worth its price for this model and data.
         has_namesakes: Whether others of that name are compared with it.
+        target: Platform that trains, where several are compared; else empty.
     """
 
     machine: str
@@ -130,6 +153,7 @@ class MachineReport:
     feed_per_second: float = 0.0
     stage: str = ""
     is_resident: bool = False
+    target: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return every field, and what follows from them: `passed`, `reasons` and `summary`."""
@@ -150,7 +174,7 @@ class MachineReport:
     @property
     def label(self) -> str:
         """Its name, and what tells it from others of that name."""
-        return label_of(self.machine, self.region, self.spot, self.has_namesakes)
+        return label_of(self.machine, self.region, self.spot, self.has_namesakes, self.target)
 
     def fed_by(self, measured: HostRate) -> str:
         """Say who feeds a machine how much, and what is assumed of a host that was not measured."""
@@ -158,8 +182,11 @@ class MachineReport:
         if self.is_resident:
             return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by {whose}"
         where = "memory" if measured.in_memory else "files"
+        low, high = (f"{times * measured.feed_per_second:,.0f}" for times in measured.spread)
+        passes = f" ({low}–{high})" if low != high else ""
         here = (
-            f"{measured.feed_per_second:,.0f} here ({measured.cpus} CPUs of {measured.feed_per_cpu:,.0f}, from {where})"
+            f"{measured.feed_per_second:,.0f}{passes} here ({measured.cpus} CPUs of {measured.feed_per_cpu:,.0f}, from "
+            f"{where})"
         )
         if not self.host_cpus:
             each = f"{self.feed_per_second:,.0f} by {whose}, if each feeds what this machine does: "
@@ -190,7 +217,7 @@ class MachineReport:
         """All of it in a sentence."""
         if not self.passed or self.epoch is None:
             return "; ".join(self.reasons)
-        price = f", {say(self.cost)} a run at list price" if self.cost else ""
+        price = f"; {self.cost.run}" if self.cost else ""
         return (
             f"fits {self.label} ({percent(self.peak_bytes / self.capacity_bytes)} of its memory), "
             f"{say(self.epoch)} an epoch{price}"
@@ -198,7 +225,7 @@ class MachineReport:
 
 
 def interval_of(figure: StepTime | EpochTime | Cost) -> str:
-    """Say where nine of ten are expected, in the figure's own unit; empty where both ends read alike.
+    """Say the interval that is meant to hold nine of ten, in the figure's own unit; empty where both ends read alike.
 
     Example:
         >>> interval_of(EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6))
@@ -212,7 +239,7 @@ def interval_of(figure: StepTime | EpochTime | Cost) -> str:
 
 
 def say(figure: StepTime | EpochTime | Cost) -> str:
-    """Return a step's or an epoch's time, or a run's price, and where nine of ten are expected.
+    """Return a step's or an epoch's time, or a run's price, and the interval that is meant to hold nine of ten.
 
     Example:
         >>> say(EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6))
@@ -226,9 +253,10 @@ def say(figure: StepTime | EpochTime | Cost) -> str:
     return f"{words} ({interval})" if interval else words
 
 
-def label_of(machine: str, region: str, spot: bool, has_namesakes: bool) -> str:
-    """Return what to call a machine."""
-    return " ".join(filter(None, (machine, region, "spot" * spot))) if has_namesakes else machine
+def label_of(machine: str, region: str, spot: bool, has_namesakes: bool, target: str = "") -> str:
+    """Return what to call a machine; `target` is told where several are compared."""
+    place = (region, "spot" * spot) if has_namesakes else ()
+    return " ".join(filter(None, (machine, *place, target)))
 
 
 def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:

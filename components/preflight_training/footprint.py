@@ -23,4 +23,6 @@ def footprint_of(report: PreflightReport, machine: MachineReport) -> Footprint |
         capacity_bytes=machine.capacity_bytes,
         usd_per_hour=machine.cost.usd_per_hour if machine.cost else 0.0,
         compiler=report.compiler,
+        target=machine.cost.target if machine.cost else "",
+        price_factor=machine.cost.factor if machine.cost else 1.0,
     )

@@ -1,10 +1,11 @@
-"""The largest batch that fits, by trying few."""
+"""The largest batch that fits: searched by compiling, or estimated from two sizes that were compiled."""
 
 import dataclasses
 from collections.abc import Callable
 
 _GUESS_IS_GOOD_TO = 256  # One part in so many, as a rule.
 _MAX_GUESSES = 3
+_SECOND = 16  # Times the batch is the second size of an estimate; so far apart that padding hardly counts.
 _LANES = 128  # The compiler fills arrays up to multiples of it, so memory grows in steps of that many examples.
 
 
@@ -62,6 +63,32 @@ def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_byt
             stride = 2 * stride or max(_whole(size // _GUESS_IS_GOOD_TO), 1)
             size = _within(low + stride if low else high - stride, low, high)
     return LargestBatch(low, is_exact=True)
+
+
+def estimate_largest_batch(
+    attempt: Callable[[int], Trial], first: int, num_bytes: int, capacity_bytes: int
+) -> LargestBatch | None:
+    """Estimate the largest batch from the memory of one that fits and of one 16 times as large, which is tried.
+
+    Args:
+        attempt: Tries a batch.
+        first: Batch that fits.
+        num_bytes: Bytes of memory that it takes.
+        capacity_bytes: Bytes of memory that there are.
+
+    Returns:
+        The batch; None where the larger one says nothing.
+
+    Example:
+        >>> estimate_largest_batch(lambda size: Trial(True, 500 + size), 64, num_bytes=564, capacity_bytes=7_000)
+        LargestBatch(size=6500, is_exact=False)
+    """
+    second = _SECOND * first
+    trial = attempt(second)
+    guess = _guess([(first, num_bytes), (second, trial.num_bytes)], capacity_bytes) if trial.num_bytes else None
+    if trial.fits is None or guess is None:
+        return None
+    return LargestBatch(max(guess, second) if trial.fits else max(min(guess, second - 1), first), is_exact=False)
 
 
 def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:

@@ -35,11 +35,12 @@ class PreflightParams:
             device. Of the backends `jax` compiles the step of all replicas, `tensorflow` that of one; `auto` is jax. A
             precision of `auto` is mixed_bfloat16, as on a TPU.
         epochs: Passes over the training split, for the time and price of a run; 0 takes the training's.
-        paid: The TPU slice (`machine`), and the `region` and kind of price (`spot`) at which it is paid for.
+        paid: The TPU slice (`machine`), how it is paid for (`region`, `spot`, `target`), and when its training is
+            stopped (`timeout_seconds`, 0: by the estimate; `attempts`).
         find_largest_batch: Find the largest batch per replica that fits, by compiling several; without it the largest
-            is only looked for when the batch does not fit.
+            is estimated from two sizes where the batch fits, and searched for where it does not.
         max_step_ms: Refuse a step that takes longer on the device, in milliseconds; 0 is no limit.
-        max_price_usd: Refuse a run that costs more, at list price; 0 is no limit.
+        max_price_usd: Refuse a run that is expected to cost more, at the target's price; 0 is no limit.
         max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
             limit.
         compile_timeout_seconds: Give up one compilation after this time.
@@ -88,7 +89,7 @@ class PreflightResult:
         reasons: Why it did not pass; empty where it did.
         step_ms: Time of a step on the device.
         epoch_seconds: Time of an epoch, waiting for data included.
-        usd_per_run: List price of a run; 0 where no price is known.
+        usd_per_run: Expected price of a run; 0 where no price is known.
         timeout_seconds: When the training is to be stopped; 0 where its time is not known.
         footprint: Fields of the `Footprint` on it; empty where it does not fit.
     """

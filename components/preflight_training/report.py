@@ -7,11 +7,13 @@ from typing import Any
 
 from components import page, storage
 from components.artifacts import PREFLIGHT_REPORT_FILE
-from components.machine_spec import load_catalogue
+from components.machine_spec import billed_by, load_catalogue
+from components.preflight_training.accuracy import HELD_OUT, INTERVALS
 from components.preflight_training.compiler import FITS
 from components.preflight_training.data import DataFacts, HostRate
 from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
 from components.preflight_training.findings import (
+    LEFT_OUT,
     Cost,
     MachineReport,
     PreflightReport,
@@ -29,7 +31,7 @@ _NAME_WIDTH = 30
 _NOTHING = "–"
 _TIMES_ORIGIN = (
     "the compiler's schedule at the chip's clock, communication as an upper bound, both corrected by published step "
-    "times; nothing was run on a TPU. In brackets: where nine of ten steps are expected"
+    f"times; nothing was run on a TPU. {INTERVALS}"
 )
 _TENSORFLOW_ORIGIN = (
     "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
@@ -47,15 +49,16 @@ _COMPARISON = {
     "epoch": ">",
     "wait": ">",
     "$/hour": ">",
-    "$/epoch": ">",
     "$/run": ">",
+    "at most": ">",
 }
 _COMPARISON_NOTES = [
     ("GiB", "memory of a device: the peak, of what a program may use"),
-    ("batch", "the most examples per replica that fit; ≈ is estimated, not compiled"),
+    ("batch", "the most examples per replica that fit; ≈ is estimated from two sizes"),
     ("step", "ms; comm: the part of it, at most, that is communication between replicas"),
     ("MXU", "use of the matrix units while the device computes"),
     ("epoch", "s; wait: the share of it in which the device waits for data"),
+    ("$/run", "expected, plus start-up; at most: until the training is stopped"),
 ]
 _LAYERS = {"layer": "<", "ms": ">", "share": ">", "MXU": ">", "padding ms": ">", "dimensions that fill no tile": "<"}
 
@@ -157,12 +160,13 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
     )
     origins = [
         ("compiler", ", ".join(f"{name} {version}" for name, version in report.compiler.items())),
+        *((("data", report.data.assumed),) if report.data.assumed else ()),
         *(("prices", price) for price in prices),
         ("times", _TIMES_ORIGIN),
         *(("", words) for words in dict.fromkeys(map(_words_of_accuracy, estimated))),
     ]
     if any(machine.cost for machine in estimated):
-        origins.append(("", "a run is its epochs alone: start-up, compilation and validation are paid for too"))
+        origins.append(("", LEFT_OUT))
     if any(machine.step and machine.step.communication_ms is None for machine in estimated):
         origins.append(("", "? communication is left out where no source says how fast the links between chips are"))
     if report.backend == "tensorflow":
@@ -175,13 +179,14 @@ def _words_of_accuracy(machine: MachineReport) -> str:
 
 
 def _words_of_intervals(machines: Sequence[MachineReport]) -> str:
-    """Say where nine of ten are expected, for each machine or several alike."""
+    """Say the interval that is meant to hold nine of ten, for each machine or several alike."""
     labels: dict[str, list[str]] = {}
     for machine in machines:
         if machine.step:
             labels.setdefault(_within(machine.step), []).append(machine.label)
     alike = "; ".join(f"{interval} ({', '.join(names)})" for interval, names in labels.items())
-    return f"nine of ten are expected at so many times step, epoch and price: {alike}" if alike else ""
+    held = " of ".join(map(str, HELD_OUT))
+    return f"so many times step, epoch and price: meant to hold nine of ten, held out {held}: {alike}" if alike else ""
 
 
 def _describe(machine: MachineReport, data: DataFacts) -> list[list[str]]:
@@ -241,8 +246,8 @@ def _describe_cost(cost: Cost | None, epochs: int) -> str:
     if cost is None:
         return UNKNOWN
     return (
-        f"{dollars(cost.usd_per_epoch)} an epoch, {say(cost)} a run of {epochs:,} epochs, "
-        f"{dollars(cost.usd_per_hour)} an hour in {cost.region} (list price, {cost.date})"
+        f"{cost.run}; {dollars(cost.usd_per_hour)} an hour in {cost.region} ({cost.date}), "
+        f"{dollars(cost.usd_per_epoch)} an epoch, {epochs:,} epochs"
     )
 
 
@@ -290,7 +295,7 @@ def _comparison_row(machine: MachineReport) -> tuple[str, ...]:
     )
     if step is None or epoch is None:
         return row + (_NOTHING,) * (len(_COMPARISON) - len(row))
-    prices = (cost.usd_per_hour, cost.usd_per_epoch, cost.usd_per_run) if cost else ()
+    prices = (cost.usd_per_hour, cost.usd_per_run, cost.most_usd_per_run) if cost else (None,) * 3
     return (
         *row,
         number(step.total_ms),
@@ -298,7 +303,7 @@ def _comparison_row(machine: MachineReport) -> tuple[str, ...]:
         percent(step.mxu_utilization),
         number(epoch.seconds),
         percent(epoch.host_wait),
-        *([dollars(usd, sign="") for usd in prices] or [UNKNOWN] * 3),
+        *(UNKNOWN if usd is None else dollars(usd, sign="") for usd in prices),
     )
 
 
@@ -325,6 +330,7 @@ def _wrap(text: str, first: str, rest: str) -> list[str]:
 
 
 _FORMATS: dict[str, Any] = {
+    "billed_by": billed_by,
     "decimals": decimals,
     "dollars": dollars,
     "interval_of": interval_of,

@@ -26,7 +26,7 @@ from components.serving.batching import Batcher
 from components.serving.exported import ExportedModel
 from components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomError
 from components.serving.instances import PredictRequest, TooLargeError, parse_image, parse_request, render_predictions
-from components.serving.metrics import CONTENT_TYPE, Metrics
+from components.serving.metrics import CONTENT_TYPE, OPEN_METRICS, OPEN_METRICS_TYPE, Metrics
 from components.serving.params import ServeParams
 from components.serving.prediction_log import Content, PredictionLog
 
@@ -100,8 +100,14 @@ class Application:
         return JSONResponse({"status": self._state}, 200 if self._state == "ready" else 503)
 
     async def _show_metrics(self, request: Request) -> Response:
-        now = {"requests": self._num_requests, "held_bytes": self._held.total, "is_ready": self._state == "ready"}
-        return Response(self._metrics.render(now), media_type=CONTENT_TYPE)
+        now = {
+            "requests_in_flight": self._num_requests,
+            "held_bytes": self._held.total,
+            "is_ready": self._state == "ready",
+        }
+        is_open = OPEN_METRICS in request.headers.get("accept", "")
+        content_type = OPEN_METRICS + OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
+        return Response(self._metrics.render(now, is_open), media_type=content_type)
 
     async def _is_live(self, request: Request) -> Response:
         return JSONResponse({"live": True})

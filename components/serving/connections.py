@@ -12,6 +12,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0  # For the head of a request, from the first byte or from the connection's beginning.
+# A chunk costs some 5 µs, whatever it holds: above this number they have to hold a kibibyte on average.
+_MOST_SMALL_CHUNKS, _SMALL_CHUNK_BYTES = 1000, 1024
 ANSWER_SECONDS = 30.0  # For taking some of an answer, once the system's buffers are full.
 # Files that are no connections: the model, libraries, the event loop, and connections that are just being accepted.
 _SPARE_FILES = 128
@@ -47,25 +49,58 @@ def head_fault(received: bytes) -> str:
         'a line of the head ends in a line feed alone. Expected a carriage return before it'
     """
     head, end, _ = received.partition(b"\r\n\r\n")
-    if head.count(b"\n") != head.count(b"\r\n"):
-        return "a line of the head ends in a line feed alone. Expected a carriage return before it"
-    if b"\r\n " in head or b"\r\n\t" in head:
-        return "a header goes on in the next line. Expected a line for each"
+    if fault := _line_fault(head, "the head"):
+        return fault
     if end and len(set(re.findall(rb"\r\n(content-length|transfer-encoding)[ \t]*:", head.lower()))) == 2:
         return "it has both Content-Length and Transfer-Encoding. Expected one of them"
     return ""
 
 
+def _line_fault(lines: bytes, name: str) -> str:
+    """Say which line is not as all servers read it; empty if none is."""
+    if lines.count(b"\n") != lines.count(b"\r\n"):
+        return f"a line of {name} ends in a line feed alone. Expected a carriage return before it"
+    if b"\r\n " in lines or b"\r\n\t" in lines:
+        return "a header goes on in the next line. Expected a line for each"
+    return ""
+
+
 class _StrictParser(h11.Connection):
-    """h11, but strict about heads. `fault` says what is wrong with the one that was refused."""
+    """h11, but strict about heads and chunks. `fault` says what is wrong with the request that was refused."""
 
     fault = "its head or its framing is malformed"
+    _num_chunks = _num_bytes = 0  # Of the body.
+    _is_between_chunks = False
+    _between = b""  # What has been read since the last chunk, or since the head: the end of a body among it.
 
     def next_event(self) -> Any:
-        if self.their_state is h11.IDLE and (fault := head_fault(self.trailing_data[0])):
+        is_watched = self._is_between_chunks or self.their_state is h11.IDLE
+        received = self.trailing_data[0] if is_watched else b""
+        if self.their_state is h11.IDLE:
+            self._refuse(head_fault(received))
+        event: Any = super().next_event()
+        if isinstance(event, h11.Request):
+            self._num_chunks = self._num_bytes = 0
+            self._is_between_chunks, self._between = True, b""
+        elif isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_start
+            self._num_bytes += len(event.data)
+            self._is_between_chunks, self._between = event.chunk_end, b""
+            if self._num_chunks > _MOST_SMALL_CHUNKS + self._num_bytes // _SMALL_CHUNK_BYTES:
+                self._refuse(
+                    f"its body comes in chunks of {self._num_bytes // self._num_chunks} bytes. Expected larger"
+                )
+        elif self._is_between_chunks:
+            self._between += received[: len(received) - len(self.trailing_data[0])]
+            if isinstance(event, h11.EndOfMessage):
+                self._is_between_chunks = False
+                self._refuse(_line_fault(self._between, "the trailers"))
+        return event
+
+    def _refuse(self, fault: str) -> None:
+        if fault:
             self.fault = fault
             raise h11.RemoteProtocolError(fault)
-        return super().next_event()
 
 
 class Places:
@@ -179,6 +214,9 @@ class Connection(H11Protocol):
         for event in (response, h11.Data(data=content), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+        if self.cycle is not None:  # The application need not wait for the rest of the body, nor answer.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def _look(self) -> None:
         """See whose turn it is, and be patient with a client for so long."""

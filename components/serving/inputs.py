@@ -296,10 +296,10 @@ def _read_column(path: str, column: str) -> list[str]:
     try:
         text = _read_text(path)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=find_delimiter(text))
+        reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]  # As create_tfrecords.
         rows = list(reader)
     except csv.Error as error:
         raise InputError(f"Cannot read {path}: {error}. Expected a CSV file.") from error
-    columns = list(reader.fieldnames or ())
     column = find_column(column, columns)
     if column not in columns or any(row[column] is None for row in rows):
         raise InputError(

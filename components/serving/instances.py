@@ -4,8 +4,10 @@ import base64
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +28,8 @@ _INSTANCES, _PARAMETERS, _TOP = "instances", "parameters", "top"
 _ENCODED, _TEXT = "b64", "text"
 # An image may be wrapped as TensorFlow Serving wants it: by the name of the SavedModel's input.
 _INPUT_NAMES = ("image", "encoded")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_MOST_DIGITS = 18
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
 
 
@@ -176,7 +180,8 @@ def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: S
     """
     if not isinstance(wanted, ImageInput):
         raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON.")
-    number = None if top is None else _parse_top({_TOP: int(top) if top.isdecimal() else top})
+    asked = int(top) if top is not None and top.isdecimal() and len(top) <= _MOST_DIGITS else top
+    number = _parse_top({_TOP: asked})
     return open_instances([bytes(body)], wanted, number, limits)
 
 
@@ -259,7 +264,11 @@ def load_json(body: bytes | bytearray) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        return json.loads(body, parse_constant=refuse)
+        text = body.decode(json.detect_encoding(body))
+        parsed = json.loads(text, parse_constant=refuse)
+        if _SURROGATE.search(text):  # Half of a pair can be neither answered nor logged.
+            json.dumps(parsed, ensure_ascii=False).encode()
+        return parsed
     except (ValueError, RecursionError) as error:  # Lists nested a thousand deep end in a RecursionError.
         raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received what is not: {error}.') from error
 
@@ -346,20 +355,50 @@ def _naming_what_is_expected() -> Iterator[None]:
 def _check_pixels(nested: list[Any], image_shape: ImageShape) -> np.ndarray:
     expected = f"expected pixels {_lists(image_shape)}, whole numbers in [0, 255]"
     try:
-        pixels = np.array(nested)
+        numbers, shape = flatten_numbers(nested, len(image_shape))
     except ValueError as error:
-        raise InputError(f"{expected}. Received: lists of different lengths, or nested too deep.") from error
-    if image_shape[2] == 1 and pixels.shape == image_shape[:2]:
-        pixels = pixels[..., None]
-    if pixels.shape != image_shape:
-        raise InputError(f"{expected}. Received: {_lists(pixels.shape)}.")
-    if pixels.dtype.kind not in "iuf":
-        raise InputError(f"{expected}. Received: something else among them.")
+        raise InputError(f"{expected}. Received: {error}.") from error
+    if shape != image_shape and not (image_shape[2] == 1 and shape == image_shape[:2]):
+        raise InputError(f"{expected}. Received: {_lists(shape)}.")
     # Whole numbers may come as 12.0: protocol buffers know no others.
-    odd = pixels[(pixels < 0) | (pixels > 255) | (pixels != np.trunc(pixels))]
+    odd = numbers[(numbers < 0) | (numbers > 255) | (numbers != np.trunc(numbers))]
     if odd.size:
-        raise InputError(f"{expected}. Received: {odd.flat[0]}. The model scales pixels itself.")
-    return pixels.astype(np.uint8)
+        raise InputError(f"{expected}. Received: {odd[0]}. The model scales pixels itself.")
+    return numbers.astype(np.uint8).reshape(image_shape)
+
+
+def flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return the numbers of nested lists, int or float [count], and the shape of the lists.
+
+    The lists are checked before an array is made of them: an array of strings takes the length of the longest string
+    for each of them.
+
+    Args:
+        nested: Lists, as JSON has them.
+        most_nested: Number of dimensions that the lists may have.
+
+    Raises:
+        ValueError: If the lists differ in length, are nested deeper, or hold anything but numbers. The message says
+            what was received.
+
+    Example:
+        >>> flatten_numbers([[1, 2], [3, 4]], 3)
+        (array([1, 2, 3, 4]), (2, 2))
+    """
+    values = nested
+    shape: tuple[int, ...] = (len(nested),)
+    while (kinds := set(map(type, values))) == {list}:
+        if len(set(map(len, values))) > 1 or len(shape) == most_nested:
+            break
+        shape = (*shape, len(values[0]))
+        values = list(itertools.chain.from_iterable(values))
+    if list in kinds:
+        raise ValueError("lists of different lengths, or nested too deep")
+    if kinds <= {int, float}:
+        numbers = np.array(values)
+        if numbers.dtype.kind in "iuf":  # Numbers that need more than 64 bits become objects.
+            return numbers, shape
+    raise ValueError("something else among them")
 
 
 def _lists(shape: tuple[int, ...]) -> str:

@@ -18,6 +18,7 @@ from components.serving.exported import ExportedModel
 from components.serving.instances import (
     PredictRequest,
     check_count,
+    flatten_numbers,
     known_keys,
     load_json,
     open_instances,
@@ -29,6 +30,7 @@ _REQUEST_KEYS = ("id", "parameters", "inputs", "outputs")
 _INPUT_KEYS = ("name", "shape", "datatype", "parameters", "data")
 _CLASS = "class"
 _BYTES = "BYTES"
+_MOST_DIMENSIONS, _MOST_SIZE = 8, 2**31 - 1
 
 
 def describe(name: str, model: ExportedModel) -> dict[str, Any]:
@@ -65,18 +67,26 @@ def parse_infer(body: bytes | bytearray, model: ExportedModel, limits: ServePara
         raise InputError(f'"inputs" must be a list of one tensor, the {model.input.plural}. Received: {count}.')
     tensor = known_keys(inputs[0], "inputs[0]", _INPUT_KEYS)
     shape, data = tensor.get("shape"), tensor.get("data")
-    if not isinstance(shape, list) or not shape or not all(type(side) is int and side >= 0 for side in shape):
-        raise InputError('inputs[0]: "shape" must be a list of whole numbers, the number of instances first.')
-    if not isinstance(data, list) or not shape[0]:
+    # Before anything is computed with the sizes: the product of 500,000 sizes takes half a minute.
+    if not isinstance(shape, list) or not 0 < len(shape) <= _MOST_DIMENSIONS or not all(map(_is_size, shape)):
+        raise InputError(
+            f'inputs[0]: "shape" must be a list of whole numbers, the number of instances first: at most '
+            f"{_MOST_DIMENSIONS} of them, none above {_MOST_SIZE:,}."
+        )
+    if not isinstance(data, list) or not math.prod(shape):
         raise InputError('inputs[0]: "data" must be a list of the values of at least one instance.')
-    check_count(shape[0], limits)
     kind = tensor.get("datatype")
+    check_count(math.prod(shape) if kind == _BYTES else shape[0], limits)
     if kind == _BYTES:
         return open_instances(_texts(data, shape, model), model.reader, None, limits), given_id
     if kind == "UINT8" and isinstance(model.input, ImageInput):
         return request_of_pixels(_pixels(data, shape, model.input), limits), given_id
     expected = "UINT8 or BYTES" if isinstance(model.input, ImageInput) else _BYTES
     raise InputError(f'inputs[0]: "datatype" must be {expected}. Received: {str(kind)[:40]!r}.')
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_SIZE
 
 
 def _texts(data: list[Any], shape: Sequence[int], model: ExportedModel) -> list[Any]:
@@ -89,8 +99,8 @@ def _pixels(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> np.nda
     """Return uint8[N, height, width, channels] of values one after the other, or nested."""
     expected = (shape[0], *wanted.image_shape)
     try:
-        values = np.array(data)
-    except ValueError:  # Lists of several lengths.
+        values, _ = flatten_numbers(data, len(expected))
+    except ValueError:
         values = np.empty(0)
     fits = tuple(shape) in (expected, expected[:3] if expected[3] == 1 else expected)
     if not fits or values.size != math.prod(expected) or values.dtype.kind not in "iu":

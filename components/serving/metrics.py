@@ -1,12 +1,15 @@
-"""What a server has done, as Prometheus reads it: its text format, version 0.0.4.
+"""What a server has done, as Prometheus reads it: its text format, version 0.0.4, or OpenMetrics 1.0.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
+https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS, OPEN_METRICS_TYPE = "application/openmetrics-text", "; version=1.0.0; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _PREFIX = "tpu_pipelines_"
 
@@ -28,9 +31,15 @@ class Metrics:
             self._seconds += seconds
             self._buckets[next((bound for bound in _SECONDS if seconds <= bound), float("inf"))] += 1
 
-    def render(self, gauges: Mapping[str, float]) -> str:
-        """Return all counts as text; `gauges` are what holds at this moment, by name."""
-        return "".join(f"{line}\n" for line in self._lines(gauges))
+    def render(self, gauges: Mapping[str, float], is_open_metrics: bool = False) -> str:
+        """Return all counts as text; `gauges` are what holds at this moment, by name.
+
+        In OpenMetrics a counter's family has the counter's name without `_total`, and the text has an end.
+        """
+        lines = list(self._lines(gauges))
+        if is_open_metrics:
+            lines = [re.sub(r"^(# \w+ \w+)_total ", r"\1 ", line) for line in lines] + ["# EOF"]
+        return "".join(f"{line}\n" for line in lines)
 
     def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
         yield from _head("requests_total", "counter", "Requests that were answered.")

@@ -36,7 +36,8 @@ class ServeParams:
         port: Port to listen on; 0 takes a free one.
         health_route: Path that answers GET with 200 while the model can answer, else with 503.
         predict_route: Path that answers POST with predictions.
-        model_name: Name in the routes of KServe's protocols, as /v1/models/NAME:predict; empty is the model's own.
+        model_name: Name in the routes of KServe's protocols, as /v1/models/NAME:predict; empty is that of the
+            registered model, else that of the run, which the export's folder says, else the export's own.
         int8: Serve the int8 model.
         num_threads: Threads for one batch; 0 is one per core.
         max_batch_size: Images that the model takes at once. Requests that wait for it are answered together.

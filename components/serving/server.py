@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -17,7 +19,7 @@ import uvicorn
 
 from components.errors import InputError
 from components.interface import ImageInput
-from components.registry.reference import VERSIONS_DIR
+from components.registry.reference import EXPORT_DIR, MODEL_NAME, VERSIONS_DIR
 from components.registry.signing import fetch_verified
 from components.registry.versions import fetch_folder
 from components.serving.application import Application
@@ -50,6 +52,8 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     Raises:
         InputError: If it cannot listen there, the export is missing or damaged, or a signature does not hold.
     """
+    if not params.model_name:
+        params = dataclasses.replace(params, model_name=version or _name_by_place(export_uri))
     with (
         _listen(params.host, params.port) as listener,
         _open_log(params, export_uri) as log,
@@ -59,15 +63,33 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
         asyncio.run(_serve(listener, load, params, log))
 
 
+def _registered(export_uri: str) -> tuple[str, str]:
+    """Return name and number of the version that an export is of, by its place in a registry; else two empty texts."""
+    *_, model_name, versions, number, _ = ("", "", "", *Path(export_uri).absolute().parts)
+    return (model_name, number) if versions == VERSIONS_DIR else ("", "")
+
+
+def _name_by_place(export_uri: str) -> str:
+    """Return the name that an export is known by: its registered model's, or its run's; else nothing.
+
+    Example:
+        >>> _name_by_place("runs/registry/shoes/versions/0003/export"), _name_by_place("runs/bags/export")
+        ('shoes', 'bags')
+        >>> _name_by_place("/export"), _name_by_place("/somewhere/else")
+        ('', '')
+    """
+    *_, run, folder = ("", *Path(export_uri).absolute().parts)
+    name = _registered(export_uri)[0] or (run if folder == EXPORT_DIR else "")
+    return name if re.fullmatch(MODEL_NAME, name) else ""
+
+
 @contextlib.contextmanager
 def _open_log(params: ServeParams, export_uri: str) -> Iterator[PredictionLog | None]:
     """Open the log of predictions, if there is to be one; a version is known by its place in a registry's folder."""
     if not params.log:
         yield None
         return
-    *_, model_name, versions, number, _ = ("", "", "", *Path(export_uri).absolute().parts)
-    registered = (model_name, number) if versions == VERSIONS_DIR else ("", "")
-    log = PredictionLog(params.log, params.log_share, params.log_content, registered)
+    log = PredictionLog(params.log, params.log_share, params.log_content, _registered(export_uri))
     try:
         yield log
     finally:

@@ -18,6 +18,7 @@ from components.errors import InputError
 
 SESSIONS_FILE = "sessions.json"
 _SIGN_EVERY_SECONDS = 10.0
+_LOOK_EVERY_SECONDS = 0.5  # For the end of the first step, which is told at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,9 @@ class _Session:
 
     @property
     def start_up_seconds(self) -> float:
+        """Time until the first step; of a session that left a checkpoint and no word of that step, it is not known."""
+        if self.began is None and self.kept is not None:
+            return 0.0
         return max((self.end if self.began is None else self.began) - self.start, 0.0)
 
     @property
@@ -177,8 +181,13 @@ class Sessions:
         is_over, was_there = threading.Event(), self._path.parent.is_dir()
 
         def sign_on() -> None:
-            while not is_over.wait(_SIGN_EVERY_SECONDS):
-                self._try_to_sign()
+            has_begun, signed = False, time.monotonic()
+            while not is_over.wait(_SIGN_EVERY_SECONDS if has_begun else min(_LOOK_EVERY_SECONDS, _SIGN_EVERY_SECONDS)):
+                begins = not has_begun and self._first_step_at() is not None
+                if begins or time.monotonic() - signed >= _SIGN_EVERY_SECONDS:
+                    self._try_to_sign()
+                    signed = time.monotonic()
+                has_begun = has_begun or begins
 
         if is_writer:
             self._try_to_sign()  # At once: what comes next may take long, and be killed.

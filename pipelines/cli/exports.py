@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from components.errors import InputError
 from pipelines.cli.options import DONE, add_workspace, show_text
 
 _SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
@@ -24,6 +25,8 @@ def _add_model(command: Any) -> None:
 
 
 def _add_predict(commands: Any) -> None:
+    from components.command_line import json_object
+
     predict = commands.add_parser(
         "predict",
         epilog="Example: tpu-pipelines predict runs/digits digit.png",
@@ -51,6 +54,20 @@ def _add_predict(commands: Any) -> None:
     )
     predict.add_argument("--lines", action="store_true", help="a file holds a text a line")
     predict.add_argument("--column", default="text", metavar="NAME", help="of a .csv file (default: text)")
+    predict.add_argument(
+        "--columns",
+        type=json_object,
+        metavar="JSON",
+        help='with --output: columns of a table that have other names, as {"path": "filename", "id": "customer"} '
+        "(default: those of the run that trained the model, where MODEL is its folder)",
+    )
+    predict.add_argument(
+        "--keep",
+        nargs="+",
+        default=[],
+        metavar="COLUMN",
+        help="with --output: columns whose values stand beside each answer; the id does anyway",
+    )
     predict.add_argument("--top", type=int, default=3, metavar="K", help="classes to name per input (default: 3)")
     predict.add_argument("--json", action="store_true", help="one JSON line per input")
     predict.add_argument("--int8", action="store_true", help="use the int8 model")
@@ -72,10 +89,12 @@ _ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": 
 
 def _predict(arguments: argparse.Namespace) -> int:
     from components.registry.versions import fetch_folder
-    from pipelines.exports import find_export
+    from pipelines.exports import columns_of_training, find_export
 
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         uri = find_export(arguments.model, arguments.workspace)
+        if arguments.output is not None and arguments.columns is None:
+            arguments.columns = columns_of_training(uri)
         return _predict_with(fetch_folder(uri, Path(scratch)), arguments)
 
 
@@ -85,6 +104,10 @@ def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
 
     if arguments.output is not None:
         return _predict_to_file(export_dir, arguments)
+    if arguments.columns or arguments.keep:
+        raise InputError(
+            "--columns and --keep are for answers in a file. Received: no --output. Set it, as answers.jsonl."
+        )
     if is_language_model(export_dir):
         how = (arguments.length, arguments.temperature, arguments.seed, arguments.int8)
         for written in continue_texts(export_dir, arguments.inputs, *how):
@@ -115,8 +138,8 @@ def _predict_to_file(export_dir: Path, arguments: argparse.Namespace) -> int:
     from pipelines.exports import source_to_answer
 
     source = source_to_answer(arguments.inputs)
-    columns = {"text": arguments.column} if arguments.column != "text" else {}
-    params = PredictParams(source, columns, form_of(arguments.output), arguments.int8)
+    columns = {**({"text": arguments.column} if arguments.column != "text" else {}), **arguments.columns}
+    params = PredictParams(source, columns, tuple(arguments.keep), form_of(arguments.output), arguments.int8)
     result, aside = predict_to_file(params, export_dir, arguments.output)
     files = {"output": str(arguments.output), "set_aside": str(aside) if aside else None}
     if arguments.json:

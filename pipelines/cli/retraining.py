@@ -5,7 +5,8 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from pipelines.cli.options import (
@@ -131,10 +132,11 @@ def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any, to
         if decision.needed:
             ask_first(arguments, plan.image)
         submission = submit(plan, submitter, again=decision.needed)
-    told.keep(entry.with_run(submission, _price(plan, submission.machine)))  # First: who waits may be killed.
+    price = partial(_price, [job.machine for job in plan.jobs], target=arguments.target)
+    told.keep(entry.with_run(submission, price(submission.machine)))  # First: who waits may be killed.
     if arguments.wait and plan.has(submission.job_id):
         submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
-        told.keep(entry.with_run(submission, _price(plan, submission.machine)))
+        told.keep(entry.with_run(submission, price(submission.machine)))
     links = {submission.job_id: submission.url, "logs": submission.logs_url}
     told.write(links, lambda findings: findings.of_job(submission, submitter, config, settings))
     return tell_submission(submission, arguments.json, facts)
@@ -210,10 +212,11 @@ class _Told:
             storage.write_bytes(junit, render_junit(name, outcome, findings.reasons).encode())
 
 
-def _price(plan: Any, machine: str) -> float | None:
-    """Return the list price of an hour of one of a plan's machines."""
-    paid = [job.machine.paid.price for job in plan.jobs if job.machine.paid.machine == machine]
-    return paid[0].usd_per_hour if paid and paid[0] else None
+def _price(machines: Iterable[Any], name: str, target: str) -> float | None:
+    """Return the target's price of an hour of one of several machines; None where none is known."""
+    machine = next((machine for machine in machines if machine.name == name), None)
+    price = machine and machine.slice.price(machine.region, machine.spot, target)
+    return price.usd_per_hour if price else None
 
 
 def _place(arguments: argparse.Namespace, config: Any) -> str:
@@ -232,8 +235,9 @@ def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
     from pipelines import retrain_history as history
 
     place = _place(arguments, config)
-    paid = config.machine.paid.price if config.machine else None
-    known = history.entries(place, _asker(arguments), lambda machine: paid.usd_per_hour if paid else None, _leave_out)
+    machines = config.machine.candidates if config.machine else ()
+    price = partial(_price, machines, target=arguments.target)
+    known = history.entries(place, _asker(arguments), price, _leave_out)
     if not known:
         tell_hint(f"looked for decisions about {config.name!r} in {place}")
     if arguments.output:

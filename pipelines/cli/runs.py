@@ -103,10 +103,7 @@ def _describe_export(export: Any) -> list[str]:
     lines = []
     for name, facts in export.formats.items():
         judged = "" if facts.score is None else f"{export.judged} {facts.score:.4f}  "
-        lines.append(
-            f"  {name:<12}{facts.bytes / 2**20:8.2f} MiB  {judged}"
-            f"{facts.latency_ms:.2f} ms for one  {facts.examples_per_second or 0:,.0f}/s"
-        )
+        lines.append(f"  {name:<12}{facts.bytes / 2**20:8.2f} MiB  {judged}{facts.latency} ms for one  {facts.rate}/s")
     return lines + [f"  {name:<12}left out: {reason}" for name, reason in export.left_out.items()]
 
 

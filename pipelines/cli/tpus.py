@@ -36,10 +36,26 @@ def _add_preflight(commands: Any) -> None:
     )
     machines.add_argument("--compare", metavar="NAME,NAME…", help="several slices, side by side")
     preflight.add_argument(
+        "--target",
+        type=_targets,
+        default=("vertex",),
+        metavar="NAME[,NAME]",
+        help="whose price a run is judged by: vertex, kubeflow, or both, side by side (default: vertex)",
+    )
+    preflight.add_argument(
         "--against",
         metavar="VERSION|REPORT",
         help=f"fail where it is slower or dearer than a registered version ({VERSION_FORMS}), or than the first of a "
         "preflight.json",
+    )
+    preflight.add_argument(
+        "--examples",
+        type=int,
+        metavar="N",
+        help="for so many examples, of which the data at hand are a sample: time, price and waiting for data to come",
+    )
+    preflight.add_argument(
+        "--image-bytes", type=int, metavar="N", help="with --examples: bytes of an image file (default: as at hand)"
     )
     for name, what in (("slower", "an epoch may be slower"), ("dearer", "a run may be dearer")):
         help_text = f"with --against: by how much {what}, as a share (default: {_LIMIT})"
@@ -48,6 +64,36 @@ def _add_preflight(commands: Any) -> None:
     add_workspace(preflight)
     preflight.add_argument("--json", action="store_true", help="print the report, and nothing else, on stdout")
     preflight.set_defaults(command=_preflight)
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    """Read the platforms whose prices are asked for."""
+    from pipelines.settings import TARGET_SETTINGS
+
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in TARGET_SETTINGS]:
+        raise argparse.ArgumentTypeError(
+            f"unknown target {unknown[0]!r}: expected {' or '.join(TARGET_SETTINGS)}, or both with a comma"
+        )
+    return names
+
+
+def _planned(arguments: argparse.Namespace) -> Any:
+    """Return the data that are said to come; None where the data at hand are all."""
+    from components.errors import InputError
+    from pipelines.preflight import PlannedData
+
+    if arguments.examples is None:
+        if arguments.image_bytes is not None:
+            raise InputError(
+                "--image-bytes is of examples to come. Received: no --examples. Say how many there will be."
+            )
+        return None
+    if arguments.against:
+        raise InputError(
+            "--against counts as many examples as the other training had. Received: --examples as well. Use one."
+        )
+    return PlannedData(arguments.examples, arguments.image_bytes or 0)
 
 
 def _preflight(arguments: argparse.Namespace) -> int:
@@ -68,7 +114,8 @@ def _preflight(arguments: argparse.Namespace) -> int:
     if against:
         baseline = load_baseline(find_compared(against, arguments.workspace, "a preflight.json or its folder"))
     directory = arguments.workspace / f"{config.name}-preflight"
-    report = preflight(config, names, directory, baseline.footprint if baseline else None)
+    like = baseline.footprint if baseline else None
+    report = preflight(config, names, directory, like, arguments.target, _planned(arguments))
     comparison = Comparison.make(report, baseline, *limits) if baseline else None
     if baseline and len(report.machines) > 1:
         tell_hint(f"of these machines the first alone, {report.machines[0].machine}, is held against {baseline.name}")
@@ -92,7 +139,7 @@ def _add_machines(commands: Any) -> None:
         "machines",
         epilog="Example: tpu-pipelines machines --generation v5e",
         help="list the TPU machines that a configuration can name",
-        description="List every TPU slice that Vertex trains on: its fields, its chips, its list price, its regions.",
+        description="List every TPU slice that Vertex trains on: its fields, its chips, its prices, its regions.",
     )
     machines.add_argument("--generation", default="", metavar="NAME", help="only of this one, as v5e")
     machines.add_argument("--region", default="", metavar="NAME", help="only what trains there, as us-west1")

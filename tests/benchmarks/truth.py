@@ -208,12 +208,15 @@ def accuracies(rows: Sequence[Row]) -> dict[str, Accuracy]:
     """What preflight is to say of each generation of the catalogue, to two decimals."""
     ratios = ratios_of(rows)
     model = fit(ratios)
+    tried = cross_validate(rows)
     found = {}
     for generation in load_catalogue().generations:
         mean, reach = model.expect(generation.name)
         low, factor, high = (round(math.exp(mean + side * reach), 2) for side in (-1, 0, 1))
         steps = sum(row.is_fitted and row.generation == generation.name for row in rows)
-        found[generation.name] = Accuracy(factor, low, high, steps, len(ratios.get(generation.name, {})))
+        held = sum(is_held for row, _, is_held in tried if row.generation == generation.name)
+        programs = len(ratios.get(generation.name, {}))
+        found[generation.name] = Accuracy(factor, low, high, steps, programs, held)
     return found
 
 

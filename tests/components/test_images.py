@@ -18,6 +18,7 @@ from components.images import (
     open_image,
     resize_pixels,
 )
+from tests.benchmarks.hostile import TIFF_TYPES, tiled_tiff
 
 AS_FOUND = ImageRule(None, 0)
 
@@ -182,7 +183,24 @@ def test_decode_pixels_refuses_32_bit_pixels():
         decode_pixels(buffer.getvalue(), AS_FOUND)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM"])
+def test_tiles_of_a_tiff_file_are_decoded_and_count_as_pixels():
+    content = tiled_tiff(10, 16, pixel=7)
+    assert np.array_equal(decode_pixels(content, AS_FOUND), np.full((10, 10, 1), 7))
+    assert open_image(content, AS_FOUND).num_pixels == 16 * 16
+    assert open_image(tiled_tiff(20, 32), AS_FOUND).num_pixels == 32 * 32
+    with pytest.raises(UnreadableImageError, match="64×64 pixels: expected at most 4,095 in all"):
+        open_image(tiled_tiff(1, 64), ImageRule(None, 1, max_pixels=4095))
+
+
+@pytest.mark.parametrize("kind", TIFF_TYPES)
+def test_a_tile_that_pillow_and_libtiff_read_differently_is_refused(kind):
+    """Each takes the first entry of a type that it supports, and Pillow does not support 17, SLONG8."""
+    first = ((322, kind, 112), (323, kind, 112))
+    with pytest.raises(UnreadableImageError, match="tags of its size are ambiguous"):
+        decode_pixels(tiled_tiff(1, 16, first=first), AS_FOUND)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])
 def test_hostile_bytes_are_refused_with_one_exception(encode, kind):
     content, random = encode(kind=kind), np.random.default_rng(0)
     for _ in range(200):

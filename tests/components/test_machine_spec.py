@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import math
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from components.errors import InputError
-from components.machine_spec import CATALOGUE_FILE, MachineSpec, PaidMachine, load_catalogue, parse_machine
+from components.machine_spec import CATALOGUE_FILE, KUBEFLOW, MachineSpec, PaidMachine, load_catalogue, parse_machine
 
 CATALOGUE = load_catalogue()
 SLICES = CATALOGUE.slices
@@ -292,9 +293,16 @@ def test_a_machine_is_paid_for_where_and_how_it_trains():
     spec = parse_machine({"name": "v6e-1", "region": "us-central1", "spot": True, "boot_disk_size_gb": 200})
     assert spec.paid == PaidMachine("v6e-1", "us-central1", spot=True)
     assert spec.paid.price == spec.slice.price("us-central1", spot=True)
-    assert PaidMachine().price.usd_per_hour == min(
+    assert dataclasses.replace(PaidMachine(), target=KUBEFLOW).price.usd_per_hour == min(
         price.usd_per_hour for one in load_catalogue().slices for price in one.prices if not price.is_spot
     ), "the cheapest"
+
+
+@pytest.mark.parametrize("values", [{"target": "verteks"}, {"timeout_seconds": -1}, {"attempts": 0}])
+def test_a_machine_is_paid_for_by_a_known_target_for_a_time(values):
+    ((name, value),) = values.items()
+    with pytest.raises(InputError, match=f"{name}.*{value}"):
+        PaidMachine(**values)
 
 
 def test_a_spec_made_in_code_is_checked_as_well():
@@ -323,9 +331,9 @@ def test_as_dict_is_plain_and_reads_back(name):
     assert parse_machine(json.loads(json.dumps(spec.as_dict()))) == spec
 
 
-def test_prices_are_the_listed_ones_and_never_made_up():
+def test_a_clusters_prices_are_the_listed_ones_and_never_made_up():
     def usd(name, *arguments):
-        price = CATALOGUE.find(name).price(*arguments)
+        price = CATALOGUE.find(name).price(*arguments, target=KUBEFLOW)
         return price and (price.usd_per_hour, price.region)
 
     assert usd("v2-8") == (4.5, "us-central1")
@@ -337,6 +345,20 @@ def test_prices_are_the_listed_ones_and_never_made_up():
     # Not listed: the pods of v2 and v3, 7x, spot slices of several chips, and regions that do not train.
     assert usd("v3-64") == usd("v2-128") == usd("7x-4") is None
     assert usd("v5e-8", "", True) is usd("v5e-8", "europe-west4") is None
-    price = CATALOGUE.find("v5e-8").price()
-    assert (price.kind, price.date) == ("Cloud TPU list price, on demand, not Vertex's", "2026")
+    price = CATALOGUE.find("v5e-8").price(target=KUBEFLOW)
+    assert (price.kind, price.date) == ("Compute Engine's list price, on demand", "2026")
     assert "skypilot" in price.source
+
+
+def test_vertex_prices_are_those_that_vertex_has_published_and_say_where_the_factor_is_assumed():
+    """https://github.com/GoogleCloudPlatform/vertex-ai-samples, vit_benchmarking_table.png: $10.12 and $36.80."""
+    v3, v3_pod = (CATALOGUE.find(name).price("europe-west4") for name in ("v3-8", "v3-32"))
+    assert (v3.usd_per_hour, v3_pod.usd_per_hour) == (10.12, 36.8)
+    assert v3.kind == "Vertex AI's price, on demand: 1.15 × Compute Engine's"
+    assert "vit_benchmarking_table.png" in v3.source
+    v5e = CATALOGUE.find("v5e-8").price()
+    assert (v5e.usd_per_hour, v5e.target, v5e.factor) == (11.04, "vertex", 1.15)
+    assert v5e.kind.endswith("1.15 × Compute Engine's, an assumed factor")
+    assert "no source was found for this generation" in v5e.source
+    assert CATALOGUE.find("v3-8").price("", True).kind.endswith("an assumed factor"), "attested on demand alone"
+    assert CATALOGUE.find("7x-4").price() is None

@@ -12,6 +12,7 @@ from components.errors import InputError
 from components.interface import TextInput
 from components.text import (
     Tokenizer,
+    UnreadableTextError,
     build_vocabulary,
     copy_vocabulary,
     load_vocabulary,
@@ -25,7 +26,7 @@ NASTY = [
     *("", "   ", "\x00", "a\x00b", "<br />", "<BR/>x<br   />y<br>z", "<br\n/>", "It's GREAT!!! 10/10", "'", "''"),
     *("café CAFÉ naïve", "\u00a0no-break\u2028space", "x" * 100_000, "a " * 5000, "ﬁ İ ß Ω", "日本 語"),
     *("\r\n\t\v\f a", "a\x85b", "\x7f", "[UNK] [PAD]", "e\u0301", "_a_b_", "b<b<br />r />", "<br<br />/>"),
-    "\U0001f600 ok",
+    *("\U0001f600 ok", "\ufeffgood", "a\ufeffb", "\ufeff"),
 ]
 
 
@@ -35,7 +36,7 @@ def test_python_and_tensorflow_give_the_same_ids(truncate):
 
     device.prepare("tensorflow", "cpu", 1, "float32")
     draw = random.Random(0)
-    alphabet = "aA'<br />\x00\n. é\u00a0İ日😀0_[]-\x85"
+    alphabet = "aA'<br />\x00\n. é\u00a0İ日😀0_[]-\x85\ufeff"
     texts = [text.encode() for text in NASTY]
     texts += ["".join(draw.choices(alphabet, k=draw.randint(0, 40))).encode() for _ in range(2000)]
     texts += [draw.randbytes(draw.randint(0, 30)) for _ in range(1000)]
@@ -60,6 +61,7 @@ def test_python_and_tensorflow_give_the_same_ids(truncate):
         ("well-made, isn't it?", ["well", "made", "isn't", "it"]),
         ("CAFÉ", ["cafÉ"]),  # Only ASCII is put into lower case.
         ("a\x00b\nc", ["a", "b", "c"]),
+        ("\ufeffgood film\ufeffbad", ["good", "film", "bad"]),
     ],
 )
 def test_words_are_letters_digits_and_apostrophes(text, tokens):
@@ -88,6 +90,17 @@ def test_texts_are_cut_and_padded_on_the_side_that_truncate_names(truncate, text
     assert encoded.ids.tolist() == ids
     assert encoded.ids.dtype == np.int32
     assert (encoded.num_tokens, encoded.num_unknown) == (len(text.split()), ids.count(1))
+
+
+def test_a_stored_text_is_utf_8_with_a_word_in_it():
+    tokenizer = Tokenizer(GIVEN, (b"a",))
+    assert tokenizer.encode_stored("\ufeffA".encode()).ids.tolist() == tokenizer.read("a").tolist()
+    for content, reason in (
+        (b"a\xff", "not UTF-8: invalid start byte at byte 1"),
+        (b"\xef\xbb\xbf?!", "no word in it"),
+    ):
+        with pytest.raises(UnreadableTextError, match=reason):
+            tokenizer.encode_stored(content)
 
 
 def test_text_that_no_file_can_hold_is_refused():

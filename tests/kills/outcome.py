@@ -15,6 +15,8 @@ _TIMED = {
     "first_step_seconds",
     "examples_per_second",
     "latency_ms",
+    "latency_spread",
+    "rate_spread",
     "created",
     "time",
     "sessions",

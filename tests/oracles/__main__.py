@@ -1,7 +1,15 @@
-"""Prints how far every figure and every training step is from its definition at most: `python -m tests.oracles`."""
+"""Prints how far every figure and every training step is from its definition at most: `python -m tests.oracles`.
+
+`python -m tests.oracles intervals` simulates the intervals and tests of the gate instead, for a quarter of an hour, and
+writes `components/evaluate_model/intervals.md`; a number after it is the most data sets that a line may have.
+"""
+
+import sys
+from pathlib import Path
 
 from components.table import lay_out
 from tests.oracles.figures import deviations
+from tests.oracles.intervals import simulate_all
 from tests.oracles.steps import deviations_elsewhere
 
 _BACKENDS = ("tensorflow", "jax")
@@ -19,5 +27,14 @@ def main() -> None:
     print("\n" + "\n".join(lay_out({"training step": "<", **dict.fromkeys(_BACKENDS, ">")}, steps)))
 
 
+def write_intervals(most: int = 10_000) -> None:
+    """Write the table of intervals and tests beside the README of the step."""
+    path = Path(__file__).parents[2] / "components" / "evaluate_model" / "intervals.md"
+    path.write_text("\n".join(simulate_all(most)) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["intervals"]:
+        write_intervals(*map(int, sys.argv[2:]))
+    else:
+        main()

@@ -115,7 +115,9 @@ def test_markdown_of_several_runs_has_intervals_and_preflight_beside_each_other(
     (accuracy,) = (line for line in intervals.splitlines() if line.startswith("| accuracy |"))
     assert re.fullmatch(r"\| accuracy(?: \| (0\.\d{4}) \(0\.\d{4} to 0\.\d{4}\)){2} \|", accuracy)
     for name, line in zip(("first", "second"), preflight.splitlines()[2:], strict=True):
-        assert re.fullmatch(rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:\\<)?\$[\d.]+ \|", line), line
+        assert re.fullmatch(
+            rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:\\<)?\$[\d.]+, Vertex AI's price \|", line
+        ), line
 
 
 def test_markdown_names_each_runs_host_where_they_differ(two_runs):

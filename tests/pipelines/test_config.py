@@ -8,7 +8,8 @@ import yaml
 from components.errors import InputError
 from components.machine_spec import PaidMachine, parse_machine
 from components.train_model.params import Stage
-from pipelines.config import load_config, on_machine, parse_config, preflight_params, read_export, ready_examples
+from pipelines.config import load_config, parse_config, preflight_params, read_export, ready_examples
+from pipelines.resources import on_machine
 
 MINIMAL = {"name": "mine", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
 

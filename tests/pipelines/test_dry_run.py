@@ -21,18 +21,22 @@ def _plan(config):
 @pytest.mark.slow  # Compiles for two TPUs: half a minute.
 def test_prices_are_those_of_preflight_for_every_machine():
     config = load_config("digits", ["machine={name: v5e-4, fallbacks: [v6e-4]}", "training.epochs=1"])
-    first, second = prices(config, _plan(config))
+    first, second = prices(config, _plan(config), "vertex")
     assert first.startswith("fits v5e-4 (<1% of its memory), ")
     assert second.startswith("fits v6e-4 ")
-    assert first.endswith(" a run at list price")
+    # Four hours, after which the training is stopped, of 4 × $1.20 × 1.15.
+    assert first.endswith(" a run expected, plus start-up, at most $22.08, at Vertex AI's price")
+    (machine, *_) = prices(config, _plan(config), "kubeflow")
+    # A cluster takes no estimate: a day of 4 × $1.20.
+    assert machine.endswith(" a run expected, plus start-up, at most $115.20, at Compute Engine's list price")
 
 
 def test_a_price_that_cannot_be_known_says_why():
     config = load_config("digits", ["machine=v5e-4"])
     plan = dataclasses.replace(_plan(config), data=None)
-    assert prices(config, plan) == ["not known before the data are there: tpu-pipelines preflight digits"]
+    assert prices(config, plan, "vertex") == ["not known before the data are there: tpu-pipelines preflight digits"]
     config = load_config("digits", ["machine=v5e-4", "preflight=false"])
-    assert prices(config, plan) == ["not known: preflight is switched off"]
+    assert prices(config, plan, "vertex") == ["not known: preflight is switched off"]
 
 
 def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, monkeypatch):

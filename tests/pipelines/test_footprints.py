@@ -72,12 +72,12 @@ def beside(slower=0.2, dearer=0.2, **changes):
             (
                 "an epoch takes 260 ms on v5e-8, 30% more than the 200 ms of digits 0001 on v5e-8: at most 20% more is "
                 "allowed",
-                "a run costs $0.0069 on v5e-8, 30% more than the $0.0053 of digits 0001 on v5e-8: at most 20% more is "
-                "allowed",
+                "a run at Compute Engine's list price costs $0.0069 on v5e-8, 30% more than the $0.0053 of digits "
+                "0001 on v5e-8: at most 20% more is allowed",
             ),
         ),
         ({"step_ms": 4.0, "global_batch": 128}, ()),  # As fast: half as many steps.
-        ({"epochs": 20}, ("a run costs $0.011 on v5e-8, 100% more than the $0.0053",)),
+        ({"epochs": 20}, ("a run at Compute Engine's list price costs $0.011 on v5e-8, 100% more than the $0.0053",)),
         ({"epochs": 20, "usd_per_hour": 0.0}, ()),  # No price is known.
     ],
 )
@@ -92,14 +92,25 @@ def test_limits_are_the_users():
     assert beside(slower=0.0, dearer=9.0, step_ms=2.1).broken
 
 
+def test_a_version_that_was_priced_by_compute_engine_is_compared_at_the_targets_price():
+    """Versions from before prices had a target: the same training must not look 15 % dearer."""
+    new = dataclasses.replace(_OLD, usd_per_hour=1.15 * _OLD.usd_per_hour, target="vertex", price_factor=1.15)
+    same = Comparison(new, _OLD.priced_like(new), "digits 0001")
+    assert same.summary == "the same as digits 0001, still fits v5e-8"
+    assert "price of a run, Vertex AI's price" in same.as_text()
+
+
 def test_the_summary_says_what_a_reviewer_asks_for():
     assert beside().summary == "the same as digits 0001, still fits v5e-8"
     dearer = beside(step_ms=5.0, peak_bytes=2**29)
-    assert dearer.summary == "+$0.0080 a run, +3.00 ms a step (+150%), -512 MiB of memory, still fits v5e-8"
+    assert (
+        dearer.summary == "+$0.0080 a run at Compute Engine's list price, +3.00 ms a step (+150%), -512 MiB of memory, "
+        "still fits v5e-8"
+    )
     larger = beside(step_ms=6.0, global_batch=2048)
     assert ", +4.00 ms a step of 32 × the batch (+200%), " in larger.summary
     moved = beside(machine="v6e-8", compiler={"libtpu": "2"}, num_examples=12800)
-    assert moved.summary == "+$0.0053 a run, fits v6e-8, v5e-8 before"
+    assert moved.summary == "+$0.0053 a run at Compute Engine's list price, fits v6e-8, v5e-8 before"
     assert moved.caveats == (
         "compiled by libtpu 2, digits 0001 by 1",
         "12,800 training examples, digits 0001 had 6,400",

@@ -38,15 +38,16 @@ def test_the_table_has_a_line_per_slice_and_fits_a_terminal():
     assert [line.split()[0] for line in lines[1:41]] == names()
     assert max(map(len, lines)) <= 120
     header, row = (" ".join(line.split()) for line in (lines[0], lines[7]))
-    assert header == "name machine type Vertex takes chips devices hosts HBM GiB TFLOP/s $/hour in"
-    assert row == "v3-32 cloud-tpu 32 TPU_V3 16 32 4 15.48 1,968 32.00 europe-west4"
+    assert header == "name machine type Vertex takes chips devices hosts HBM GiB TFLOP/s Vertex $/h GKE $/h in"
+    assert row == "v3-32 cloud-tpu 32 TPU_V3 16 32 4 15.48 1,968 36.80 32.00 europe-west4"
     assert "v3        europe-west4, us-central1; several hosts: europe-west4" in lines
 
 
 def test_the_table_says_what_its_prices_are_and_which_are_unknown():
     table = as_table(select_slices("v6e", "europe-west4"), "europe-west4")
-    assert "23.76  europe-west4" in table
-    assert "Cloud TPU list price, on demand, not Vertex's (2026)" in table
+    assert "27.32    23.76  europe-west4" in table
+    assert "Vertex    Vertex AI's price, on demand: 1.15 × Compute Engine's, an assumed factor (2026)" in table
+    assert "GKE       Compute Engine's list price, on demand (2026)" in table
     assert "skypilot-catalog" in table
     assert "quota     0 by default" in table
     assert "no trustworthy price is known" not in table
@@ -61,7 +62,8 @@ def test_machines_prints_json_with_every_field_and_source():
     row = rows["v5e-8"]
     assert len(rows) == 9
     assert (row["tpu_topology"], row["devices"], row["hosts"], row["source"]) == ("2x4", 8, 1, one.source)
-    assert (row["price"]["usd_per_hour"], row["price"]["region"]) == (9.6, "us-east1")
+    assert (row["price"]["usd_per_hour"], row["price"]["region"]) == (11.04, "us-east1")
+    assert (row["kubeflow_price"]["usd_per_hour"], row["kubeflow_price"]["target"]) == (9.6, "kubeflow")
     assert row["generation"]["sources"]["clock_hz"]["date"] == "2026-11-20"
     assert row["regions"] == list(one.regions)
 

@@ -6,12 +6,13 @@ import pytest
 from components.create_tfrecords import WriteParams
 from components.create_tfrecords.planning import plan_dataset
 from components.create_tfrecords.sources.kinds import list_examples
+from components.errors import InputError
 from components.interface import ImageInput, Interface
 from components.machine_spec import load_catalogue, parse_machine
 from components.preflight_training.data import DataFacts, HostRate
 from pipelines import preflight
 from pipelines.config import load_config
-from pipelines.preflight import SAMPLE_EXAMPLES, _where_configured, describe_data, sample_of
+from pipelines.preflight import SAMPLE_EXAMPLES, PlannedData, _where_configured, describe_data, sample_of
 
 
 @pytest.mark.parametrize(
@@ -24,8 +25,8 @@ from pipelines.preflight import SAMPLE_EXAMPLES, _where_configured, describe_dat
     ],
 )
 def test_another_machine_is_priced_where_the_configuration_trains(name, configured, expected):
-    paid = _where_configured(load_catalogue().find(name), configured and parse_machine(configured))
-    assert (paid.machine, paid.region, paid.spot) == (name, *expected)
+    machine = _where_configured(parse_machine(name), configured and parse_machine(configured))
+    assert (machine.name, machine.region, machine.spot) == (name, *expected)
 
 
 def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
@@ -51,7 +52,7 @@ def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
 
 
 def test_a_machine_that_is_no_spot_machine_has_the_other_price():
-    pod = next(one for one in load_catalogue().slices if one.hosts > 1)
+    pod = parse_machine(next(one.name for one in load_catalogue().slices if one.hosts > 1))
     assert not _where_configured(pod, parse_machine({"name": "v5e-1", "spot": True})).spot
 
 
@@ -73,3 +74,29 @@ def test_data_that_were_measured_before_are_not_even_divided(image_folder, tmp_p
     (folder / "cat" / "new.png").write_bytes((folder / "cat" / "0000.png").read_bytes())
     assert describe_data(config, list_examples(config.data), tmp_path) == facts
     assert len(divided) == 2
+
+
+def test_data_to_come_are_streamed_and_say_what_is_assumed(image_folder, tmp_path):
+    """A handful of pictures stands for two million of 300,000 bytes: no memory holds these."""
+    folder = image_folder()
+    config = load_config("digits", [f"data.source=images:{folder}", "data.image_size=64", "data.encoding=encoded"])
+    listing = list_examples(config.data)
+    here = describe_data(config, listing, tmp_path)
+    planned = PlannedData(2_000_000)
+    facts = describe_data(config, listing, tmp_path, planned=planned)
+    assert here.host.in_memory
+    assert not facts.host.in_memory
+    assert 1_000_000 < facts.num_examples < 2_000_000
+    assert facts.num_validation > 100_000
+    assert 0 < facts.host.low_per_second <= facts.host.feed_per_second <= facts.host.high_per_second
+    assert facts.assumed.startswith("2,000,000 examples are assumed, streamed from files; the host's rate is that of ")
+    each = listing.num_bytes / len(listing.keys)
+    larger = describe_data(config, listing, tmp_path, planned=PlannedData(2_000_000, round(10 * each)))
+    assert larger.host.feed_per_second == pytest.approx(facts.host.feed_per_second / 10, rel=0.05)
+    assert "divided by" in larger.assumed
+
+
+@pytest.mark.parametrize("numbers", [(0,), (-5,), (10, -1)])
+def test_data_to_come_are_some(numbers):
+    with pytest.raises(InputError, match=rf"Received: --examples {numbers[0]}, "):
+        PlannedData(*numbers)

@@ -3,6 +3,7 @@ import pytest
 from components.errors import InputError
 from components.preflight_training.params import timeout_seconds
 from pipelines.config import load_config
+from pipelines.resources import paid_on
 from pipelines.step_resources import gib
 
 
@@ -38,3 +39,19 @@ def test_quantities_are_those_of_kubernetes():
 @pytest.mark.parametrize(("hours", "expected"), [(0, 4), (4 / 3, 4), (1.34, 8), (10, 32), (100, 512)])
 def test_a_training_has_three_times_its_estimate_in_doublings_of_four_hours(hours, expected):
     assert timeout_seconds(hours * 3600) == expected * 3600
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "expected"),
+    [
+        ("vertex", ["machine=v5e-4"], (0, 1)),  # Preflight's estimate decides.
+        ("vertex", ["machine={name: v5e-4, timeout_seconds: 600}"], (600, 1)),
+        ("kubeflow", ["machine=v5e-4"], (24 * 3600, 1)),  # Which takes no estimate.
+        ("kubeflow", ["machine=v5e-4", "preflight.max_price_usd=48"], (30 * 3600, 1)),  # $4.80 an hour: 10 hours.
+        ("vertex", ["machine=v5e-4", "resources.train_model.retries=2"], (0, 3)),
+    ],
+)
+def test_a_machine_is_paid_for_until_its_training_is_stopped_as_often_as_it_may_start(target, overrides, expected):
+    config = load_config("digits", overrides)
+    paid = paid_on(config, config.machine, target)
+    assert (paid.target, paid.timeout_seconds, paid.attempts) == (target, *expected)

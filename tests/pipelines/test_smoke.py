@@ -65,8 +65,8 @@ def test_the_price_comes_first_and_nothing_is_sent_without_a_yes(fake, environme
     assert main([*SMOKE, "--machine", "v5e-4"]) == 2
     err = capfd.readouterr().err
     assert (
-        "price: at most $4.80 at list price: two trainings on v5e-4, each of them stopped after 30 minutes at the "
-        "latest ($4.8 an hour); and steps on CPUs\n"
+        "price: at most $5.52 at Vertex AI's price: two trainings on v5e-4, each of them stopped after 30 minutes at "
+        "the latest ($5.52 an hour); the other steps, disks and storage come on top\n"
     ) in err
     assert err.endswith("error: Nothing was sent: expected --yes, which confirms the price.\n")
     assert fake.calls == []
@@ -86,7 +86,7 @@ def test_a_second_submission_that_the_cache_answers_is_a_hit(fake, environment, 
     assert rows["hosts"] == "TPU_WORKER_ID: 0; TPU_WORKER_HOSTNAMES: localhost"
     assert rows["a step, measured"] == "2.000 ms (median of the epochs)"
     assert rows["from there to the end of its first step"] == "21.0 s"
-    assert rows["the training"] == "36 s, $0.0120 at list price; what is billed, the invoice says"
+    assert rows["the training"] == "36 s, $0.0138 at Vertex AI's price; what is billed, the invoice says"
     assert len(fake.pipeline_jobs) == 2
     assert len(fake.custom_jobs) == 1
 

@@ -56,7 +56,7 @@ class _Table:
         return [*self.columns, *(["label"] if self.hot else [])]
 
     def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield number and values of each line.
+        """Yield the number of the line that each row begins in, and its values.
 
         Raises:
             InputError: If it cannot be read further.
@@ -65,9 +65,11 @@ class _Table:
             reader = csv.DictReader(_text_of(self.content), self.columns, delimiter=self.delimiter)
             next(reader, None)  # The columns' own names.
             for row in reader:
+                # The reader counts the lines of cells, too, of which the row's number is that of the first.
+                number = reader.line_num - sum(str(value).count("\n") for value in row.values())
                 if self.hot:
                     row["label"] = SEPARATOR.join(name for name in self.hot if (row[name] or "").strip() == "1")
-                yield reader.line_num, row
+                yield number, row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +134,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         class_names=classes,
         splits=None if splits is None else splits[order],
         groups=rows.cells[params.group_column].take(order) if params.group_column in rows.cells else None,
-        slices={name: rows.cells[name].take(order) for name in params.slice_columns if labelled},
+        slices={name: rows.cells[column].take(order) for name, column in _kept(rows, params, labelled).items()},
         root=root,
         files=_stat_files(root, keys) if kind == IMAGE else None,
         texts=texts,
@@ -154,11 +156,14 @@ def _read_table(location: str, params: WriteParams, targets: Sequence[str], labe
     if "label" in targets and "label" not in table.columns:
         table = _with_hot_columns(table, params)
     content = "text" if "text" in table.columns and "path" not in table.columns else "path"
-    others = dict.fromkeys([*([params.group_column] if params.group_column else []), *params.slice_columns])
-    wanted = [content, *targets, *(others if labelled else ())]
+    kept = {column: name for name, column in params.columns.items()}
+    others = [kept.get(name, name) for name in params.slice_columns]
+    if params.group_column:
+        others = [params.group_column, *others]
+    wanted = list(dict.fromkeys([content, *targets, *others]))
     _check_columns(table, wanted, targets)
     # A text may be empty, it is set aside when it is read; and so may several labels.
-    may_be_empty = {"text", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
+    may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
     return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
 
 
@@ -255,6 +260,13 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
         )
     columns = {name: column.names() for name, column in cells.items()}
     return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad), table.delimiter)
+
+
+def _kept(rows: _Rows, params: WriteParams, labelled: bool) -> dict[str, str]:
+    """Return the names of the columns that a listing keeps, and what they are called in its cells."""
+    renamed = {column: name for name, column in params.columns.items()}
+    kept = {name: renamed.get(name, name) for name in params.slice_columns}
+    return kept if labelled or "id" not in rows.cells else {"id": "id", **kept}
 
 
 def _order_of(keys: Names) -> np.ndarray | slice:

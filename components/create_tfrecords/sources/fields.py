@@ -34,6 +34,7 @@ class Chosen:
         names: Names of the fields by what they are: `image` or `text`, `label`, `split` and `id`, as far as they are
             there.
         targets: Names of the fields with the target.
+        kept: Names of the fields that stand beside the answers.
         notes: Sentences for people on what was taken for what.
     """
 
@@ -41,11 +42,13 @@ class Chosen:
     names: Mapping[str, str]
     targets: tuple[str, ...]
     notes: tuple[str, ...]
+    kept: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> list[str]:
         """The fields to read beside the content."""
-        return list(dict.fromkeys([*self.targets, *(self.names[n] for n in ("split", "id") if n in self.names)]))
+        others = (self.names[name] for name in ("split", "id") if name in self.names)
+        return list(dict.fromkeys([*self.targets, *others, *self.kept]))
 
 
 def choose_fields(fields: Sequence[str], params: WriteParams, location: str, labelled: bool = True) -> Chosen:
@@ -71,13 +74,14 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
     content = next((what for what in ("image", "text") if what in params.columns), "")
     content = content or next((what for what in ("image", "text") if what in names), "")
     targets = (params.target_columns or (names.get("label", "label"),)) if labelled else ()
-    missing = [*([] if content else ["image (or text)"]), *(name for name in targets if name not in fields)]
+    kept = () if labelled else params.slice_columns
+    missing = [*([] if content else ["image (or text)"]), *(name for name in (*targets, *kept) if name not in fields)]
     if missing:
         raise InputError(
             f"Missing in {location}: {shown(missing)}. Received: {shown(list(fields))}. Say which they are: "
             f"data.columns={{image: …, label: …}}."
         )
-    return Chosen(content, names, targets, tuple(notes))
+    return Chosen(content, names, targets, tuple(notes), kept)
 
 
 def read_targets(
@@ -132,6 +136,18 @@ def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
     if strange := sorted({name for name in names if not split_named(name)}):
         raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
     return np.array([split_named(name) for name in names])
+
+
+def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen, labelled: bool) -> dict[str, list[Any]]:
+    """Return the values that stand beside the answers, by name: the `id` and those to keep; of labelled ones none."""
+    if labelled:
+        return {}
+    fields = {**({"id": chosen.names["id"]} if "id" in chosen.names else {}), **{name: name for name in chosen.kept}}
+    # A feature of a record is a list of values, also of one or none.
+    return {
+        name: [(value or [None])[0] if isinstance(value, list) and len(value) < 2 else value for value in values[field]]
+        for name, field in fields.items()
+    }
 
 
 def read_ids(values: Sequence[Any]) -> list[str]:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ class Listing:
         class_names: The classes; of a regression, the names of the targets.
         splits: The source's own split of every example, str[num_examples]; None where it has none.
         groups: One group name per example; None where none was asked for.
-        slices: A value per example in each of the columns that are kept beside the records, by name.
+        slices: A value per example in each of the columns that are kept beside the records, or beside the answers of
+            examples without labels, by name; of the latter also the `id`, where there is one.
         root: Folder that file keys are relative to; empty for arrays.
         files: Size and version of the file of every example; None for arrays.
         spans: Parts of larger files that are the examples' content, for sources that have such, else None.
@@ -55,7 +57,7 @@ class Listing:
     class_names: tuple[str, ...]
     splits: np.ndarray | None = None
     groups: Sequence[str] | None = None
-    slices: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    slices: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     root: str = ""
     files: Files | None = None
     spans: Contents | None = None

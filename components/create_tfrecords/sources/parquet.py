@@ -21,7 +21,14 @@ from components.create_tfrecords.sources.containers import (
     splits_of,
     version_of,
 )
-from components.create_tfrecords.sources.fields import choose_fields, known_by, read_ids, read_splits, read_targets
+from components.create_tfrecords.sources.fields import (
+    choose_fields,
+    known_by,
+    read_ids,
+    read_kept,
+    read_splits,
+    read_targets,
+)
 from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.sources.spans import Span, Spans
 from components.create_tfrecords.targets import shown
@@ -182,6 +189,7 @@ def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> L
         labels=labels,
         class_names=classes,
         splits=splits,
+        slices=read_kept(values, chosen, labelled),
         texts=texts,
         spans=None if is_text else UnpackedColumn(files, column, len(keys)),
         kind=TEXT if is_text else IMAGE,

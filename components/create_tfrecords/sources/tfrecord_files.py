@@ -21,6 +21,7 @@ from components.create_tfrecords.sources.fields import (
     choose_fields,
     known_by,
     read_ids,
+    read_kept,
     read_splits,
     read_targets,
 )
@@ -64,6 +65,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool = True) ->
         labels=labels,
         class_names=classes,
         splits=splits,
+        slices=read_kept(values, chosen, labelled),
         spans=Spans.collect([row.span for row in rows]),
         kind=TEXT if chosen.content == "text" else IMAGE,
         version=version_of(files),

@@ -274,7 +274,7 @@ def test_the_card_tells_what_the_training_took_and_what_preflight_found():
     assert "| `optimizer` | adam |" in text
     assert "weight_decay" not in text, "it is off"
     assert "- **Memory:** 3.0 MiB of 16.0 GiB on each chip\n- **Step:** 100 ms for a batch of 32\n" in text
-    assert "- **Price of a run:** $0.01 at list price" in text  # 300 steps of 0.1 s at 1.2 $ an hour.
+    assert "- **Price of a run:** $0.01 at Compute Engine's list price" in text  # 300 steps of 0.1 s at 1.2 $ an hour.
     assert f"- **Code of train_model:** {'b' * 16}\n" in text
 
 

@@ -89,7 +89,7 @@ def test_the_formulas_agree_with_the_figures_with_and_without_an_example(case):
     figures, some = scalars(compute(labels, outputs)), np.arange(0, 300, 25)
     without = [scalars(compute(np.delete(labels, i, 0), np.delete(outputs, i, 0))) for i in some]
     for metric, formula in influences(task, labels, outputs, 2).items():
-        value, values = formula()
+        value, values = formula()[:2]
         assert value == pytest.approx(figures[metric], rel=1e-6), metric
         assert abs(values.mean()) < 1e-9 * max(1, np.abs(values).max()), metric
         left_out = (figures[metric] - np.array([left[metric] for left in without])) * 299
@@ -148,17 +148,37 @@ def test_of_classifiers_that_are_worse_by_the_margin_one_in_twenty_is_promoted()
     assert np.mean([least[tuple(pair)] > -margin for pair in counts]) <= _MOST_FALSE
 
 
-def test_the_score_interval_of_answers_that_do_not_differ_has_a_closed_form():
-    z = stats.norm.ppf(0.975)
+def test_the_bounds_of_answers_that_do_not_differ_have_a_closed_form():
+    """A share of 44 examples differs of which none does with a probability of 2.5 %."""
     difference = compare_shares(0, 0, 44, 0.975)
-    assert (difference.least, difference.most) == pytest.approx((-(z**2) / (44 + z**2), z**2 / (44 + z**2)))
+    share = 1 - 0.025 ** (1 / 44)
+    assert (difference.least, difference.most) == pytest.approx((-share, share))
+
+
+@pytest.mark.parametrize(("better", "worse", "num_examples"), [(1, 0, 1), (3, 1, 20), (0, 4, 20), (12, 5, 300)])
+def test_the_bounds_of_shares_are_where_so_great_an_advantage_is_as_rare_as_asked(better, worse, num_examples):
+    """The probability is summed once more here, over every number of better and worse answers."""
+    least = compare_shares(better, worse, num_examples, 0.95).least
+    shares = np.linspace(max(0, -least), (1 - least) / 2, 4001)  # Of what the champion alone has right.
+    log_likelihood = stats.multinomial.logpmf(
+        [better, worse, num_examples - better - worse],
+        num_examples,
+        np.stack([shares + least, shares, 1 - least - 2 * shares], 1).clip(0, 1),
+    )
+    share = shares[np.nanargmax(log_likelihood)]
+    probability = sum(
+        stats.binom.pmf(i, num_examples, share)
+        * stats.binom.sf(i + better - worse - 1, num_examples - i, (share + least) / (1 - share))
+        for i in range(num_examples + 1)
+    )
+    assert probability == pytest.approx(0.05, rel=0.02)
 
 
 def test_answers_that_are_all_right_still_have_an_interval():
     labels, outputs = np.zeros(50, int), np.tile([0.9, 0.1], (50, 1))
     formulas = influences(Classification(), labels, outputs, 1)
     low, high = find_chance([ModelFigures({"accuracy": 1.0}, formulas, 50)], 0.95, ())[0]["accuracy"]
-    expected = stats.binomtest(50, 50).proportion_ci(method="wilson")
+    expected = stats.binomtest(50, 50).proportion_ci(method="exact")
     assert (low, high) == pytest.approx((expected.low, 1.0))
 
 

@@ -106,11 +106,13 @@ def test_export_json_describes_the_export(export_dir, digits_records, trained_di
     for of_format in facts["formats"].values():
         assert of_format.keys() == {
             *("file", "bytes", "accuracy", "drop_interval", "agreement", "max_difference", "latency_ms"),
-            "examples_per_second",
+            *("examples_per_second", "latency_spread", "rate_spread"),
             "num_compared",
             "most_disagreeing",
         }
-        assert of_format["latency_ms"] > 0
+        for figure, spread in (("latency_ms", "latency_spread"), ("examples_per_second", "rate_spread")):
+            least, most = of_format[spread]
+            assert 0 < least <= of_format[figure] <= most
         assert (export_dir / of_format["file"]).exists()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.export_info import with_spread
 from components.export_model import verification
 from components.export_model.formats.table import FORMATS
 from components.interface import MultiLabel, Regression
@@ -175,7 +176,8 @@ def test_a_format_answers_what_it_can_before_the_trained_model_and_is_timed_afte
     asked.clear()
     assert candidate.time()["examples_per_second"] > 0
     assert np.concatenate(candidate.answers).tolist() == (2 * chosen).tolist()
-    assert sum(map(len, asked)) == count - early + 1 + verification._LATENCY_RUNS, "none is answered twice"
+    repeated = count - early + verification._LATENCY_RUNS
+    assert sum(map(len, asked)) == verification._REPEATS * repeated + 1, "the untimed ones are answered once"
 
 
 def test_lite_predictor_follows_the_batch(exported_digits):
@@ -218,3 +220,30 @@ def test_answers_agree_where_they_mean_the_same():
     ]
     moved = expected + np.array([[0.0, 0.9], [0.0, 1.1]])  # A twentieth of a standard deviation of 20 is 1.
     assert verification._agree("regression", moved, expected, [1.0, 20.0]).tolist() == [True, False]
+
+
+def test_speeds_are_measured_several_times_with_their_spread_and_every_example_answers_once(tmp_path):
+    chosen = np.arange(2000)
+    candidate = verification.Candidate(tmp_path / "model", lambda examples: 2.0 * examples, np.arange(2000), chosen)
+    candidate.answer_untimed()
+    times = candidate.time()
+    assert np.array_equal(np.concatenate(candidate.answers), 2.0 * chosen)
+    for figure, spread in (("latency_ms", "latency_spread"), ("examples_per_second", "rate_spread")):
+        least, most = times[spread]
+        assert least <= times[figure] <= most
+        assert least < most, "several measurements"
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "text"),
+    [
+        (21_274.4, (19_800.0, 22_600.0), "21,000"),
+        (21_274.4, (21_270.0, 21_280.0), "21,300"),  # Three digits at most.
+        (109_214.0, (40_000.0, 300_000.0), "100,000"),
+        (0.674, (0.61, 0.7), "0.67"),
+        (0.0312, None, "0.031"),
+        (0.0, None, "0"),
+    ],
+)
+def test_a_speed_has_the_digits_that_its_spread_allows(value, spread, text):
+    assert with_spread(value, spread) == text

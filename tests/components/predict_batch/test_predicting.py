@@ -1,3 +1,7 @@
+import csv
+import dataclasses
+import datetime
+import io
 import json
 import shutil
 import tarfile
@@ -7,16 +11,21 @@ import numpy as np
 import pytest
 
 from components import storage
-from components.artifacts import Manifest, file_crc32c
+from components.artifacts import KEY_FEATURE, Manifest, file_crc32c
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
+from components.images import encode_png
+from components.interface import ImageInput
 from components.predict_batch import PredictParams, predict_batch, predicting
 from components.predict_batch.begun import Begun
+from components.predict_batch.inputs import Reader, UnusableError
 from components.predict_batch.joining import predict_to_file
 from components.predict_batch.planning import plan_answers
 from components.records import encode_example, frame_record, load_split
 from components.serving.exported import load_model
 from components.serving.inputs import predict_inputs
+from components.text import Tokenizer, load_vocabulary
+from pipelines.summary import Summary
 from tests.cli import assert_user_error, tpu_pipelines_here
 
 
@@ -171,6 +180,25 @@ def test_a_damaged_record_is_set_aside_with_its_place(export_dir, digits_records
     }
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (None, "no tf.train.Example"),
+        ({}, "KeyError"),
+        ({"image": bytes(64)}, "KeyError"),
+        ({"image": bytes(10), KEY_FEATURE: b"a"}, "cannot reshape"),
+        ({"image": 3, KEY_FEATURE: b"a"}, "TypeError"),
+        ({"image": bytes(64), KEY_FEATURE: 3}, "AttributeError"),
+        ({"image": bytes(64), KEY_FEATURE: b"\xff"}, "invalid start byte"),
+    ],
+)
+def test_a_whole_record_that_is_not_as_create_tfrecords_writes_it_is_set_aside(export_dir, fields, reason):
+    stored = ImageInput((8, 8, 1), "raw")
+    frame = frame_record(b"\xff\xff\xff" if fields is None else encode_example(fields))
+    with pytest.raises(UnusableError, match=reason):
+        Reader(load_model(export_dir), "", stored).read("shard[0]", frame)
+
+
 def test_texts_and_tables_without_labels_are_answered(exported_reviews, tmp_path):
     (tmp_path / "reviews.csv").write_text("id,review\n7,great lovely film\n8,awful dull film\n9, \n")
     params = PredictParams(f"csv:{tmp_path}/reviews.csv", num_workers=1)
@@ -178,6 +206,47 @@ def test_texts_and_tables_without_labels_are_answered(exported_reviews, tmp_path
     assert (result.num_predicted, result.num_set_aside) == (2, 1)
     assert [line["class"] for line in read_lines(tmp_path / "out")] == ["pos", "neg"]
     assert read_lines(tmp_path / "out", "set_aside.jsonl")[0]["reason"] == "no word in it"
+
+
+def test_texts_are_asked_as_they_are_learned(exported_reviews, tmp_path):
+    """The same files have the same ids, and the same files are set aside."""
+    words, mark = b"great lovely film", "\ufeff".encode()
+    odd = (
+        words,
+        mark + words,
+        words + mark + words,
+        mark,
+        b"",
+        b" \n",
+        b"?!",
+        b"<br />",
+        b"\xff",
+        b"\x00",
+        b"\x00 " + words,
+    )
+    source = tmp_path / "texts"
+    for name, content in [*(("pos", content) for content in odd), *[("neg", b"awful dull film")] * 9]:
+        (source / name).mkdir(parents=True, exist_ok=True)
+        (source / name / f"{len(list(source.rglob('*.txt'))):02d}.txt").write_bytes(content)
+    records = tmp_path / "records"
+    write_records(WriteParams(f"text:{source}", num_workers=1, max_bad_fraction=0.9, join_copies=False), records)
+    manifest = Manifest.load(records)
+    examples = [load_split(records, manifest, split, with_keys=True) for split in manifest.splits]
+    learned = {key: ids for split in examples for key, ids in zip(split.keys, split.inputs, strict=True)}
+    tokenizer = Tokenizer(manifest.input, load_vocabulary(records, manifest.input))
+    model = dataclasses.replace(load_model(exported_reviews), input=manifest.input, reader=tokenizer)
+    reader, asked, aside = Reader(model, str(source), None), {}, set()
+    for file in source.rglob("*.txt"):
+        key = file.relative_to(source).as_posix()
+        try:
+            asked |= dict([reader.read(key, None)])
+        except UnusableError:
+            aside.add(key)
+    assert len(learned) == 13
+    assert asked.keys() == learned.keys()
+    for key, ids in learned.items():
+        assert ids.tolist() == asked[key].tolist(), key
+    assert {item.key for item in manifest.quarantined} == aside
 
 
 def test_arrays_alone_are_answered(export_dir, digits_records, tmp_path):
@@ -202,6 +271,124 @@ def test_a_table_holds_the_same_and_says_the_class_names(export_dir, pictures, t
     assert [(row["key"], row["class"]) for row in rows] == [(line["key"], line["class"]) for line in lines]
     for row, line in zip(rows, lines, strict=True):
         assert dict(zip(names, row["probabilities"], strict=True)) == pytest.approx(line["probabilities"], abs=1e-6)
+
+
+def _table_of(folder, kind, count):
+    """Write a source of pictures, or in `texts` of texts; returns it, and its rows as a customer has them, by id."""
+    pictures = [encode_png(np.full((8, 8, 1), i % 256, np.uint8)) for i in range(256)]
+    rows = {f"K-{count - i:05d}": {"note": f"line {i}\nand another" if i % 3 else f"note {i}"} for i in range(count)}
+    if kind == "folder":
+        for place, key in enumerate(rows):
+            path = folder / f"{key[-1]}" / f"{key}.png"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(pictures[place % 256])
+        return f"images:{folder}", rows
+    if kind == "webdataset":
+        with tarfile.open(folder / "all.tar", "w") as archive:
+            for place, (key, row) in enumerate(rows.items()):
+                facts = json.dumps({"kundennummer": key, **row}).encode()
+                for suffix, content in (("png", pictures[place % 256]), ("json", facts)):
+                    member = tarfile.TarInfo(f"{place:06d}.{suffix}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+        return f"webdataset:{folder}/all.tar", rows
+    if kind == "parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        images = [pictures[place % 256] for place in range(count)]
+        columns = {"image": images, "kundennummer": list(rows), "note": [row["note"] for row in rows.values()]}
+        pq.write_table(pa.table(columns), folder / "all.parquet")
+        return f"parquet:{folder}/all.parquet", rows
+    with open(folder / "all.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["kundennummer", "note", "text" if kind == "texts" else "bild"])
+        for place, (key, row) in enumerate(rows.items()):
+            path = folder / f"{place}.png"
+            if kind == "csv":
+                path.write_bytes(pictures[place % 256])
+            writer.writerow([key, row["note"], f"great film\n{key}" if kind == "texts" else path.name])
+    return f"csv:{folder}/all.csv", rows
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("count", [40, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["csv", "texts", "parquet", "webdataset", "folder"])
+def test_answers_are_joined_to_their_table_by_id(export_dir, request, tmp_path, kind, count, form):
+    (folder := tmp_path / "source").mkdir()
+    source, rows = _table_of(folder, kind, count)
+    model = request.getfixturevalue("exported_reviews") if kind == "texts" else export_dir
+    columns = {"csv": {"path": "bild"}}.get(kind, {}) | ({} if kind == "folder" else {"id": "kundennummer"})
+    keep = () if kind == "folder" else ("note",)
+    params = PredictParams(source, columns, keep, form, part_examples=-(-count // 3), num_workers=1)
+    result, aside = predict_to_file(params, model, tmp_path / f"answers.{form}")
+    assert (result.num_predicted, aside) == (count, None)
+    if form == "parquet":
+        answers = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "answers.parquet").to_pylist()
+    else:
+        answers = read_lines(tmp_path, "answers.jsonl")
+    ids = [Path(answer["key"]).stem if kind == "folder" else answer["id"] for answer in answers]
+    assert len(ids) == len(set(ids)) == count
+    assert set(ids) == set(rows)
+    if kind != "folder":
+        assert all(rows[answer["id"]]["note"] == answer["note"] for answer in answers)
+    if kind == "texts":  # Each row has a cell of two lines or two of them, and its key is the first.
+        lines = (folder / "all.csv").read_text().split("\n")
+        assert all(lines[int(answer["key"][-8:]) - 1].startswith(answer["id"]) for answer in answers)
+
+
+def test_the_command_takes_the_columns_of_the_run_else_columns_and_says_so(export_dir, tmp_path):
+    (tmp_path / "all.csv").write_text("bild,kunde,land\na.png,7,de\n")
+    (tmp_path / "a.png").write_bytes(encode_png(np.zeros((8, 8, 1), np.uint8)))
+    shutil.copytree(export_dir, tmp_path / "run" / "export")
+    file, source = tmp_path / "answers.jsonl", f"csv:{tmp_path}/all.csv"
+
+    def predict(*flags):
+        return tpu_pipelines_here("predict", str(tmp_path / "run"), source, *flags)
+
+    assert_user_error(predict("--output", str(file)), """--columns '{"path": "…"}'""")
+    assert_user_error(predict("--columns", '{"path": "img"}', "--output", str(file)), "which --columns names")
+    assert_user_error(predict("--keep", "land"), "Received: no --output")
+    predict("--columns", '{"path": "bild", "id": "kunde"}', "--keep", "land", "--output", str(file))
+    (line,) = read_lines(tmp_path, "answers.jsonl")
+    assert (line["id"], line["land"]) == ("7", "de")
+    config = {"data": {"columns": {"path": "bild", "label": "art"}}}
+    Summary("succeeded", config=config).save(tmp_path / "run")
+    file.unlink()
+    predict("--output", str(file))
+    (line,) = read_lines(tmp_path, "answers.jsonl")
+    assert line["key"] == "a.png"
+
+
+def test_numbers_stay_numbers_and_what_is_set_aside_has_its_id(export_dir, tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    good = encode_png(np.zeros((8, 8, 1), np.uint8))
+    days = [datetime.date(2026, 1, 1), None, datetime.date(2026, 1, 3)]
+    table = pa.table({"image": [good, b"bad", good], "id": [7, 8, 9], "paid": [1.5, None, float("nan")], "day": days})
+    pq.write_table(table, tmp_path / "all.parquet")
+    for form in ("jsonl", "parquet"):
+        params = PredictParams(f"parquet:{tmp_path}/all.parquet", keep=("paid", "day"), form=form, num_workers=1)
+        predict_batch(params, export_dir, tmp_path / form)
+    kept = [{name: line[name] for name in ("id", "paid", "day")} for line in read_lines(tmp_path / "jsonl")]
+    assert kept == [{"id": 7, "paid": 1.5, "day": "2026-01-01"}, {"id": 9, "paid": None, "day": "2026-01-03"}]
+    (aside,) = read_lines(tmp_path / "jsonl", "set_aside.jsonl")
+    assert (aside["id"], aside["paid"], aside["reason"]) == (8, None, "not an image")
+    (file,) = (tmp_path / "parquet").glob("*.parquet")
+    assert pq.read_table(file, columns=["id", "paid", "day"]).to_pylist() == kept
+    assert pq.read_schema(file).field("id").type == pa.int64()
+
+
+@pytest.mark.parametrize(
+    ("source", "keep", "message"),
+    [
+        ("images:{}", ("note",), "Cannot keep 'note' of 'images:"),
+        ("csv:{}/all.csv", ("nte",), "Missing columns in .*: 'nte'"),
+        ("csv:{}/all.csv", ("class",), "keep must not name 'class'"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(export_dir, tmp_path, source, keep, message):
+    (tmp_path / "a.png").write_bytes(encode_png(np.zeros((8, 8, 1), np.uint8)))
+    (tmp_path / "all.csv").write_text("path,note\na.png,x\n")
+    with pytest.raises(InputError, match=message):
+        predict_batch(PredictParams(source.format(tmp_path), keep=keep), export_dir, tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "parquet", "tfrecords"])

@@ -16,7 +16,7 @@ _DATA = DataFacts(
 )
 _STEP = StepTime(10.0, 0.5, 0.01, 0.45, 1e12, 8.4, 12.6)
 _EPOCH = EpochTime(49, 0.5, 0.5, 100_000.0, 0.0, 0.4, 0.6)
-_COST = Cost(9.6, 0.10, 1.0, 0.8, 1.2, "us-west1", "Cloud TPU list price", "here", "2026-01-01")
+_COST = Cost(9.6, 0.10, 1.0, 0.8, 1.2, "us-west1", "Vertex AI's price, on demand", "here", "2026-01-01")
 _CONVOLUTION = LayerTime("conv2d", 8.0, 0.8, 0.5, 0.0, ())
 # All is well with it: nothing to advise.
 _GOOD = MachineReport(

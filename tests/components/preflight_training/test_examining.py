@@ -61,9 +61,10 @@ def test_time_and_price_follow_from_the_step(cache_dir):
     assert report.epoch.steps == 40  # 1,259 in 32s.
     assert report.epoch.device_seconds == pytest.approx(40 * report.step.total_ms / 1e3)
     assert report.epoch.seconds == pytest.approx(max(40 * 32 / 100_000, report.epoch.device_seconds))
-    assert report.cost.usd_per_hour == 1.2
-    assert report.cost.usd_per_run == pytest.approx(3 * 1.2 * report.epoch.seconds / 3600)
-    assert report.cost.high_usd_per_run == pytest.approx(3 * 1.2 * report.epoch.high_seconds / 3600)
+    assert report.cost.usd_per_hour == 1.38  # Vertex AI's: 1.15 × $1.20.
+    assert report.cost.most_usd_per_run == pytest.approx(4 * 1.38), "until it is stopped"
+    assert report.cost.usd_per_run == pytest.approx(3 * 1.38 * report.epoch.seconds / 3600)
+    assert report.cost.high_usd_per_run == pytest.approx(3 * 1.38 * report.epoch.high_seconds / 3600)
     assert report.step.high_ms / report.step.total_ms == pytest.approx(report.accuracy.high / report.accuracy.factor)
     assert sum(layer.share for layer in report.layers) == pytest.approx(1)
     assert sum(layer.ms for layer in report.layers) == pytest.approx(report.step.compute_ms)
@@ -127,7 +128,7 @@ def test_the_validation_split_lies_on_the_device_too(cache_dir, monkeypatch):
     assert (some.is_resident, some.peak_bytes) == (True, without.peak_bytes + 64_000)
     assert some.largest_batch.size <= without.largest_batch.size
     assert (many.verdict, many.is_resident) == ("fits", False)
-    monkeypatch.setattr(examining._Examination, "_search_largest_batch", lambda *_: None)  # It would compile again.
+    monkeypatch.setattr(examining, "find_largest_batch", lambda *_: None)  # It would compile again.
     must = examined(400_000_000, "device")
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
     assert must.reason.startswith("the 25,600,000,000 bytes that it is validated on have no room beside")
@@ -144,7 +145,10 @@ def test_a_training_gets_the_time_of_the_slower_host(cache_dir):
     ("budget", "reason"),
     [
         ({"max_step_ms": 1e-6}, "a step takes .*s on v5e-1, max_step_ms=1e-06"),
-        ({"max_price_usd": 1e-9}, r"a run of 3 epochs on v5e-1 costs <?\$.*, max_price_usd=1e-09"),
+        (
+            {"max_price_usd": 1e-9},
+            r"a run of 3 epochs on v5e-1 is expected to cost <?\$.* at Vertex AI's price, max_price",
+        ),
         ({"max_host_wait": 0.01}, "v5e-1 would wait for data .*% of the time, max_host_wait=0.01"),
     ],
 )
@@ -281,6 +285,28 @@ def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(cache_d
     ]
     assert len({price.usd_per_hour for price in expected}) == 3
     assert [one.label for one in report.machines] == ["v6e-1 asia-northeast1", "v5e-1", "v6e-1 us-central1 spot"]
+
+
+def test_a_machine_is_priced_for_every_target_that_is_asked_for(cache_dir):
+    """Compiled once; a cluster's run is cheaper by the factor, and stopped when the cluster stops it."""
+    paid = PaidMachine("v5e-1")
+    cluster = dataclasses.replace(paid, target="kubeflow", timeout_seconds=24 * 3600, attempts=2)
+    vertex, kubeflow = examine(_PARAMS, _DATA, [paid, cluster], cache_dir).machines
+    assert [vertex.label, kubeflow.label] == ["v5e-1 vertex", "v5e-1 kubeflow"]
+    assert vertex.cost.usd_per_run == pytest.approx(1.15 * kubeflow.cost.usd_per_run)
+    assert (vertex.cost.factor, kubeflow.cost.factor) == (1.15, 1.0)
+    assert (vertex.timeout_seconds, kubeflow.timeout_seconds) == (4 * 3600, 24 * 3600)
+    assert kubeflow.cost.most_usd_per_run == pytest.approx(2 * 24 * 1.2)
+
+
+def test_the_spread_of_the_hosts_rate_widens_the_interval(cache_dir):
+    """Streamed from files at 100 examples a second, the passes at 80 to 130: the device waits."""
+    host = HostRate(50.0, 100.0, False, 24, low_per_second=80.0, high_per_second=130.0)
+    report = _examine(cache_dir, dataclasses.replace(_DATA, host=host))
+    assert report.epoch.seconds == pytest.approx(40 * 32 / 100)
+    assert report.epoch.low_seconds == pytest.approx(40 * 32 / 130)
+    assert report.epoch.high_seconds == pytest.approx(40 * 32 / 80)
+    assert "100 (80–130) here (24 CPUs of 4, from files)" in report.fed_by(host)
 
 
 def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):

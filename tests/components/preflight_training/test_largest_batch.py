@@ -1,6 +1,11 @@
 import pytest
 
-from components.preflight_training.largest_batch import LargestBatch, Trial, find_largest_batch
+from components.preflight_training.largest_batch import (
+    LargestBatch,
+    Trial,
+    estimate_largest_batch,
+    find_largest_batch,
+)
 
 _FEW = 16  # Each is a compilation.
 _MOST = 32  # Halving alone, from a hundred thousand down to one.
@@ -84,3 +89,24 @@ def test_a_trial_that_cannot_be_told_ends_the_search_with_what_is_known():
 
 def test_nothing_is_known_if_the_first_trial_cannot_be_told():
     assert find_largest_batch(lambda size: Trial(None), 128, 10_000) is None
+
+
+@pytest.mark.parametrize("step", [1, 128])
+@pytest.mark.parametrize("fixed_share", [0.001, 0.1, 0.9])
+def test_an_estimate_leaves_out_what_does_not_grow_with_the_batch(fixed_share, step):
+    """The weights and their optimizer stay as they are; through zero, the batch would be four times too small."""
+    device = _Device(10_000_000, fixed=int(fixed_share * 10_000_000), step=step)
+    estimated = estimate_largest_batch(device.attempt, 128, device.needed(128), device.capacity)
+    assert estimated == LargestBatch((device.capacity - device.fixed) // 10, is_exact=False)
+    assert device.tried == [2048]
+
+
+def test_an_estimate_lies_beside_a_second_size_that_does_not_fit():
+    device = _Device(15_000)
+    assert estimate_largest_batch(device.attempt, 128, device.needed(128), 15_000) == LargestBatch(1495, is_exact=False)
+    unknown = _Device(15_000, says_bytes=False)
+    assert estimate_largest_batch(unknown.attempt, 128, unknown.needed(128), 15_000) is None
+
+
+def test_nothing_is_estimated_where_the_second_size_cannot_be_told():
+    assert estimate_largest_batch(lambda size: Trial(None), 128, 1_280, 10_000) is None

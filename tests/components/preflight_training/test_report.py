@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,11 @@ from components.preflight_training.report import as_text, write_report
 from tests.html_page import Page
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }}"
-_LIST_PRICE = "Cloud TPU list price, on demand, not Vertex's"
+_KIND = "Vertex AI's price, on demand: 1.15 × Compute Engine's"
 _PRICING = "https://cloud.google.com/tpu/pricing"
-_COST = Cost(9.6, 0.00074, 0.0074, 0.0074, 0.0081, "us-central1", _LIST_PRICE, _PRICING, "2026-08-22")
+_COST = Cost(
+    11.04, 0.00074, 0.0074, 0.0074, 0.0081, "us-central1", _KIND, _PRICING, "2026-08-22", "vertex", 1.15, 44.16
+)
 
 
 def _layer(name, ms, padding_ms=0.0, mxu_utilization=None, notes=()):
@@ -176,10 +179,10 @@ def test_text_of_one_machine_gives_every_figure():
     assert _line(text, "matrix units") == "11% used while the device computes"
     assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms (279–300) with waiting"
     assert _line(text, "data").endswith("needed, fed 180,000 here (2 CPUs of 90,000, from memory): 82% waiting")
-    assert _line(text, "price").startswith(
-        "$0.00074 an epoch, $0.0074 (0.0074–0.0081) a run of 10 epochs, $9.60 an hour in us-central1"
-    )
-    assert "us-central1 (list price, 2026-08-22)" in _squeeze(text)
+    assert (
+        "price $0.0074 (0.0074–0.0081) a run expected, plus start-up, at most $44.16, at Vertex AI's price; $11.04 an "
+        "hour in us-central1 (2026-08-22), $0.00074 an epoch, 10 epochs"
+    ) in _squeeze(text)
     assert _line(text, "compilation") == "15.0 s"
     assert _line(text, "conv2d") == "0.500 62% 30% 0.250 3 input features fill 2% of 128-wide tiles"
     assert _line(text, "max_pooling2d") == "0.300 37% – –"
@@ -189,10 +192,12 @@ def test_text_of_one_machine_gives_every_figure():
 def test_text_ends_with_what_the_figures_rest_on():
     text = as_text(_report())
     assert _line(text, "compiler") == "libtpu 0.0.42.1, jax 0.10.2"
-    assert _line(text, "prices").startswith(f"{_LIST_PRICE} (2026-08-22); https://cloud.google.com")
+    assert f"prices {_KIND} (2026-08-22); https://cloud.google.com" in _squeeze(text)
     assert "nothing was run on a TPU" in _squeeze(text)
-    origin = "v5e: the compiler's estimate times 1.1, nine of ten at 0.88 to 1.32 times it, by published step times: 24"
-    assert f"{origin}, through 4 compiled programs" in _squeeze(text)
+    origin = "v5e: the compiler's estimate times 1.1, nine of ten meant to be at 0.88 to 1.32 times it"
+    assert f"{origin}, by published step times: 24, through 4 compiled programs" in _squeeze(text)
+    assert "In brackets: meant to hold nine of ten steps" in _squeeze(text)
+    assert "it held 68 of 81 (84%)" in _squeeze(text)
     assert "TensorFlow" not in text
     assert "TensorFlow jobs run an older compiler than this one" in _squeeze(as_text(_report(backend="tensorflow")))
 
@@ -230,9 +235,10 @@ def test_text_of_a_broken_budget_gives_the_reason_and_the_figures():
 def test_text_compares_machines_row_by_row():
     text = as_text(_SEVERAL)
     assert text.startswith("cifar10_cnn (jax, mixed_bfloat16): 2 of 5 machines pass\n")
-    assert _line(text, "v5e-8") == "fits 3.00/12.00 ≈34,225 1.00 0.200 11% 0.279 82% 9.60 0.00074 0.0074"
+    assert _line(text, "v5e-8") == "fits 3.00/12.00 ≈34,225 1.00 0.200 11% 0.279 82% 11.04 0.0074 44.16"
     assert _line(text, "v6e-8").startswith("refused 3.00/12.00")
-    assert "nine of ten are expected at so many times step, epoch and price: 0.75–1.3 (v5e-8, v5e-1, v6e-8)" in text
+    within = "meant to hold nine of ten, held out 68 of 81: 0.75–1.3 (v5e-8, v5e-1, v6e-8)"
+    assert within in _squeeze(text)
     assert _line(text, "v2-8") == "does not compile ?/12.00 ?" + 8 * " –"
     assert _line(text, "v3-8") == "does not fit ?/12.00 96" + 8 * " –"
 
@@ -269,7 +275,7 @@ _WIDEST = _other(
     peak_bytes=int(94.7 * 2**30),
     capacity_bytes=int(94.75 * 2**30),
     step=StepTime(12_345.0, 0.00012, 0.0, 0.999, 1e12, 9_123.0, 15_678.0),
-    cost=dataclasses.replace(_COST, usd_per_hour=844.8, usd_per_epoch=0.00012, usd_per_run=123_456.0),
+    cost=dataclasses.replace(_COST, usd_per_hour=844.8, usd_per_run=123_456.0, most_usd_per_run=654_321.0),
     largest_batch=LargestBatch(131_072, is_exact=False),
 )
 
@@ -296,13 +302,13 @@ def test_a_machine_in_several_regions_is_told_apart_and_keeps_its_price():
         f"{_MACHINE.machine} us-west1",
         f"{_MACHINE.machine} southamerica-west1 spot",
     ]
-    assert table[0].endswith("$/run")
+    assert table[0].endswith("at most")
     assert not any("…" in line for line in table)
     assert max(map(len, table)) <= 110
 
 
 def test_the_widest_comparison_loses_no_column():
-    assert _line(as_text(_report(_WIDEST, _failed())), "v5e-256").endswith("844.80 0.00012 123,456")
+    assert _line(as_text(_report(_WIDEST, _failed())), "v5e-256").endswith("844.80 123,456 654,321")
 
 
 @pytest.mark.parametrize(
@@ -318,15 +324,21 @@ def test_the_widest_comparison_loses_no_column():
     ],
 )
 def test_prices_show_what_matters_of_them(usd, text):
-    assert f"an epoch, {text}" in as_text(
-        _report(
-            _other(
-                "v5e-1",
-                1.0,
-                cost=dataclasses.replace(_COST, usd_per_run=usd, low_usd_per_run=usd, high_usd_per_run=usd),
-            )
-        )
+    cost = dataclasses.replace(_COST, usd_per_run=usd, low_usd_per_run=usd, high_usd_per_run=usd)
+    assert f"price {text}" in _squeeze(as_text(_report(_other("v5e-1", 1.0, cost=cost))))
+
+
+def test_every_price_says_whose_it_is_what_is_expected_and_what_it_may_come_to():
+    """A training of milliseconds may hold its machine until it is stopped."""
+    assert _MACHINE.summary.endswith(
+        "; $0.0074 (0.0074–0.0081) a run expected, plus start-up, at most $44.16, at Vertex AI's price"
     )
+    left_out = "both leave out the other steps, disks, storage and network"
+    assert left_out in _squeeze(as_text(_report()))
+    assert left_out in _squeeze(as_text(_SEVERAL))
+    older = dataclasses.replace(_COST, target="", factor=1.0, most_usd_per_run=None)
+    summary = dataclasses.replace(_MACHINE, cost=older).summary
+    assert summary.endswith("a run expected, plus start-up, at Compute Engine's list price")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +377,7 @@ def test_page_shows_what_is_unknown_as_such(words):
     text = words(_report(_UNKNOWN, _failed()))
     assert "Step 800 µs (750–1,300) 800 µs compute + ? communication" in text
     assert "Price of a run ? no trustworthy price is known" in text
-    assert "v5e-8 ✓ fits 800 µs ? 11% 0.94–1.6 279 ms 82% ? ? ?" in text
+    assert "v5e-8 ✓ fits 800 µs ? 11% 0.94–1.6 279 ms 82% ? ? ? ?" in text
     assert "communication ?" in text
 
 
@@ -374,7 +386,10 @@ def test_page_of_one_machine_opens_with_verdict_and_figures(words):
     assert "Preflight: cifar10_cnn on v5e-8 batch 128 per replica ✓ Fits" in text
     assert "Step 1.00 ms (0.750–1.30) 800 µs compute + 200 µs communication" in text
     assert "Epoch 279 ms (279–300) 49 steps, 49.0 ms on the device" in text
-    assert "Price of a run $0.0074 (0.0074–0.0081) 10 epochs, $9.60 an hour" in text
+    assert (
+        "Price of a run $0.0074 (0.0074–0.0081) 10 epochs expected, plus start-up, at most $44.16; $11.04 an hour at"
+        in text
+    )
     assert "Memory 25% 3.00 GiB of 12.0 GiB a device" in text
     assert "Device waits 82%" in text
     assert "Model parameter width 32" in text
@@ -395,7 +410,7 @@ def test_page_names_data_versions_and_sources(words):
     assert "Fed to training, from memory 180,000 examples/s" in text
     assert "v5e-8 needs 1,024,000 examples/s" in text
     assert "libtpu 0.0.42.1, jax 0.10.2" in text
-    assert f"{_LIST_PRICE} (2026-08-22); https://cloud.google.com/tpu/pricing" in text
+    assert f"{_KIND} (2026-08-22); https://cloud.google.com/tpu/pricing" in text
     assert "8% of the computation has no estimate of the compiler's" in text
     assert "TensorFlow jobs run an older compiler" in text
 
@@ -415,7 +430,7 @@ def test_page_warns_where_a_tpu_is_hardly_worth_it(words):
 def test_page_compares_machines_and_shows_every_verdict(words):
     text = words(_SEVERAL)
     assert "✓ 2 of 5 machines pass: take v5e-1 Cheapest: v5e-1." in text
-    assert "v5e-8 ✓ fits 1.00 ms 200 µs 11% 0.75–1.3 279 ms 82% $9.60 $0.00074 $0.0074" in text
+    assert "v5e-8 ✓ fits 1.00 ms 200 µs 11% 0.75–1.3 279 ms 82% $11.04 $0.00074 $0.0074 $44.16" in text
     assert "v6e-8 ✗ refused 1.00 ms" in text
     assert "v2-8 ✗ does not compile – –" in text
     assert "v3-8 ✗ does not fit – –" in text
@@ -461,3 +476,14 @@ def test_page_loads_nothing_and_forbids_itself_to(write):
     assert not re.search(r"@import|url\(", text)
     policies = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_the_readme_shows_what_preflight_prints():
+    """Of the report that is kept, made by the command in the README: its table and its advice, as they are laid out."""
+    repository = Path(__file__).parents[3]
+    report = PreflightReport.load(repository / "tests/golden/preflight")
+    headline, table, _, advice, *_ = as_text(report).split("\n\n")
+    readme = (repository / "README.md").read_text(encoding="utf-8")
+    command = "$ tpu-pipelines preflight digits --compare v5e-1,v6e-1 --target vertex,kubeflow"
+    assert "\n\n".join([f"{command}\n{headline}", table, advice]) in readme
+    assert f"  preflight: {dataclasses.replace(report.machines[0], target='').summary}\n" in readme, "as a run ends"

@@ -226,6 +226,64 @@ def test_what_could_be_understood_in_two_ways_is_refused():
     run(scenario())
 
 
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+FAULTY_ENDS = [
+    b"0\r\n\n",
+    b"0\r\nA: b\n\r\n",
+    b"0\r\nA: b\n\n",
+    b"0\r\nA: b\r\n c\r\n\r\n",
+    b"0\r\nA: b\r\n\tc\r\n\r\n",
+    b"0\r\nA: b\r\nC: d\n\r\n",
+]
+
+
+@pytest.mark.parametrize("chunks", [b"", b"4\r\nbody\r\n", b"4\r\nbody\r\n4;a=b\r\nbody\r\n"])
+def test_trailers_that_could_be_understood_in_two_ways_are_refused(chunks):
+    """Cut into two packets at every place; what stands behind them is not answered."""
+
+    async def ask(port, sent, cut):
+        async with connected(port, sent[:cut]) as (reader, writer):
+            await asyncio.sleep(0.01)
+            writer.write(sent[cut:])
+            return await end_of(reader)
+
+    async def scenario():
+        async with serving() as (port, _):
+            for end in FAULTY_ENDS:
+                sent = CHUNKED + chunks + end + GET
+                cuts = range(len(CHUNKED), len(sent) - len(GET) + 1)
+                for answer in await asyncio.gather(*(ask(port, sent, cut) for cut in cuts)):
+                    assert answer.count(b"HTTP/1.1") == 1, (end, answer)
+                    assert answer.startswith(b"HTTP/1.1 400 "), (end, answer)
+            sent = CHUNKED + chunks + b"0\r\nA: b\r\nC: d\r\n\r\n" + GET.replace(b"x", b"x\r\nConnection: close")
+            for answer in await asyncio.gather(*(ask(port, sent, cut) for cut in range(len(CHUNKED), len(sent)))):
+                assert answer.count(b"HTTP/1.1 200") == 2, answer
+
+    run(scenario())
+
+
+def test_a_body_may_come_in_small_chunks_but_not_in_very_many():
+    def of_chunks(count, num_bytes):
+        return CHUNKED + b"%x\r\n%s\r\n" % (num_bytes, b"x" * num_bytes) * count + b"0\r\n\r\n"
+
+    async def scenario():
+        async with serving() as (port, _):
+            for count, num_bytes in ((1000, 1), (2000, 1024), (100, 20_000)):
+                for _ in range(2):  # Each request counts its own.
+                    async with connected(port, of_chunks(count, num_bytes) * 2) as (reader, _):
+                        for _ in range(2):
+                            assert await status_of(reader) == 200
+                            assert await reader.readexactly(count * num_bytes) == b"x" * count * num_bytes
+            for count, num_bytes in ((1001, 1), (1100, 40)):
+                async with connected(port, of_chunks(count, num_bytes) + GET) as (reader, _):
+                    answer = await end_of(reader)
+                    assert answer.startswith(b"HTTP/1.1 400 ")
+                    assert f"in chunks of {num_bytes} bytes. Expected larger" in answer.decode()
+                    assert answer.count(b"HTTP/1.1") == 1
+
+    run(scenario())
+
+
 def test_a_head_is_judged_as_far_as_it_has_come():
     for end in range(len(GET) + 1):
         assert head_fault(GET[:end]) == ""

@@ -3,16 +3,19 @@ import dataclasses
 import io
 import json
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from components.errors import InputError
+from components.generation import Alphabet
 from components.images import ImageRule, decode_pixels
 from components.interface import CorpusInput, ImageInput
 from components.serving.exported import ExportedModel, PromptReader
 from components.serving.instances import TooLargeError, parse_image, parse_request, render_predictions
+from components.serving.kserve import parse_infer
 from components.serving.params import ServeParams
 
 LIMITS = ServeParams(max_instances=4, max_image_pixels=10_000)
@@ -110,6 +113,21 @@ def test_bad_instance_is_named_with_what_was_expected_and_received(instance, mes
         parse(PIXELS.tolist(), instance)
 
 
+@pytest.mark.parametrize("read", ["V1", "V2"])
+def test_words_for_pixels_are_refused_before_they_take_memory(read):
+    """An array of them would give each the room of the longest: 80 MB here."""
+    words = ["x" * 200_000, *["a"] * 99]
+    tensor = {"name": "image", "shape": [1, *GREY], "datatype": "UINT8", "data": words}
+    body = json.dumps({"instances": [words]} if read == "V1" else {"inputs": [tensor]}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="expected"):
+            parse_request(body, ImageInput(GREY, "raw"), LIMITS) if read == "V1" else parse_infer(body, MODEL, LIMITS)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_truncated_image_is_refused(encode):
     with pytest.raises(InputError, match=r"instances\[0\]: .*damaged JPEG"):
         parse(b64(encode(kind="JPEG")[:-20]))
@@ -170,6 +188,8 @@ def test_a_body_may_be_an_image_itself(encode):
         parse_image(b"no image", ImageInput(COLOUR, "raw"), None, LIMITS)
     with pytest.raises(InputError, match=r'"top" must be a whole number from 1\. Received: x'):
         parse_image(content, ImageInput(COLOUR, "raw"), "x", LIMITS)
+    with pytest.raises(InputError, match=r'"top" must be a whole number from 1\. Received: 9{40}\.'):
+        parse_image(content, ImageInput(COLOUR, "raw"), "9" * 5000, LIMITS)
     with pytest.raises(InputError, match=r"The model takes a text\. Received: an image"):
         parse_image(content, PromptReader(CorpusInput(8, 4), ("a",)), None, LIMITS)
 
@@ -183,6 +203,8 @@ def test_a_body_may_be_an_image_itself(encode):
         (b'{"instances": [NaN]}', "NaN is not JSON"),
         (b"[" * 100_000, "must be JSON.*recursion"),
         (b'{"instances": [%s]}' % (b"9" * 5000), "must be JSON.*digits"),
+        (rb'{"instances": [1], "parameters": {"top": "\ud800"}}', "must be JSON.*surrogates"),
+        (b'{"instances": ["\xed\xa0\x80"]}', "must be JSON.*invalid"),
         (b"[]", "The body must be a JSON object. Received: a list"),
         (b"{}", "at least one image. Received: null"),
         (b'{"instances": []}', "Received: an empty list"),
@@ -199,6 +221,16 @@ def test_a_body_may_be_an_image_itself(encode):
 def test_bad_body_is_refused(body, message):
     with pytest.raises(InputError, match=message):
         parse(body)
+
+
+def test_characters_beyond_the_first_plane_may_be_escaped():
+    model = PromptReader(CorpusInput(8, 4), ("\N{GRINNING FACE}", "a"))
+    asked = [
+        parse_request(json.dumps({"instances": ["\N{GRINNING FACE}a"]}, ensure_ascii=how).encode(), model, LIMITS)
+        for how in (False, True)
+    ]
+    assert np.array_equal(asked[0].inputs, asked[1].inputs)
+    assert asked[0].inputs[0, :2].tolist() == Alphabet(model.class_names).encode("\N{GRINNING FACE}a").tolist()
 
 
 def test_too_many_instances_are_refused():

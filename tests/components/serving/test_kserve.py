@@ -27,7 +27,7 @@ def _answer(images):
 MODEL = ExportedModel("pets", ("cat", "dog"), _SHAPE, _answer, _SHAPE)
 
 
-def ask(method, path, body=None, ready=True, **params):
+def ask(method, path, body=None, ready=True, accept=b"*/*", **params):
     """Status and body of an answer."""
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     sent = []
@@ -40,7 +40,8 @@ def ask(method, path, body=None, ready=True, **params):
 
     async def scenario():
         app = Application(ServeParams(max_instances=3, **params))
-        scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
+        scope = {"type": "http", "method": method, "path": path, "query_string": b""}
+        scope["headers"] = [(b"accept", accept)]
         if not ready:
             return await app.asgi(scope, receive, send)
         async with app.ready(MODEL):
@@ -112,6 +113,13 @@ def test_v2_takes_image_files_as_bytes_in_base64():
         (tensor([0] * 8, (-1,)), 400, "whole numbers"),
         (tensor([0] * 16, (4, 2, 2, 1)), 413, "--max-instances"),
         (tensor([0] * 8, id=3), 400, '"id" must be a text'),
+        (tensor(["x"], (1,) * 9, "BYTES"), 400, "at most 8 of them"),
+        (tensor(["x"], (1, *[99] * 3000), "BYTES"), 400, "at most 8 of them"),
+        (tensor(["x"], (1, 10**4000, 10**4000), "BYTES"), 400, "none above 2,147,483,647"),
+        (tensor([0] * 8, (2, 10**4000, 2, 1)), 400, "none above 2,147,483,647"),
+        (tensor(["x"] * 5, (1, 5), "BYTES"), 413, "--max-instances"),
+        (tensor([], (1, 0), "BYTES"), 400, "at least one instance"),
+        (tensor([0] * 8, id="\ud800"), 400, "must be JSON"),
     ],
 )
 def test_v2_refuses_with_an_error_in_words(asked, status, words):
@@ -146,6 +154,26 @@ def test_metrics_are_as_prometheus_reads_them():
     named = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(named) == len(set(named))
     assert text.endswith("\n")
+
+
+def test_no_family_of_metrics_has_the_name_of_another():
+    """In OpenMetrics a family is named without the suffixes of its samples, as `_total`; prometheus_client judges."""
+    text = ask("GET", "/metrics")[1]
+    named = [line.split()[2].removesuffix("_total") for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(named) == len(set(named)) == 6
+    assert "tpu_pipelines_requests_in_flight 0" in text
+    status, opened = ask("GET", "/metrics", accept=b"application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert (status, opened.endswith("\n# EOF\n")) == (200, True)
+    assert "# TYPE tpu_pipelines_instances counter\n" in opened
+    assert "\ntpu_pipelines_instances_total 0\n" in opened
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    metrics = Metrics()
+    metrics.count("predict", 200, 0.004, 3)
+    for content in (opened, metrics.render({"held_bytes": 12}, is_open_metrics=True)):
+        families = {family.name: family.type for family in parser.text_string_to_metric_families(content)}
+        assert families["tpu_pipelines_requests"] == "counter"
+        assert families["tpu_pipelines_predict_seconds"] == "histogram"
+        assert families["tpu_pipelines_held_bytes"] == "gauge"
 
 
 def test_the_server_counts_by_route_and_never_by_what_a_client_writes():

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -322,3 +323,15 @@ def test_serving_code_uses_no_step():
                     node.module,
                     ".".join(node.module.split(".")[:2]),
                 }
+
+
+def test_an_export_has_the_name_of_its_registered_model_or_of_its_run(export_dir, start_container, tmp_path):
+    for place, name in (
+        ("registry/shoes/versions/0001/export", "shoes"),
+        ("bags/export", "bags"),
+        ("other", "digits_cnn"),
+    ):
+        shutil.copytree(export_dir, tmp_path / place)
+        with start_container(AIP_STORAGE_URI=str(tmp_path / place), AIP_HTTP_PORT="0") as server:
+            assert server.request("GET", "/v1/models").body == {"models": [name]}
+            assert server.request("GET", f"/v2/models/{name}/ready").status == 200

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import time
 
@@ -32,6 +33,36 @@ def test_what_is_paid_is_divided_into_what_trained_and_what_did_not(tmp_path):
     assert third.count == 3
     assert paid == PaidSeconds(trained=60.0, start_up=10.0 + 20.0 + 5.0, waiting=8.0, lost=10.0, other=7.0)
     assert paid.goodput == 0.5
+
+
+def test_steps_of_a_session_that_was_killed_before_it_told_of_its_first_are_counted_once(tmp_path):
+    """It told of itself before its first step, made a checkpoint 8 s later, and was killed."""
+    clock = Clock()
+    first = Sessions(tmp_path, "s", 990.0, clock)
+    first.claim("a", None)
+    first.sign()  # At 1000.
+    clock.now = 2010.0
+    second = Sessions(tmp_path, "s", 2000.0, clock)
+    second.claim("a", 1008.0, lambda: 2004.0)
+    # Of the first 18 s, 6 trained; of the second 10 s, 4 were start-up and 6 trained.
+    paid = second.paid_seconds(trained=12.0, waiting=0.0)
+    assert paid == PaidSeconds(trained=12.0, start_up=4.0, waiting=0.0, lost=0.0, other=12.0)
+    assert sum(dataclasses.astuple(paid)) == 28.0, "no second is counted twice"
+
+
+def test_the_first_step_is_told_at_once_and_not_at_the_next_sign_of_life(tmp_path, monkeypatch):
+    monkeypatch.setattr(goodput, "_SIGN_EVERY_SECONDS", 3600.0)
+    first_step = []
+    sessions = Sessions(tmp_path, "s", time.time())
+    sessions.claim("a", None, lambda: first_step[0] if first_step else None)
+    with sessions.signed(is_writer=True):
+        first_step.append(time.time())
+        until = time.monotonic() + 60.0  # It takes half a second, on a machine that is not busy.
+        told = None
+        while told is None and time.monotonic() < until:
+            time.sleep(0.05)
+            told = json.loads((tmp_path / SESSIONS_FILE).read_text())["steps"][-1][0]
+    assert told == first_step[0]
 
 
 def test_steps_of_a_session_that_left_no_checkpoint_are_lost_and_stay_so(tmp_path):

@@ -1,0 +1,448 @@
+"""Simulations of the gate's intervals and tests: how often an interval holds the truth, how often a test errs.
+
+A population is a pool of examples with the answers of two models. A data set is drawn from it with replacement, so the
+true figures are those of the pool. In a pool of equal models every example stands twice, the second time with the two
+answers exchanged: both models have the same true figures.
+"""
+
+import dataclasses
+import functools
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from components.evaluate_model import EvaluateParams
+from components.evaluate_model.baseline import find_baseline
+from components.evaluate_model.chance import ModelFigures, find_chance
+from components.evaluate_model.gate import decide
+from components.evaluate_model.influence import influences, language_influences
+from components.evaluate_model.language_model import score_outputs
+from components.evaluate_model.slices import find_slices
+from components.interface import Classification, MultiLabel, Regression
+from components.metric_table import direction
+
+CONFIDENCE = 0.95
+_NUM_IN_POOL = 40_000
+_TOP_K = 2
+_SKILL, _BETTER = 1.5, 1.62  # Equal models have the first; a better one has the second.
+_NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))
+_THRESHOLD = 0.5
+
+Formulas = Mapping[str, Callable[[], Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """A population.
+
+    Attributes:
+        targets: Targets of the examples.
+        outputs: Answers of the model and of the champion.
+        formulas: Gives the estimates of one model's figures from targets and answers.
+        num_positive: Examples of class 1 that every data set has; None for a random number.
+        measures: Figures without a formula.
+        draw_targets: Draws the targets of a data set from the model's answers; None for those of the pool.
+    """
+
+    targets: np.ndarray
+    outputs: list[np.ndarray]
+    formulas: Callable[[np.ndarray, np.ndarray], Formulas]
+    num_positive: int | None = None
+    measures: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = dataclasses.field(default_factory=dict)
+    draw_targets: Callable[[np.random.Generator, np.ndarray], np.ndarray] | None = None
+
+    def draw(self, rng: np.random.Generator, num_examples: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the targets of a data set and the answers of both models."""
+        if self.num_positive is None:
+            rows = rng.integers(0, len(self.targets), num_examples)
+        else:
+            kinds = [np.flatnonzero(self.targets == kind) for kind in (1, 0)]
+            counts = self.num_positive, num_examples - self.num_positive
+            rows = np.concatenate([rng.choice(*pair) for pair in zip(kinds, counts, strict=True)])
+        outputs = [answers[rows] for answers in self.outputs]
+        return self.draw_targets(rng, outputs[0]) if self.draw_targets else self.targets[rows], outputs
+
+    def figures(self, targets: np.ndarray, answers: np.ndarray) -> ModelFigures:
+        """Return what the gate gets of one model."""
+        formulas = self.formulas(targets, answers)
+        values = {name: formula().value for name, formula in formulas.items()}
+        values |= {name: measure(targets, answers) for name, measure in self.measures.items()}
+        return ModelFigures(
+            values, formulas, len(targets), lambda name, kept: self.measures[name](targets[kept], answers[kept])
+        )
+
+    @functools.cached_property
+    def _truths(self) -> list[tuple[Mapping[str, float], list[np.ndarray]]]:
+        return [
+            (self.figures(self.targets, answers).figures, _count(self.targets, answers)) for answers in self.outputs
+        ]
+
+    def truths(self, targets: np.ndarray, outputs: list[np.ndarray]) -> list[Mapping[str, float]]:
+        """Return the true figures of both models; the macro figures over the classes that a data set has."""
+        results = []
+        for answers, (figures, (hits, true, predicted)) in zip(outputs, self._truths, strict=True):
+            macro = {}
+            if "macro_f1" in figures:
+                _, num_true, num_predicted = _count(targets, answers)
+                macro = {
+                    "macro_recall": np.where(num_true, hits / np.maximum(true, 1), 0).mean(),
+                    "macro_precision": np.where(num_predicted, hits / np.maximum(predicted, 1), 0).mean(),
+                    "macro_f1": np.where(num_true + num_predicted, 2 * hits / (true + predicted), 0).mean(),
+                }
+            truth = {**figures, **macro}
+            if self.draw_targets:
+                truth["calibration_error"] = 0.0
+            results.append(truth)
+        return results
+
+
+def _count(targets: np.ndarray, answers: np.ndarray) -> list[np.ndarray]:
+    """Return by class how many are right, true and predicted."""
+    if targets.ndim == 1 and answers.ndim == 2:
+        predicted = answers.argmax(axis=1)
+        those = targets[targets == predicted], targets, predicted
+        return [np.bincount(labels, minlength=answers.shape[1]) for labels in those]
+    true, said = targets > 0, answers > _THRESHOLD
+    return [those.sum(axis=0) for those in (true & said, true, said)] if true.shape == said.shape else [targets] * 3
+
+
+def _noises(rng: np.random.Generator, shape: tuple[int, ...]) -> list[np.ndarray]:
+    common = rng.normal(size=shape)
+    return [(0.8 * common + 0.6 * rng.normal(size=shape)).astype(np.float32) for _ in range(2)]
+
+
+def _pool(targets: np.ndarray, outputs: list[np.ndarray], skills: tuple[float, float], **rest: Any) -> Pool:
+    if skills[0] == skills[1]:
+        targets = np.concatenate([targets, targets])
+        outputs = [np.concatenate(outputs), np.concatenate(outputs[::-1])]
+    return Pool(targets, outputs, **rest)
+
+
+def classes(shares: np.ndarray, skills: tuple[float, float], num_positive: int | None = None) -> Pool:
+    """Return a population of classes with these shares."""
+    rng = np.random.default_rng(0)
+    labels = rng.choice(len(shares), _NUM_IN_POOL, p=shares)
+    outputs = []
+    for skill, noise in zip(skills, _noises(rng, (len(labels), len(shares))), strict=True):
+        noise[np.arange(len(labels)), labels] += skill + np.log(len(shares) / 4) / 2
+        outputs.append(_softmax(2 * noise))
+    return _pool(labels, outputs, skills, formulas=_of_classes, num_positive=num_positive)
+
+
+def calibrated(skills: tuple[float, float]) -> Pool:
+    """Return a population of four classes, and a model that gives their true probabilities."""
+    rng = np.random.default_rng(0)
+    outputs = [_softmax(2 * noise) for noise in _noises(rng, (_NUM_IN_POOL, 4))]
+    labels = _draw_classes(rng, outputs[0])
+    return Pool(labels, outputs, _of_classes, draw_targets=_draw_classes)
+
+
+def _draw_classes(rng: np.random.Generator, probabilities: np.ndarray) -> np.ndarray:
+    sums = probabilities.cumsum(axis=1)
+    return (rng.random((len(sums), 1)) * sums[:, -1:] > sums).sum(axis=1)
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers: np.ndarray = np.exp(logits)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def _of_classes(targets: np.ndarray, answers: np.ndarray) -> Formulas:
+    return influences(Classification(), targets, answers, _TOP_K)
+
+
+def labels(shares: np.ndarray, skills: tuple[float, float], skill: float = 0.0) -> Pool:
+    """Return a population of labels with these shares."""
+    rng = np.random.default_rng(0)
+    true = (rng.random((_NUM_IN_POOL, len(shares))) < shares).astype(np.float32)
+    cut = 0.5 * np.log((1 - shares) / shares) / _SKILL  # The best threshold of a rare label is higher.
+    outputs = [
+        (1 / (1 + np.exp(-2 * (noise + (own + skill) * (2 * true - 1) - cut)))).astype(np.float32)
+        for own, noise in zip(skills, _noises(rng, true.shape), strict=True)
+    ]
+    return _pool(true, outputs, skills, formulas=lambda *both: influences(MultiLabel(), *both, _TOP_K))
+
+
+def numbers(skills: tuple[float, float]) -> Pool:
+    """Return a population of two targets."""
+    rng = np.random.default_rng(0)
+    targets = rng.normal(size=(_NUM_IN_POOL, 2)) * _NUMBERS.std
+    outputs = [
+        targets + noise / skill * _NUMBERS.std for skill, noise in zip(skills, _noises(rng, targets.shape), strict=True)
+    ]
+    median = {"median_absolute_error": lambda true, said: float(np.median(np.abs(true - said), axis=0).mean())}
+    return _pool(targets, outputs, skills, formulas=lambda *both: influences(_NUMBERS, *both, _TOP_K), measures=median)
+
+
+def passages(skills: tuple[float, float]) -> Pool:
+    """Return a population of passages of 20 to 40 characters, some of which are harder than others."""
+    rng = np.random.default_rng(0)
+    targets = rng.integers(1, 7, (_NUM_IN_POOL // 8, 40))
+    targets[np.arange(40) < rng.integers(0, 20, (len(targets), 1))] = 0
+    hardness = rng.normal(size=(len(targets), 1)) / 2
+    outputs = []
+    for skill, noise in zip(skills, _noises(rng, (*targets.shape, 7)), strict=True):
+        np.put_along_axis(noise, targets[..., None], noise.max(-1, keepdims=True) * 0 + skill, -1)
+        noise += np.eye(7, dtype=np.float32)[targets] * hardness[..., None]
+        outputs.append(_softmax(2 * noise).astype(np.float32))
+
+    def formulas(true: np.ndarray, said: np.ndarray) -> Formulas:
+        scores = score_outputs(true, said)
+        return language_influences(true, scores.nats, scores.hits)
+
+    return _pool(targets, outputs, skills, formulas=formulas)
+
+
+def zipf(num: int) -> np.ndarray:
+    """Return shares that fall as 1, 1/2, 1/3 and so on."""
+    shares: np.ndarray = 1 / np.arange(1, num + 1)
+    return shares / shares.sum()
+
+
+def _two_classes(num_positive: int) -> Callable[[tuple[float, float]], Pool]:
+    share = num_positive / 500
+    return lambda skills: classes(np.array([1 - share, share]), skills, num_positive)
+
+
+# How to make the population, the sizes of the data sets, and how many are drawn at most.
+KINDS: Mapping[str, tuple[Callable[[tuple[float, float]], Pool], Mapping[int, int]]] = {
+    "4 balanced classes": (lambda skills: classes(np.full(4, 0.25), skills), {50: 2000, 500: 2000, 10_000: 500}),
+    "4 classes, calibrated": (calibrated, {50: 2000, 500: 2000}),
+    "2 balanced classes": (lambda skills: classes(np.full(2, 0.5), skills), {50: 2000, 500: 2000}),
+    "2 classes, 3 positives": (_two_classes(3), {500: 2000}),
+    "2 classes, 5 positives": (_two_classes(5), {500: 2000}),
+    "2 classes, 10 positives": (_two_classes(10), {500: 2000}),
+    "2 classes, 30 positives": (_two_classes(30), {500: 2000}),
+    "20 Zipf classes": (lambda skills: classes(zipf(20), skills), {500: 2000}),
+    "100 Zipf classes": (lambda skills: classes(zipf(100), skills), {1000: 2000, 10_000: 400}),
+    "3 labels": (lambda skills: labels(np.full(3, 0.3), skills), {50: 2000, 500: 2000}),
+    "80 Zipf labels": (lambda skills: labels(0.4 / np.arange(1, 81), skills), {500: 400}),
+    "2 numbers": (numbers, {50: 2000, 500: 2000}),
+    "passages": (passages, {20: 2000, 200: 2000}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """How often what happened, as shares of the data sets.
+
+    Attributes:
+        shown: An interval is given.
+        holds: The interval has the true figure in it, where one is given.
+        promoted: The gate promotes an equal model; None where it cannot compare so few examples.
+        beyond: One of the two bounds of a difference is on the wrong side of the true one, the worse of both.
+        power: The gate promotes a model that is better.
+        ideal: A test would that knew how the difference is distributed, and promotes as many equal models.
+    """
+
+    shown: float
+    holds: float | None
+    promoted: float | None
+    beyond: float | None
+    power: float | None
+    ideal: float | None
+
+
+def simulate(kind: str, num_examples: int, repetitions: int) -> Iterator[tuple[str, Rates]]:
+    """Yield every figure with its rates."""
+    make = KINDS[kind][0]
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {num_examples}".encode()))
+    counted: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for name, skill in (("equal", _SKILL), ("better", _BETTER)):
+        pool = make((skill, _SKILL))
+        for _ in range(repetitions if name == "equal" else repetitions // 4):
+            targets, outputs = pool.draw(rng, num_examples)
+            truth, truth_of_champion = pool.truths(targets, outputs)
+            models = [pool.figures(targets, answers) for answers in outputs]
+            intervals, differences = find_chance(models, CONFIDENCE, pool.measures)
+            for metric in models[0].figures:
+                counts = counted[metric]
+                if name == "equal":
+                    interval = intervals.get(metric)
+                    counts["shown"].append(interval is not None)
+                    if interval:
+                        counts["holds"].append(interval[0] - 1e-9 <= truth[metric] <= interval[1] + 1e-9)
+                difference = differences.get(metric)
+                if difference and not pool.draw_targets:
+                    gain = direction(metric) * (truth[metric] - truth_of_champion[metric])
+                    counts[name].append(difference.luck <= 1 - CONFIDENCE and difference.least is not None)
+                    counts[f"{name} by"].append(difference.advantage)
+                    counts[f"{name} least"].append(difference.least is not None and difference.least > gain)
+                    counts[f"{name} most"].append(difference.most is not None and difference.most < gain)
+    for metric, counts in counted.items():
+        yield metric, _rates(counts)
+
+
+def _rates(counts: Mapping[str, list[float]]) -> Rates:
+    means = {key: float(np.mean(values)) for key, values in counts.items()}
+    ideal = None
+    if "better" in means:
+        promoted = means["equal"]
+        needed = np.quantile(counts["equal by"], 1 - promoted) if promoted else np.max(counts["equal by"])
+        ideal = float(np.mean(np.array(counts["better by"]) > needed))
+    bounds = [means[f"{name} {bound}"] for name in ("equal", "better") for bound in ("least", "most") if name in means]
+    return Rates(
+        shown=means["shown"],
+        holds=means.get("holds"),
+        promoted=means.get("equal"),
+        beyond=max(bounds, default=None),
+        power=means.get("better"),
+        ideal=ideal,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    """What slices need to know of a data set."""
+
+    interface: Any
+    class_names: tuple[str, ...]
+    input: Any = None
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        name: str = self.interface.task.name
+        return name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Interface:
+    task: Any
+
+
+_FIGURES = {"accuracy": 1.0}
+_RARE = "80 rare labels"
+
+
+def refused_by_slices(kind: str, num_examples: int, repetitions: int) -> float:
+    """Return how often the slices refuse a model that is equal to the champion."""
+    pool = (_rare_labels if kind == _RARE else KINDS[kind][0])((_SKILL, _SKILL))
+    task = Classification() if pool.targets.ndim == 1 else MultiLabel()
+    data = _Data(_Interface(task), tuple(map(str, range(pool.outputs[0].shape[-1]))))
+    params = EvaluateParams(max_regression={}, max_slice_regression=0.0 if task.name == "classification" else 0.05)
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {num_examples}".encode()))
+    refused = 0
+    for _ in range(repetitions):
+        targets, outputs = pool.draw(rng, num_examples)
+        slices = find_slices(params, data, targets, np.stack(outputs), {})  # type: ignore[arg-type]
+        refused += not decide(params, _FIGURES, _FIGURES, slices=slices).promote
+    return refused / repetitions
+
+
+def _rare_labels(skills: tuple[float, float]) -> Pool:
+    return labels(0.2 / np.arange(1, 81), skills, skill=0.5)
+
+
+def refused_by_sites(num_sites: int, num_examples: int, repetitions: int) -> float:
+    """Return how often a least accuracy of 0.9 in every site refuses a model whose accuracy is 0.95."""
+    data = _Data(_Interface(Classification()), ("no", "yes"))
+    params = EvaluateParams(slices=("site",), slice_minimum=0.9)
+    sites = {"site": np.repeat([f"site {i}" for i in range(num_sites)], num_examples)}
+    rng = np.random.default_rng(num_sites * num_examples)
+    targets = np.zeros(num_sites * num_examples, int)
+    refused = 0
+    for _ in range(repetitions):
+        answers = np.eye(2)[(rng.random(len(targets)) > 0.95).astype(int)][None]
+        slices = find_slices(params, data, targets, answers, sites)  # type: ignore[arg-type]
+        refused += not decide(params, _FIGURES, None, slices=slices).promote
+    return refused / repetitions
+
+
+def beaten_by_guesses(num_classes: int, num_examples: int, repetitions: int) -> float:
+    """Return how often a model that guesses beats the baseline."""
+    rng = np.random.default_rng(num_classes * num_examples)
+    names = [str(i) for i in range(num_classes)]
+    beaten = 0
+    for _ in range(repetitions):
+        targets = rng.integers(0, num_classes, num_examples)
+        beaten += find_baseline("classification", targets, rng.random((num_examples, num_classes)), names).is_beaten
+    return beaten / repetitions
+
+
+SLICES: tuple[tuple[str, Callable[[int], float], int], ...] = (
+    *(
+        (
+            f"slices refuse an equal model: {kind}, {num_examples:,} examples",
+            functools.partial(refused_by_slices, kind, num_examples),
+            repetitions,
+        )
+        for kind, num_examples, repetitions in (
+            ("4 balanced classes", 500, 2000),
+            ("100 Zipf classes", 1000, 500),
+            ("80 Zipf labels", 500, 2000),
+            (_RARE, 500, 2000),
+            (_RARE, 2000, 1000),
+            (_RARE, 5000, 1000),
+        )
+    ),
+    *(
+        (
+            f"slice_minimum 0.9 refuses an accuracy of 0.95: 20 sites of {num_examples}",
+            functools.partial(refused_by_sites, 20, num_examples),
+            2000,
+        )
+        for num_examples in (1, 10, 100)
+    ),
+    *(
+        (
+            f"a model that guesses beats the baseline: {num_classes} classes, {num_examples} examples",
+            functools.partial(beaten_by_guesses, num_classes, num_examples),
+            2000,
+        )
+        for num_classes, num_examples in ((2, 50), (2, 500), (10, 50))
+    ),
+)
+_COLUMNS = (
+    *("data", "examples", "figure", "data sets", "interval shown", "interval holds", "equal promoted", "bound wrong"),
+    *("better promoted", "by an ideal test"),
+)
+
+
+def write_table(
+    figures: Iterable[tuple[str, int, int, str, Rates]], slices: Iterable[tuple[str, int, float]]
+) -> Iterator[str]:
+    """Yield the lines of `components/evaluate_model/intervals.md`."""
+    yield from (
+        "# Intervals and tests of the gate, simulated",
+        "",
+        "`python -m tests.oracles intervals` makes this file; `tests/oracles/intervals.py` says how. All rates are per",
+        "cent of the data sets, which are drawn from a population whose true figures are known.",
+        "",
+        f"- interval holds: the true figure is in the 95 % interval. Nominal: {100 * CONFIDENCE:g} or more.",
+        "- equal promoted: an equal model is promoted, without a margin. Nominal: 5 or less.",
+        "- bound wrong: the bound for a margin is on the wrong side of the true difference, for equal or for different",
+        "  models, below or above, whichever is worst. Nominal: 5 or less.",
+        "- better promoted: a better model is promoted; a quarter as many data sets. Beside it stands how often a test",
+        "  would that knows the true distribution of the difference, and promotes as many equal models.",
+        "- –: so few examples have no interval, or no comparison. A `max_regression` of such a figure refuses the",
+        "  model.",
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
+        f"|---|{'--:|' + '---|' + '--:|' * (len(_COLUMNS) - 3)}",
+    )
+    for kind, num_examples, repetitions, metric, rates in figures:
+        shown = [_percent(value) for value in dataclasses.astuple(rates)]
+        yield f"| {' | '.join((kind, f'{num_examples:,}', metric, f'{repetitions:,}', *shown))} |"
+    yield from ("", "| gate | data sets | happens | nominal |", "|---|--:|--:|--:|")
+    for name, repetitions, rate in slices:
+        yield f"| {name} | {repetitions:,} | {_percent(rate)} | {100 * (1 - CONFIDENCE):.0f} or less |"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def simulate_all(most: int) -> Iterator[str]:
+    """Yield the lines of the table, of at most so many data sets for each line."""
+    figures = (
+        (kind, num_examples, min(repetitions, most), metric, rates)
+        for kind, (_, sizes) in KINDS.items()
+        for num_examples, repetitions in sizes.items()
+        for metric, rates in simulate(kind, num_examples, min(repetitions, most))
+    )
+    slices = ((name, min(number, most), refuse(min(number, most))) for name, refuse, number in SLICES)
+    yield from write_table(figures, slices)
