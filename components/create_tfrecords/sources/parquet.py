@@ -102,9 +102,9 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
     """
     with _opened(file) as table:
         largest, least, unpacked, count = 1, 0, 0, 0
-        for chunk, width in _chunks_of(table, column):
-            largest = max(largest, chunk.total_uncompressed_size)
-            least += max(chunk.total_uncompressed_size, chunk.num_values * max(width, _VALUE_BYTES))
+        for num_bytes, num_values, may_repeat in _groups_of(table, column):
+            largest = max(largest, num_bytes * may_repeat)
+            least += max(num_bytes, num_values * _VALUE_BYTES)
             require_plausible(file.path, file.num_bytes, least)
         num_rows = min(max(SMALL_BYTES // largest, 1), _MOST_ROWS_AT_ONCE)
         for batch in table.iter_batches(num_rows, columns=[column]):
@@ -115,13 +115,25 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
             raise ValueError(f"{count:,} rows where its end says {table.metadata.num_rows:,}")
 
 
-def _chunks_of(table: Any, column: str) -> Iterator[tuple[Any, int]]:
-    """Yield the metadata of every chunk of a column, and the bytes of each of its values where all have as many."""
-    leaves = [table.schema.column(i) for i in range(len(table.schema))]
-    places = [(i, leaf.length) for i, leaf in enumerate(leaves) if leaf.path.partition(".")[0] == column]
-    for group in range(table.metadata.num_row_groups):
-        chunks = table.metadata.row_group(group)
-        yield from ((chunks.column(place), width) for place, width in places)
+def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield what the header says of every group of rows.
+
+    It is its bytes, not compressed, how many values a column has in it, and whether some of these together may take
+    more than the group. Only of lists a column's own header is asked: some that are damaged end the process, in
+    pyarrow 26.
+    """
+    leaves = [(i, table.schema.column(i)) for i in range(len(table.schema))]
+    own = [(i, leaf) for i, leaf in leaves if leaf.path.partition(".")[0] == column]
+    for number in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(number)
+        counts = [group.column(i).num_values if leaf.max_repetition_level else group.num_rows for i, leaf in own]
+        # A value of a fixed width counts as so many that are as narrow as any.
+        widths = [-(-leaf.length // _VALUE_BYTES) or 1 for _, leaf in own]
+        yield (
+            group.total_byte_size,
+            max((count * width for count, width in zip(counts, widths, strict=True)), default=0),
+            any(leaf.physical_type == "BYTE_ARRAY" or leaf.max_repetition_level for _, leaf in own),
+        )
 
 
 @contextlib.contextmanager
@@ -141,8 +153,9 @@ def _opened(file: Container) -> Iterator[Any]:
         raise
     # Of damaged pages pyarrow raises an OSError, of texts that are not UTF-8 and dates beyond Python's a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        what = describe(error).rstrip(".")
         raise InputError(
-            f"Cannot read {file.path}: expected a whole Parquet file, received {describe(error)} Write it again."
+            f"Cannot read {file.path}: expected a whole Parquet file, received {what}. Write it again."
         ) from error
 
 

@@ -5,15 +5,14 @@ Format: https://github.com/webdataset/webdataset, files of one example follow ea
 
 import dataclasses
 import functools
-import json
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from components import storage
+from components import schema, storage
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.containers import (
     Container,
@@ -35,11 +34,12 @@ _MOST_FACTS_BYTES = 1 << 20  # Of a .cls or .json file: more is none.
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-    """An image in an archive, and its label in words; None where it has none."""
+    """An image in an archive, its label in words, None where it has none, and what stands beside its answer."""
 
     name: str
     span: Span
     label: str | None
+    kept: Mapping[str, Any]
 
 
 def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -> Listing:
@@ -69,6 +69,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -
                 "or a folder for each class."
             )
         labels, classes = index_labels([str(example.label) for example in examples], params.class_names, keys)
+    kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]
     of_archives = splits_of(archives, location) if labelled else None
     sizes = list(map(len, by_archive))
     return Listing(
@@ -77,6 +78,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -
         labels=labels,
         class_names=classes,
         splits=None if of_archives is None else np.repeat(of_archives, sizes),
+        slices={name: [example.kept.get(name) for example in examples] for name in kept},
         spans=Spans.collect([example.span for example in examples]),
         version=version_of(archives),
         # Also where another archive has a file of that name: what is added gives no example another name.
@@ -88,7 +90,7 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
     """Yield the images of an archive.
 
     Raises:
-        InputError: If it is damaged, compressed or no tar archive.
+        InputError: If it is damaged, compressed or no tar archive, or a name in it is not UTF-8.
     """
     group = _Group("", archive.path, params)
     try:
@@ -97,6 +99,9 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
                 if not member.isfile() or storage.is_hidden(name):
                     continue
+                member.name.encode()  # Python reads the bytes of a name that is not UTF-8 as lone surrogates.
+                if member.issparse() or not 0 <= member.size <= archive.num_bytes - member.offset_data:
+                    raise tarfile.ReadError(f"{member.name!r} of {member.size:,} bytes that are not all there")
                 stem, _, suffix = name.partition(".")
                 stem = f"{folder}/{stem}" if folder else stem
                 if stem != group.stem:
@@ -106,7 +111,13 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
             file.seek(members.offset)
             if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:  # An archive ends with empty blocks.
                 raise tarfile.ReadError("unexpected end of data")
-    except (tarfile.TarError, EOFError) as error:
+    except InputError:
+        raise
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"File names in {archive.path} that are not UTF-8: {error.object!r}. Rename them, and make it again."
+        ) from error
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # Of odd sizes in headers.
         raise InputError(
             f"Cannot read {archive.path}: expected a whole tar archive that is not compressed, received {error}. Make "
             "it again, or unpack it with gunzip."
@@ -121,6 +132,7 @@ class _Group:
         self.stem, self._path, self._params = stem, path, params
         self._images: list[tuple[str, Span]] = []
         self._label: str | None = None
+        self._kept: dict[str, Any] = {}
 
     def add(self, member: tarfile.TarInfo, suffix: str, members: tarfile.TarFile) -> None:
         """Add a file; what says nothing of an image is left alone."""
@@ -138,7 +150,9 @@ class _Group:
             text = content.decode("utf-8-sig").strip()
             if suffix != "json":
                 return text if suffix != "txt" or self._label is None else None
-            facts = json.loads(text)
+            facts = schema.decode(text)
+            wanted = {"id": self._params.columns.get("id", "id"), **{name: name for name in self._params.slice_columns}}
+            self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
             name = self._params.columns.get("label") or find_column("label", list(facts))
             return None if facts.get(name) is None else str(facts[name])
         except (ValueError, AttributeError, TypeError) as error:
@@ -151,7 +165,7 @@ class _Group:
         """Yield the images, with the label that stands beside them, else their folder's name."""
         folder = self.stem.rpartition("/")[0].rpartition("/")[2] or None
         for name, span in self._images:
-            yield _Example(name, span, self._label if self._label is not None else folder)
+            yield _Example(name, span, self._label if self._label is not None else folder, self._kept)
 
 
 SOURCE = Source("webdataset:GLOB", list_webdataset, read_unlabelled=functools.partial(list_webdataset, labelled=False))

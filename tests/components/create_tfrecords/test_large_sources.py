@@ -222,6 +222,57 @@ def test_digests_change_with_the_files(pictures, tmp_path):
     assert before.content_digest() != after.content_digest()
 
 
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (b"[" * 100_000, "nested more than 100 levels deep"),
+        (b'{"label": "\\ud800"}', "surrogates not allowed"),
+        (b'{"label": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
+        (b"3", "expected the image's label"),
+    ],
+)
+def test_facts_of_an_image_that_are_odd_are_refused_by_their_file(facts, message, pictures, tmp_path):
+    write_tar(tmp_path / "data.tar", [("0.png", pictures[0][0]), ("0.json", facts)])
+    with pytest.raises(InputError, match=rf"Cannot read 0.json in .*data.tar: .*{message}"):
+        list_examples(WriteParams(f"webdataset:{tmp_path}"))
+
+
+@pytest.mark.parametrize("name", ["a/\udcff.png", "\udcff/a.png"])
+def test_an_archive_with_a_name_that_is_not_utf8_is_refused(name, tmp_path):
+    write_tar(tmp_path / "data.tar", [(name, b"")])
+    with pytest.raises(InputError, match=r"File names in .*data.tar that are not UTF-8: .*Rename them"):
+        list_examples(WriteParams(f"webdataset:{tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"size": "-5"},
+        {"size": "9" * 30},
+        {"GNU.sparse.size": "abc"},
+        {"GNU.sparse.size": "9" * 30},
+        {"GNU.sparse.map": "0,5", "GNU.sparse.size": "5"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "5"},
+    ],
+)
+def test_an_archive_with_odd_sizes_or_sparse_files_is_refused(headers, pictures, tmp_path):
+    with tarfile.open(tmp_path / "data.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("cat/0.png")
+        info.size, info.pax_headers = len(pictures[0][0]), headers
+        archive.addfile(info, io.BytesIO(pictures[0][0]))
+    with pytest.raises(InputError, match=r"Cannot read .*data.tar: expected a whole tar archive"):
+        list_examples(WriteParams(f"webdataset:{tmp_path}"))
+
+
+def test_a_table_whose_texts_are_not_utf8_is_refused(tmp_path):
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"a"]).buffers())
+    pq.write_table(pa.table({"text": texts, "label": [0, 1]}), tmp_path / "data.parquet")
+    with pytest.raises(
+        InputError, match=r"Cannot read .*data.parquet: .*can't decode byte 0xff .*byte\. Write it again"
+    ):
+        list_examples(WriteParams(f"parquet:{tmp_path}"))
+
+
 # What a file unpacks to:
 
 

@@ -716,6 +716,14 @@ def test_npz_refuses_what_is_none(tmp_path, damage):
         _plan(source)
 
 
+@pytest.mark.parametrize(("code", "message"), [(0xD800, "Labels that are no text: "), (0x110005, "expected ASCII")])
+def test_npz_refuses_labels_that_no_file_can_hold(tmp_path, code, message):
+    labels = np.array(["a", "b"] * 10)
+    labels[1:2].view(np.uint32)[:] = code
+    with pytest.raises(InputError, match=message):
+        _plan(_npz(tmp_path, x=_images(20), y=labels))
+
+
 def test_npz_that_unpacks_to_very_much_is_refused_before_it_does(tmp_path, monkeypatch):
     params = WriteParams(f"npz:{tmp_path}/data.npz")
     arrays = {"x": np.zeros((300, 100, 100), np.uint8), "y": np.arange(300) % 2}
