@@ -214,8 +214,12 @@ def read_fields(frame: bytes) -> dict[str, list[Any]]:
         features = _example_class().FromString(payload).features.feature
     except _decode_error() as error:
         raise DamagedRecordError(f"no tf.train.Example: {error}") from error
-    kinds = ((name, feature.WhichOneof("kind")) for name, feature in features.items())
-    return {name: list(getattr(features[name], kind).value) if kind else [] for name, kind in kinds}
+    return {name: _values_of(features[name]) for name in features}
+
+
+def _values_of(feature: Any) -> list[Any]:
+    kind = feature.WhichOneof("kind")
+    return list(getattr(feature, kind).value) if kind else []
 
 
 def tensorflow() -> Any:

@@ -49,7 +49,7 @@ def read_arrays(place: str, content: bytes) -> dict[str, np.ndarray]:
 
     Args:
         place: The file, for messages.
-        content: What it holds.
+        content: Bytes of the whole file.
 
     Raises:
         InputError: If it unpacks to more than the rule allows.

@@ -6,7 +6,6 @@ import io
 import math
 import struct
 import zlib
-from typing import BinaryIO
 
 import numpy as np
 
@@ -28,9 +27,8 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
         InputError: If it is not one.
     """
     try:
-        file: BinaryIO = io.BytesIO(content)
-        if content[:2] == b"\x1f\x8b":
-            file = gzip.GzipFile(fileobj=file)
+        whole = io.BytesIO(content)
+        file = gzip.GzipFile(fileobj=whole) if content[:2] == b"\x1f\x8b" else whole
         magic = file.read(4)
         zeros, kind, rank = struct.unpack(">HBB", magic)
         if zeros or kind != 8 or rank > _MOST_AXES:
