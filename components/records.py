@@ -27,6 +27,7 @@ from components.share import WHOLE, Share
 RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Of a record's frame.
+_MOST_RECORD_BYTES = 512 << 20  # An image of the most pixels that are decoded, 2**27, has 384 MiB as it is.
 _PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, little enough to stay in cache.
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # Numbers of the fields of a tf.train.Feature.
 _EMBEDDED = {number: bytes([number << 3 | 2]) for number in (1, 2, 3)}  # What such a field with a size begins with.
@@ -168,7 +169,8 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
     """Yield where every record of a TFRecord file begins, and its bytes with its frame; only the lengths are read.
 
     Raises:
-        DamagedRecordError: If a length is not what its checksum says, or the file ends within a record.
+        DamagedRecordError: If a length is not what its checksum says, or above 512 MiB, or the file ends within a
+            record.
     """
     end = file.seek(0, io.SEEK_END)
     offset = 0
@@ -178,6 +180,10 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
         if len(header) < _HEADER_BYTES or _masked_crc(header[:8]) != header[8:]:
             raise DamagedRecordError(f"no record at byte {offset:,}")
         num_bytes = _HEADER_BYTES + struct.unpack("<Q", header[:8])[0] + _FOOTER_BYTES
+        if num_bytes > _MOST_RECORD_BYTES:
+            raise DamagedRecordError(
+                f"a record of {num_bytes >> 20:,} MiB at byte {offset:,}, expected at most {_MOST_RECORD_BYTES >> 20}"
+            )
         if offset + num_bytes > end:
             raise DamagedRecordError(f"cut off within the record at byte {offset:,}")
         yield offset, num_bytes
@@ -208,8 +214,12 @@ def read_fields(frame: bytes) -> dict[str, list[Any]]:
         features = _example_class().FromString(payload).features.feature
     except _decode_error() as error:
         raise DamagedRecordError(f"no tf.train.Example: {error}") from error
-    kinds = ((name, feature.WhichOneof("kind")) for name, feature in features.items())
-    return {name: list(getattr(features[name], kind).value) if kind else [] for name, kind in kinds}
+    return {name: _values_of(features[name]) for name in features}
+
+
+def _values_of(feature: Any) -> list[Any]:
+    kind = feature.WhichOneof("kind")
+    return list(getattr(feature, kind).value) if kind else []
 
 
 def tensorflow() -> Any:

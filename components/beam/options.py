@@ -41,8 +41,8 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
         import apache_beam  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "Cannot have Apache Beam do it: it is not installed here. Run: pip install 'apache-beam[gcp]', in an "
-            "environment of its own, since it excludes libraries that others need; or use the image of `make "
+            "Cannot have Apache Beam do it: it is not installed here. Run: make beam-env, which makes an "
+            "environment of its own, .beam, since Beam excludes libraries that others need; or use the image of `make "
             "image-beam`, or another engine."
         ) from error
     options = {"runner": _IN_THIS_PROCESS, **asked}

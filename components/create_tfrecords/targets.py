@@ -147,8 +147,22 @@ def _first(flags: Iterable[bool]) -> int:
     return next(i for i, flag in enumerate(flags) if flag)
 
 
+def _is_text(name: str) -> bool:
+    """Return whether UTF-8 can write a text: half of a surrogate pair it cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
     """Return the classes: those given, which must hold those found, or those found, sorted."""
+    if unwritable := {name for name in occurring if not _is_text(name)}:
+        raise InputError(
+            f"Labels that are no text: {shown(sorted(unwritable))} (first at {example(unwritable)}). Expected "
+            "characters that UTF-8 can write. Correct the labels."
+        )
     if class_names:
         if unknown := occurring - set(class_names):
             raise InputError(

@@ -4,13 +4,18 @@ TEMP/JOB/tasks/00007.npz   the tasks of a range: this process lists the source, 
 TEMP/JOB/parts/00007       its parts; those that are whole stay when a worker or this step is started again
 """
 
+import importlib.util
+import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components import storage
+from components import command_line, storage
 from components.beam.options import complete
 from components.beam.running import call_for_each
 from components.create_tfrecords.engines import fan_out
@@ -18,10 +23,17 @@ from components.create_tfrecords.params import WriteParams, WriteResult
 from components.create_tfrecords.preparing import Prepared
 from components.create_tfrecords.sources.kinds import find_location
 from components.create_tfrecords.telling import STEP
+from components.errors import InputError
+from components.outages import PlatformError
+
+_PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
 
 def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     """Write records as `write_records` does, their parts by the workers of a Beam runner.
+
+    Where Beam is not installed, the Python that TPU_PIPELINES_BEAM_PYTHON names does it, or the one that `make
+    beam-env` has put beside this environment.
 
     Args:
         params: Source to read, how to divide it, and the runner's options.
@@ -31,6 +43,8 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
         InputError: If Apache Beam is not installed, its options are wrong, or `write_records` says so.
         PlatformError: If the runner's job fails.
     """
+    if importlib.util.find_spec("apache_beam") is None and (python := _python_with_beam()):
+        return _write_by(python, params, directory)
     options = complete(params.beam_options, {"the source": find_location(params.source)})
     storage.require_writable(directory)
     own = directory.parent / f".{directory.name}.parts"
@@ -47,6 +61,51 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     result = fan_out.merge(params, planned, prepared, folders, directory)
     shutil.rmtree(own, ignore_errors=True)
     return result
+
+
+def _python_with_beam() -> str:
+    """Return the Python of the environment with Beam; empty where there is none."""
+    usual = Path(sys.prefix).parent / ".beam" / "bin" / "python"
+    return os.environ.get(_PYTHON_VARIABLE, "") or (str(usual) if usual.is_file() else "")
+
+
+def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
+    """Have the command of another Python do what `write_with_beam` does; SIGTERM ends it too.
+
+    Raises:
+        InputError: If it met a user's mistake, or cannot be started.
+        PlatformError: If it fails.
+    """
+    words = [python, "-P", "-m", "components.create_tfrecords.engines", "beam", "--output", str(directory.absolute())]
+    try:
+        process = subprocess.Popen(
+            [*words, *command_line.flags_of(params)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    except OSError as error:
+        raise InputError(
+            f"Cannot run {python}, which {_PYTHON_VARIABLE} names: {error.strerror}. Run: make beam-env, and name its "
+            ".beam/bin/python."
+        ) from error
+    reason = ""
+    with process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        try:
+            for line in process.stderr:
+                if reason or line.startswith("error: "):  # The last that it says, perhaps in several lines.
+                    reason += line
+                else:
+                    sys.stderr.write(line)
+            result, code = process.stdout.read(), process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+    reason = reason.removeprefix("error: ").strip()
+    if code == command_line.BAD_INPUT:
+        raise InputError(reason)
+    if code:
+        raise PlatformError(reason or f"{python} has ended with exit code {code}. What it printed says why.")
+    return WriteResult(**json.loads(result))
 
 
 def write_range(number: int, encoder: Any, key: str, place: str) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from components import fingerprint, progress, storage
 from components.create_tfrecords.encoders import Encoder
-from components.create_tfrecords.engines.files import is_saved, load_part, save_part
+from components.create_tfrecords.engines.files import check_part, is_saved, load_part, save_part
 from components.create_tfrecords.engines.local import LocalEngine
 from components.create_tfrecords.engines.tasks import load_tasks, save_tasks
 from components.create_tfrecords.params import WriteParams, WriteResult
@@ -232,7 +232,10 @@ class FanOutEngine:
                 f"{', '.join(map(str, ranges))}. Write these."
             )
         uris = [places[name] for name in names]
-        yield from ahead(load_part, uris[0], uris, [self._planned.key] * len(uris))
+        parts = ahead(load_part, uris[0], uris, [self._planned.key] * len(uris))
+        for (_, _, indices), (part, content) in zip(tasks, parts, strict=True):
+            check_part(part, content, prepared.plan.listing, indices)
+            yield part, content
 
 
 def _range(planned: PartsPlan, number: int) -> range:

@@ -2,16 +2,16 @@
 
 import io
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from components import storage
+from components import schema, storage
 from components.create_tfrecords.parts import content_of
 from components.create_tfrecords.sources.listing import Listing
 from components.create_tfrecords.sources.spans import Span, Spans
+from components.create_tfrecords.unpacking import read_arrays
 from components.errors import InputError
 
 # Labels, keys, contents and hashes of a task's examples, as `write_part` takes them.
@@ -78,10 +78,9 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
         InputError: If the file is missing or damaged, or does not follow from `key`.
     """
     try:
-        with np.load(io.BytesIO(storage.read_bytes(uri)), allow_pickle=False) as stored:
-            arrays = dict(stored)
-        told = json.loads(arrays["told"].tobytes())
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        arrays = read_arrays(uri, storage.read_bytes(uri))
+        told = schema.decode(arrays["told"].tobytes())
+    except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"Cannot read the tasks {uri}: expected a file that the step has written whole, received {error!r}. Remove "
             "it, and run the step again."

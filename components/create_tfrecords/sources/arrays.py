@@ -100,7 +100,7 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> t
     values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
     try:
         names = values.astype(str).tolist()
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, SystemError) as error:  # The latter of a number above all of Unicode's characters.
         raise InputError(f"Cannot use the labels of {params.source}: expected ASCII, received {error}.") from error
     if values.dtype.kind in "iu" and params.class_names and not set(names) <= set(params.class_names):
         return _named(values, params.class_names, keys), params.class_names

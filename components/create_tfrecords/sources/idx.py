@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import io
+import math
 import struct
 import zlib
 
@@ -12,7 +14,10 @@ from components.artifacts import TEST, TRAIN
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.arrays import Arrays, list_arrays
 from components.create_tfrecords.sources.listing import Listing, Source
+from components.create_tfrecords.unpacking import require_plausible
 from components.errors import InputError
+
+_MOST_AXES = 4
 
 
 def read_idx(content: bytes, name: str) -> np.ndarray:
@@ -22,13 +27,18 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
         InputError: If it is not one.
     """
     try:
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-        zeros, kind, rank = struct.unpack(">HBB", content[:4])
-        shape = struct.unpack(f">{rank}I", content[4 : 4 + 4 * rank])
-        if zeros or kind != 8:
-            raise ValueError(f"magic number {content[:4].hex()}")
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
+        whole = io.BytesIO(content)
+        file = gzip.GzipFile(fileobj=whole) if content[:2] == b"\x1f\x8b" else whole
+        magic = file.read(4)
+        zeros, kind, rank = struct.unpack(">HBB", magic)
+        if zeros or kind != 8 or rank > _MOST_AXES:
+            raise ValueError(f"magic number {magic.hex()}")
+        shape = struct.unpack(f">{rank}I", file.read(4 * rank))
+        require_plausible(name, len(content), math.prod(shape))
+        # A byte more, so that what follows is noticed, and of a packed file its checksum read.
+        return np.frombuffer(file.read(math.prod(shape) + 1), np.uint8).reshape(shape)
+    except InputError:
+        raise
     except (struct.error, ValueError, OSError, EOFError, zlib.error) as error:
         raise InputError(f"Cannot read {name}: expected an IDX file of unsigned bytes, received {error}.") from error
 

@@ -2,11 +2,7 @@
 
 import functools
 import hashlib
-import io
 import re
-import zipfile
-import zlib
-from typing import Any
 
 import numpy as np
 
@@ -14,9 +10,8 @@ from components import storage
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.arrays import Arrays, list_arrays
 from components.create_tfrecords.sources.listing import SPLIT_NAMES, Listing, Source
+from components.create_tfrecords.unpacking import read_arrays
 from components.errors import InputError
-
-_UNREADABLE = (ValueError, OSError, EOFError, TypeError, MemoryError, RuntimeError)  # Of an array file.
 
 
 def list_npz(location: str, params: WriteParams, labelled: bool = True) -> Listing:
@@ -26,11 +21,10 @@ def list_npz(location: str, params: WriteParams, labelled: bool = True) -> Listi
     """
     content = storage.read_bytes(location)
     try:
-        loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
-        if not hasattr(loaded, "files"):
-            raise ValueError("a single array, as numpy.save writes it")
-        data = {name: np.asarray(loaded[name]) for name in loaded.files}
-    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
+        data = read_arrays(location, content)
+    except InputError:
+        raise
+    except ValueError as error:
         raise InputError(
             f"Cannot read {location}: expected an .npz file without pickled objects, received "
             f"{str(error).partition('. If you trust')[0]}. Write it with numpy.savez_compressed."

@@ -32,11 +32,13 @@ from components.create_tfrecords.sources.fields import (
 from components.create_tfrecords.sources.listing import Listing, Source
 from components.create_tfrecords.sources.spans import Span, Spans
 from components.create_tfrecords.targets import shown
-from components.errors import InputError
+from components.create_tfrecords.unpacking import SMALL_BYTES, require_plausible
+from components.errors import InputError, describe
 from components.identities import identify_each
 from components.interface import IMAGE, TEXT
 
-_ROWS_AT_ONCE = 256
+_MOST_ROWS_AT_ONCE = 1024
+_VALUE_BYTES = 64  # That a value takes at least, with its key, however few bits it has in the file.
 
 
 class UnpackedColumn:
@@ -69,11 +71,14 @@ class UnpackedColumn:
         folder = Path(tempfile.mkdtemp(prefix="parquet-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         storage.require_free_bytes(folder, self.num_bytes)
-        path, sizes = folder / "images", list[int]()
+        path, sizes, looked = folder / "images", list[int](), SMALL_BYTES
         with storage.naming_full_disk(path), open(path, "wb") as unpacked:
             for file in self._files:
                 for content in _column_of(file, self._column):
                     unpacked.write(content)
+                    if unpacked.tell() > looked:  # The files' sizes say only what is needed at least.
+                        storage.require_free_bytes(folder, SMALL_BYTES)
+                        looked += SMALL_BYTES
                     sizes.append(len(content))
         ends = np.cumsum([0, *sizes])
         return Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends))
@@ -81,11 +86,54 @@ class UnpackedColumn:
 
 def _column_of(file: Container, column: str) -> Iterator[bytes]:
     """Yield a column of bytes, or of Hugging Face's images, a record of `bytes` and `path`."""
+    for value in _values_of(file, column):
+        content = value.get("bytes") if isinstance(value, dict) else value
+        yield content if isinstance(content, bytes) else b""
+
+
+def _values_of(file: Container, column: str) -> Iterator[Any]:
+    """Yield the values of a column, some rows at a time.
+
+    A value that repeats stands in the file once, so that neither its header nor its size says what a column takes: it
+    is counted as it comes, and of rows that may all hold the largest value few are read at a time.
+
+    Raises:
+        InputError: If the file is damaged, or unpacks to more than `require_plausible` allows.
+    """
     with _opened(file) as table:
-        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                content = value.get("bytes") if isinstance(value, dict) else value
-                yield content if isinstance(content, bytes) else b""
+        largest, least, unpacked, count = 1, 0, 0, 0
+        for num_bytes, num_values, may_repeat in _groups_of(table, column):
+            largest = max(largest, num_bytes * may_repeat)
+            least += max(num_bytes, num_values * _VALUE_BYTES)
+            require_plausible(file.path, file.num_bytes, least)
+        num_rows = min(max(SMALL_BYTES // largest, 1), _MOST_ROWS_AT_ONCE)
+        for batch in table.iter_batches(num_rows, columns=[column]):
+            count, unpacked = count + len(batch), unpacked + batch.nbytes
+            require_plausible(file.path, file.num_bytes, unpacked)
+            yield from (value.as_py() for value in batch.column(0))
+        if count != table.metadata.num_rows:
+            raise ValueError(f"{count:,} rows where its end says {table.metadata.num_rows:,}")
+
+
+def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield what the header says of every group of rows.
+
+    It is its bytes, not compressed, how many values a column has in it, and whether some of these together may take
+    more than the group. Only of lists a column's own header is asked: some that are damaged end the process, in
+    pyarrow 26.
+    """
+    leaves = [(i, table.schema.column(i)) for i in range(len(table.schema))]
+    own = [(i, leaf) for i, leaf in leaves if leaf.path.partition(".")[0] == column]
+    for number in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(number)
+        counts = [group.column(i).num_values if leaf.max_repetition_level else group.num_rows for i, leaf in own]
+        # A value of a fixed width counts as so many that are as narrow as any.
+        widths = [-(-leaf.length // _VALUE_BYTES) or 1 for _, leaf in own]
+        yield (
+            group.total_byte_size,
+            max((count * width for count, width in zip(counts, widths, strict=True)), default=0),
+            any(leaf.physical_type == "BYTE_ARRAY" or leaf.max_repetition_level for _, leaf in own),
+        )
 
 
 @contextlib.contextmanager
@@ -101,10 +149,13 @@ def _opened(file: Container) -> Iterator[Any]:
     try:
         with storage.open_file(file.path) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table
-    except (pyarrow.ArrowException, OSError) as error:  # Of damaged pages pyarrow raises an OSError.
+    except InputError:
+        raise
+    # Of damaged pages pyarrow raises an OSError, of texts that are not UTF-8 and dates beyond Python's a ValueError.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        what = describe(error).rstrip(".")
         raise InputError(
-            f"Cannot read {file.path}: expected a whole Parquet file, received {str(error).splitlines()[0]} Write it "
-            "again."
+            f"Cannot read {file.path}: expected a whole Parquet file, received {what}. Write it again."
         ) from error
 
 
@@ -140,7 +191,7 @@ def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> L
     elif of_files is not None:
         splits = np.repeat(of_files, counts)
     ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
-    texts = tuple(text for file in files for text in _texts_of(file, column)) if is_text else None
+    texts = tuple((text or "").encode() for file in files for text in _values_of(file, column)) if is_text else None
     hashes = known = identify_each(texts) if texts else None
     if not is_text and labelled and not (ids and all(ids)):
         # Not by its place: BigQuery exports rows in another order each time.
@@ -180,13 +231,9 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
             raise InputError(
                 f"Missing columns in {file.path}: {shown(missing)}. Expected those that the first file has. Correct it."
             )
-        return table.metadata.num_rows, table.read(columns=list(names)).to_pydict() if names else {}
-
-
-def _texts_of(file: Container, column: str) -> Iterator[bytes]:
-    with _opened(file) as table:
-        for batch in table.iter_batches(columns=[column]):
-            yield from ((text or "").encode() for text in batch.column(0).to_pylist())
+        num_rows = table.metadata.num_rows
+    require_plausible(file.path, file.num_bytes, num_rows * _VALUE_BYTES)
+    return num_rows, {name: list(_values_of(file, name)) for name in names}
 
 
 SOURCE = Source(

@@ -5,7 +5,6 @@ Format: https://github.com/webdataset/webdataset, files of one example follow ea
 
 import dataclasses
 import functools
-import json
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from components import storage
+from components import schema, storage
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.containers import (
     Container,
@@ -91,7 +90,7 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
     """Yield the images of an archive.
 
     Raises:
-        InputError: If it is damaged, compressed or no tar archive.
+        InputError: If it is damaged, compressed or no tar archive, or a name in it is not UTF-8.
     """
     group = _Group("", archive.path, params)
     try:
@@ -100,6 +99,9 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
                 if not member.isfile() or storage.is_hidden(name):
                     continue
+                member.name.encode()  # Python reads the bytes of a name that is not UTF-8 as lone surrogates.
+                if member.issparse() or not 0 <= member.size <= archive.num_bytes - member.offset_data:
+                    raise tarfile.ReadError(f"{member.name!r} of {member.size:,} bytes that are not all there")
                 stem, _, suffix = name.partition(".")
                 stem = f"{folder}/{stem}" if folder else stem
                 if stem != group.stem:
@@ -109,7 +111,13 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
             file.seek(members.offset)
             if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:  # An archive ends with empty blocks.
                 raise tarfile.ReadError("unexpected end of data")
-    except (tarfile.TarError, EOFError) as error:
+    except InputError:
+        raise
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"File names in {archive.path} that are not UTF-8: {error.object!r}. Rename them, and make it again."
+        ) from error
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # Of odd sizes in headers.
         raise InputError(
             f"Cannot read {archive.path}: expected a whole tar archive that is not compressed, received {error}. Make "
             "it again, or unpack it with gunzip."
@@ -142,7 +150,7 @@ class _Group:
             text = content.decode("utf-8-sig").strip()
             if suffix != "json":
                 return text if suffix != "txt" or self._label is None else None
-            facts = json.loads(text)
+            facts = schema.decode(text)
             wanted = {"id": self._params.columns.get("id", "id"), **{name: name for name in self._params.slice_columns}}
             self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
             name = self._params.columns.get("label") or find_column("label", list(facts))

@@ -2,14 +2,18 @@
 
 import io
 import json
+import struct
 import tarfile
+import types
 
+import google_crc32c
 import numpy as np
 import pytest
 
 from components import storage
 from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, plan_dataset, write_records
+from components.create_tfrecords import WriteParams, plan_dataset, unpacking, write_records
+from components.create_tfrecords.sources import parquet
 from components.create_tfrecords.sources.kinds import list_examples
 from components.errors import InputError
 from components.records import encode_example, frame_record, load_split
@@ -216,3 +220,113 @@ def test_digests_change_with_the_files(pictures, tmp_path):
     after = list_examples(params)
     assert before.stat_digest() != after.stat_digest()
     assert before.content_digest() != after.content_digest()
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (b"[" * 100_000, "nested more than 100 levels deep"),
+        (b'{"label": "\\ud800"}', "surrogates not allowed"),
+        (b'{"label": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
+        (b"3", "expected the image's label"),
+    ],
+)
+def test_facts_of_an_image_that_are_odd_are_refused_by_their_file(facts, message, pictures, tmp_path):
+    write_tar(tmp_path / "data.tar", [("0.png", pictures[0][0]), ("0.json", facts)])
+    with pytest.raises(InputError, match=rf"Cannot read 0.json in .*data.tar: .*{message}"):
+        list_examples(WriteParams(f"webdataset:{tmp_path}"))
+
+
+@pytest.mark.parametrize("name", ["a/\udcff.png", "\udcff/a.png"])
+def test_an_archive_with_a_name_that_is_not_utf8_is_refused(name, tmp_path):
+    write_tar(tmp_path / "data.tar", [(name, b"")])
+    with pytest.raises(InputError, match=r"File names in .*data.tar that are not UTF-8: .*Rename them"):
+        list_examples(WriteParams(f"webdataset:{tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"size": "-5"},
+        {"size": "9" * 30},
+        {"GNU.sparse.size": "abc"},
+        {"GNU.sparse.size": "9" * 30},
+        {"GNU.sparse.map": "0,5", "GNU.sparse.size": "5"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "5"},
+    ],
+)
+def test_an_archive_with_odd_sizes_or_sparse_files_is_refused(headers, pictures, tmp_path):
+    with tarfile.open(tmp_path / "data.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("cat/0.png")
+        info.size, info.pax_headers = len(pictures[0][0]), headers
+        archive.addfile(info, io.BytesIO(pictures[0][0]))
+    with pytest.raises(InputError, match=r"Cannot read .*data.tar: expected a whole tar archive"):
+        list_examples(WriteParams(f"webdataset:{tmp_path}"))
+
+
+def test_a_table_whose_texts_are_not_utf8_is_refused(tmp_path):
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"a"]).buffers())
+    pq.write_table(pa.table({"text": texts, "label": [0, 1]}), tmp_path / "data.parquet")
+    with pytest.raises(
+        InputError, match=r"Cannot read .*data.parquet: .*can't decode byte 0xff .*byte\. Write it again"
+    ):
+        list_examples(WriteParams(f"parquet:{tmp_path}"))
+
+
+# What a file unpacks to:
+
+
+def _dictionary_of_one(path, value, count):
+    """A table that holds a value once for all of its rows."""
+    table = pa.table({"image": [value] * count, "label": [i % 2 for i in range(count)]})
+    pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30, write_statistics=False)
+
+
+@pytest.mark.parametrize("kind", ["values", "rows", "lists", "texts"])
+def test_a_table_that_unpacks_to_very_much_is_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(unpacking, "SMALL_BYTES", 1 << 20)
+    path, label = tmp_path / "data.parquet", pa.array([0, 1] * 100)
+    if kind == "values":
+        _dictionary_of_one(path, bytes(100_000), 200)  # 20 MB; below a value's limit, above that of all.
+    elif kind == "rows":
+        pq.write_table(pa.table({"image": pa.nulls(200_000, pa.binary()), "label": [0] * 200_000}), path)
+    elif kind == "lists":
+        pq.write_table(pa.table({"image": [b"a"] * 200, "label": [[1] * 2000] * 200}), path)
+    else:
+        pq.write_table(pa.table({"text": ["a" * 100_000] * 200, "label": label}), path, compression="zstd")
+    assert path.stat().st_size < 10_000
+    with pytest.raises(
+        InputError, match=rf"Cannot read {path}: it has .* unpacks to \d+ MiB or more, expected at most"
+    ):
+        list_examples(WriteParams(f"parquet:{path}"))
+
+
+def test_a_table_of_many_copies_is_no_more_than_its_rule_allows(tmp_path, monkeypatch, encode):
+    monkeypatch.setattr(unpacking, "SMALL_BYTES", 1 << 20)
+    path, picture = tmp_path / "data.parquet", encode(seed=1, size=(64, 64))
+    _dictionary_of_one(path, picture, 50)
+    listing = list_examples(WriteParams(f"parquet:{path}"))
+    assert [listing.read(i) for i in range(50)] == [picture] * 50
+
+
+def test_the_disk_is_looked_at_again_while_a_column_is_copied(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "SMALL_BYTES", 1 << 20)
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 100_000), np.uint8)
+    table = pa.table({"image": [row.tobytes() for row in pixels], "label": [i % 2 for i in range(30)]})
+    pq.write_table(table, tmp_path / "data.parquet")
+    listing, usage = list_examples(WriteParams(f"parquet:{tmp_path}")), iter([1 << 40, 1 << 40, 1000])
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=next(usage)))
+    with pytest.raises(InputError, match=r"expected at least 1 MiB of free disk, received 0 MiB"):
+        listing.read(0)
+
+
+def test_a_record_of_very_many_bytes_is_refused_though_the_file_is_as_long(tmp_path):
+    frame = frame_record(b"")[:12]
+    length = struct.pack("<Q", 100 << 30)
+    checksum = google_crc32c.value(length)
+    masked = (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    with open(tmp_path / "data.tfrecord", "wb") as file:
+        file.write(length + struct.pack("<I", masked))
+        file.truncate((100 << 30) + len(frame) + 4)  # Sparse: it takes a few kilobytes of the disk.
+    with pytest.raises(InputError, match=r"at record 0: a record of 102,400 MiB at byte 0, expected at most 512\."):
+        list_examples(WriteParams(f"tfrecords:{tmp_path}"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, plan_dataset, write_records
+from components.create_tfrecords import WriteParams, plan_dataset, unpacking, write_records
 from components.create_tfrecords.sources.idx import read_idx
 from components.create_tfrecords.sources.kinds import list_examples
 from components.errors import InputError
@@ -716,6 +716,27 @@ def test_npz_refuses_what_is_none(tmp_path, damage):
         _plan(source)
 
 
+@pytest.mark.parametrize(("code", "message"), [(0xD800, "Labels that are no text: "), (0x110005, "expected ASCII")])
+def test_npz_refuses_labels_that_no_file_can_hold(tmp_path, code, message):
+    labels = np.array(["a", "b"] * 10)
+    labels[1:2].view(np.uint32)[:] = code
+    with pytest.raises(InputError, match=message):
+        _plan(_npz(tmp_path, x=_images(20), y=labels))
+
+
+def test_npz_that_unpacks_to_very_much_is_refused_before_it_does(tmp_path, monkeypatch):
+    params = WriteParams(f"npz:{tmp_path}/data.npz")
+    arrays = {"x": np.zeros((300, 100, 100), np.uint8), "y": np.arange(300) % 2}
+    np.savez_compressed(tmp_path / "data.npz", **arrays)
+    assert len(list_examples(params).keys) == 300  # 3 MB are little.
+    monkeypatch.setattr(unpacking, "SMALL_BYTES", 1 << 20)
+    with pytest.raises(InputError, match=r"bytes and unpacks to 2 MiB or more, expected at most 1, 100 times its size"):
+        list_examples(params)
+    arrays["x"][:, ::10, ::10] = np.random.default_rng(0).integers(0, 256, (300, 10, 10))  # Nine tenths are zeros.
+    np.savez_compressed(tmp_path / "data.npz", **arrays)
+    assert len(list_examples(params).keys) == 300
+
+
 # idx:
 
 
@@ -770,6 +791,22 @@ def test_idx_refuses_a_damaged_gzip_stream():
     packed[20:40] = bytes(20)
     with pytest.raises(InputError, match=r"Cannot read x.gz: expected an IDX file"):
         read_idx(bytes(packed), "x.gz")
+
+
+def test_idx_that_unpacks_to_very_much_is_refused_by_its_header():
+    head = struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**20, 2**20)
+    for content in (gzip.compress(head), head):
+        with pytest.raises(
+            InputError, match=r"Cannot read x: it has \d+ bytes and unpacks to 2,251,799,813,685,248 MiB"
+        ):
+            read_idx(content, "x")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_refuses_what_follows_its_array(packed):
+    content = _idx(_images(5)) + b"more"
+    with pytest.raises(InputError, match=r"Cannot read x: expected an IDX file"):
+        read_idx(gzip.compress(content) if packed else content, "x")
 
 
 def test_idx_refuses_numbers_that_are_no_bytes():

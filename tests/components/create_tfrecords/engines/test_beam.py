@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.engines import fan_out
 from components.create_tfrecords.engines.beam import write_with_beam
 from components.errors import InputError
+from components.outages import PlatformError
 from tests import beam
 from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import (
@@ -32,10 +34,66 @@ from tests.components.create_tfrecords.engines.cases import (
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed here")
-def test_where_beam_is_not_installed_it_is_said_what_to_do(tmp_path):
-    with pytest.raises(InputError, match=r"not installed here. Run: pip install 'apache-beam\[gcp\]', in an environ"):
+def test_where_beam_is_not_installed_it_is_said_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.delenv("TPU_PIPELINES_BEAM_PYTHON", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "none" / ".venv"))
+    with pytest.raises(InputError, match=r"not installed here. Run: make beam-env, which makes an environ"):
         write_with_beam(WriteParams("sklearn:digits", engine="beam"), tmp_path / "records")
     assert not list(tmp_path.iterdir())
+
+
+def _python(path: Path, ending: str) -> Path:
+    """A Python of another environment, of which the command with Beam writes as this one's step alone does."""
+    words = '[ "$*" != "${*#-P -m components.create_tfrecords.engines beam }" ] || exit 9; shift 4'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{words}\n{ending}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed here")
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_environment_that_make_has_made_is_found_and_writes_the_records(tmp_path, monkeypatch, is_named):
+    params = dataclasses.replace(images(tmp_path / "data"), engine="beam", num_workers=1)
+    python = _python(tmp_path / ".beam/bin/python", f'exec {sys.executable} -m components.create_tfrecords "$@"')
+    monkeypatch.delenv("TPU_PIPELINES_BEAM_PYTHON", raising=False)
+    if is_named:
+        monkeypatch.setenv("TPU_PIPELINES_BEAM_PYTHON", str(python))
+    else:
+        monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert write_with_beam(params, tmp_path / "records") == write_records(params, tmp_path / "alone")
+    assert same_files(tmp_path / "records", tmp_path / "alone")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed here")
+@pytest.mark.parametrize(
+    ("ending", "error", "message"),
+    [
+        (
+            "echo working >&2; echo 'error: Found no files. Check it.' >&2; exit 2",
+            InputError,
+            "^Found no files. Check it",
+        ),
+        ("echo 'error: The Beam job is lost.' >&2; exit 1", PlatformError, "^The Beam job is lost"),
+        ("exit 9", PlatformError, "has ended with exit code 9. What it printed says why"),
+    ],
+)
+def test_what_the_other_environment_says_of_a_failure_is_what_the_step_says(
+    tmp_path, monkeypatch, capsys, ending, error, message
+):
+    monkeypatch.setenv("TPU_PIPELINES_BEAM_PYTHON", str(_python(tmp_path / "python", ending)))
+    with pytest.raises(error, match=message):
+        write_with_beam(WriteParams("sklearn:digits", engine="beam"), tmp_path / "records")
+    assert "error:" not in capsys.readouterr().err  # It is told once, by who calls the step.
+
+
+def test_a_python_that_is_not_there_is_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPU_PIPELINES_BEAM_PYTHON", str(tmp_path / "python"))
+    if importlib.util.find_spec("apache_beam") is None:
+        with pytest.raises(
+            InputError, match=r"Cannot run .*python, which TPU_PIPELINES_BEAM_PYTHON names: No such file"
+        ):
+            write_with_beam(WriteParams("sklearn:digits", engine="beam"), tmp_path / "records")
 
 
 def test_an_option_that_can_be_none_is_refused():

@@ -1,16 +1,19 @@
 """Claims about records that several commands write and another one puts together."""
 
 import dataclasses
+import hashlib
 import types
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
 from components.create_tfrecords.engines import fan_out, local
 from components.errors import InputError
+from components.records import encode_example, frame_record, read_fields
 from pipelines.config import without_tuples
 from pipelines.run_local import print_as_before
 from tests.components.create_tfrecords.engines.cases import (
@@ -155,3 +158,78 @@ def test_every_engine_writes_the_same_bytes(tmp_path, make):
     assert same_files(tmp_path / "1", tmp_path / "2")
     fanned = _run_here(dataclasses.replace(params, engine="fan_out", engine_tasks=3), tmp_path / "runs")
     assert same_files(fanned, tmp_path / "1")
+
+
+def _change_part(path: Path, change) -> None:
+    """Write a part again, whole and with valid checksums: its arrays, and its records' fields, as `change` has them."""
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    ends, content = np.cumsum(arrays["sizes"]).tolist(), arrays["content"].tobytes()
+    frames = [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    frames = change(arrays, [{name: value for name, [value] in read_fields(frame).items()} for frame in frames])
+    arrays["content"] = np.frombuffer(b"".join(frames), np.uint8)
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def _frames(fields):
+    return [frame_record(encode_example(one)) for one in fields]
+
+
+def _set_digests(arrays, frames):
+    arrays["digests"] = np.frombuffer(b"".join(hashlib.sha256(frame).digest() for frame in frames), np.uint8)
+    return frames
+
+
+def _other_labels(arrays, fields):
+    return _frames([{**one, "label": 1 - one["label"]} for one in fields])
+
+
+def _cut_off(arrays, fields):
+    frames = _frames(fields)
+    return [*frames[:-1], frames[-1][:-100]]
+
+
+def _other_labels_and_digests(arrays, fields):
+    return _set_digests(arrays, _other_labels(arrays, fields))
+
+
+def _other_names_and_digests(arrays, fields):
+    return _set_digests(arrays, _frames([{**one, "key": b"x" * len(one["key"])} for one in fields]))
+
+
+def _another_order(arrays, fields):
+    arrays["kept"] = arrays["kept"][::-1].copy()
+    return _frames(fields)
+
+
+def _one_less(arrays, fields):
+    for name in ("kept", "sizes", "identities", "counts", "figures", "looks", "num_pixels"):
+        arrays[name] = arrays[name][:-1]
+    return _set_digests(arrays, _frames(fields[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "is_noticed_by_its_task"),
+    [
+        (_other_labels, "records of other digests than those that were written", True),
+        (_cut_off, r"bytes of records, expected", True),
+        (_other_labels_and_digests, "does not hold what the plan has .* another name or label", False),
+        (_other_names_and_digests, "does not hold what the plan has .* another name or label", False),
+        (_another_order, "does not hold what the plan has .* examples in another order", False),
+        (_one_less, "does not hold what the plan has .* set aside, of", False),
+    ],
+)
+def test_a_part_that_was_changed_is_refused_though_it_is_whole(
+    params, tmp_path, change, message, is_noticed_by_its_task
+):
+    plan, folders = _fan_out(params, tmp_path)
+    part = min(Path(folders[1]).iterdir())
+    _change_part(part, change)
+    with pytest.raises(InputError, match=rf"{part}.*{message}.*[Rr]un that task again"):
+        fan_out.merge_parts(params, plan, folders, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    if not is_noticed_by_its_task:
+        part.unlink()  # As the message advises.
+    fan_out.write_parts(params, plan, folders[1], 1)
+    assert fan_out.merge_parts(params, plan, folders, tmp_path / "merged") == write_records(params, tmp_path / "alone")

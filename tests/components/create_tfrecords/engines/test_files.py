@@ -1,6 +1,7 @@
 """Claims about parts that one process writes and another one reads."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ PART = Part(
     "",
     kept=np.array([0, 2], np.int32),
     sizes=np.array([3, 4], np.int32),
-    digests=b"d" * 64,
+    digests=hashlib.sha256(b"con").digest() + hashlib.sha256(b"tent").digest(),
     identities=np.array([1, 2**63], np.uint64),
     counts=np.array([[1], [0]], np.int32),
     figures=np.array([[-1] * 5, [1, 2, 3, 4, 5]], np.int16),
