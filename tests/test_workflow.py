@@ -226,7 +226,7 @@ def test_every_line_for_a_pull_request_runs(runner):
     assert (runner.folder / "comment").read_text() == said + "\n"
     (runner.checkout / "dear.yaml").write_text(MINE + "training: {epochs: 90}\n")
     assert runner(compare, CONFIG="dear.yaml", REPORT=report) == 3, runner.said
-    assert "a run costs " in outputs(runner)["comment"], "a refusal is told too"
+    assert "a run at Vertex AI's price costs " in outputs(runner)["comment"], "a refusal is told too"
 
 
 @pytest.mark.heavy  # Four commands in processes of their own: half a minute.
