@@ -271,11 +271,16 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
 
 
 def _training(summary: Summary) -> str:
-    """Return what tells a training from another at a glance: learning rate, batch, and the host."""
-    settings = summary.training
+    """Return what tells a training from another at a glance: optimizer, learning rate, batch, and the host."""
+    settings, optimizer = summary.training, summary.config.get("training", {}).get("optimizer") or ""
+    optimizer = optimizer.get("name", "") if isinstance(optimizer, Mapping) else str(optimizer)
     named = (("lr", settings.learning_rate), ("batch", settings.batch_size_per_replica))
     return ", ".join(
-        [*(f"{label} {value:g}" for label, value in named if value is not None), *filter(None, [summary.host])]
+        [
+            *filter(None, [optimizer]),
+            *(f"{label} {value:g}" for label, value in named if value is not None),
+            *filter(None, [summary.host]),
+        ]
     )
 
 

@@ -209,6 +209,15 @@ def test_one_run_is_deleted_by_name_with_what_the_cache_holds_of_it(workspace, c
         assert call("delete", name, "--yes")[0] == 2
 
 
+def test_runs_that_differ_in_the_optimizer_alone_are_told_apart(workspace):
+    for name in ("adam", "sgd"):
+        folder = write_run(workspace, 0.5, name)
+        summary = json.loads((folder / "summary.json").read_text())
+        training = {"optimizer": name, "learning_rate": 0.1}
+        (folder / "summary.json").write_text(json.dumps({**summary, "config": {"training": training}}))
+    assert [row["training"] for row in history.as_rows(workspace)] == ["adam, lr 0.1", "sgd, lr 0.1"]
+
+
 @pytest.fixture
 def run_here(workspace, monkeypatch):
     """Run digits with steps that leave files without computing; returns which of them ran."""
