@@ -114,6 +114,18 @@ def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) 
     )
 
 
+def legend(axes: "Axes") -> None:
+    """Put a drawing's legend below it, where it covers no curve; the drawing grows by its lines."""
+    from matplotlib.figure import Figure
+
+    _, labels = axes.get_legend_handles_labels()
+    figure = axes.get_figure()
+    if labels and isinstance(figure, Figure):
+        rows = -(-len(labels) // 2)
+        figure.set_figheight(figure.get_figheight() + 0.2 * rows)
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+
+
 def _hovered(figure: "Figure", axes: "Axes") -> Iterator[str]:
     """Yield for every point of a drawing's named lines and dots a circle that tells its values under the pointer."""
     from matplotlib.ticker import PercentFormatter

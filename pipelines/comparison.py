@@ -21,6 +21,7 @@ from pipelines.summary import FAILED, SUMMARY_FILE, Summary
 
 _NOTHING = "–"
 _MAX_TEXT = 60
+_LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Of the runs beyond as many as there are colours.
 _LEGEND_CHARACTERS, _TITLED = 24, 3
 _COUNTS = ("num_examples", "top_k", "num_absent_classes")
 _NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
@@ -385,12 +386,21 @@ def _curves(runs: Sequence[Run]) -> Iterator[Any]:
             for place, run in enumerate(runs):
                 points = [(epoch["epoch"], epoch[name]) for epoch in run.history if epoch.get(name) is not None]
                 if points:
-                    color = page.SERIES[place % len(page.SERIES)]
+                    turn, place_of_color = divmod(place, len(page.SERIES))
+                    style, marker = _LINES[turn % len(_LINES)]
+                    color = page.SERIES[place_of_color]
                     label = f"{place + 1} {_plain(run.label)}"
                     # A marker for each epoch: a run of one has no line.
-                    axes.plot(*zip(*points, strict=True), color=color, label=label, marker="o", markersize=3.5)
+                    axes.plot(
+                        *zip(*points, strict=True),
+                        color=color,
+                        label=label,
+                        linestyle=style,
+                        marker=marker,
+                        markersize=3.5,
+                    )
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.legend()
+            page.legend(axes)
 
         title = name.replace("_", " ")
         yield page.draw(title, "epoch", title, plot)

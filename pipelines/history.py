@@ -7,6 +7,7 @@
 An earlier run shares its files with the cache, and so takes no room of its own until the cache is cleaned.
 """
 
+import collections
 import contextlib
 import dataclasses
 import datetime
@@ -94,10 +95,64 @@ def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
     places = [*sorted(places[:-1], key=lambda place: not _has_failed(place)), *places[-1:]]
     dropped = places[: max(0, len(places) - keep)]
     for place in dropped:
-        old = directory / f".{place.name}.old"
-        os.rename(place, old)  # A run is whole or not there.
-        shutil.rmtree(old, ignore_errors=True)
+        _delete(place, directory)
     return dropped
+
+
+def _delete(place: Path, directory: Path) -> None:
+    old = directory / f".{place.name}.old"
+    os.rename(place, old)  # A run is whole or not there.
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def delete_one(run_dir: Path, number: str) -> Path:
+    """Delete one run of a name, by its number or `LATEST`; returns where it was."""
+    directory = history_dir(run_dir)
+    place = run_dir if number == LATEST else directory / number
+    directory.mkdir(exist_ok=True)
+    _delete(place, directory)
+    if number == LATEST:
+        (directory / LATEST).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # Other runs are kept in it.
+        directory.rmdir()
+    return place
+
+
+def find_run(workspace: Path, reference: str) -> tuple[str, str]:
+    """Return the name and the number of a run.
+
+    Args:
+        workspace: Folder for runs.
+        reference: `NAME`, the latest run, also one that has not ended, or an earlier one as `NAME@3`.
+
+    Raises:
+        InputError: If there is none.
+    """
+    name, _, asked = reference.partition("@")
+    number = f"{int(asked):04d}" if asked.isdecimal() else asked or LATEST
+    known = {
+        run: [
+            number
+            for number, folder in runs_of(workspace / run)
+            if (folder / SUMMARY_FILE).exists() or _has_begun(folder)
+        ]
+        for run in sorted({*names(workspace), *unfinished(workspace)})
+    }
+    if number not in known.get(name, ()):
+        there = [name if number == LATEST else f"{name}@{int(number)}" for number in known.get(name, ())]
+        raise InputError(
+            f"There is no run {reference!r} in {workspace}: expected one of {', '.join(there or known) or 'none'}. "
+            "Check --workspace."
+        )
+    return name, number
+
+
+def own_bytes(places: Sequence[Path]) -> int:
+    """Return the bytes that are freed if folders go: of the files that have no further link elsewhere."""
+    files = [path.lstat() for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    links = collections.Counter((file.st_dev, file.st_ino) for file in files)
+    sizes = {(file.st_dev, file.st_ino): (file.st_nlink, file.st_size) for file in files}
+    return sum(size for file, (count, size) in sizes.items() if links[file] == count)
 
 
 def _has_failed(place: Path) -> bool:
@@ -216,11 +271,16 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
 
 
 def _training(summary: Summary) -> str:
-    """Return what tells a training from another at a glance: learning rate, batch, and the host."""
-    settings = summary.training
+    """Return what tells a training from another at a glance: optimizer, learning rate, batch, and the host."""
+    settings, optimizer = summary.training, summary.config.get("training", {}).get("optimizer") or ""
+    optimizer = optimizer.get("name", "") if isinstance(optimizer, Mapping) else str(optimizer)
     named = (("lr", settings.learning_rate), ("batch", settings.batch_size_per_replica))
     return ", ".join(
-        [*(f"{label} {value:g}" for label, value in named if value is not None), *filter(None, [summary.host])]
+        [
+            *filter(None, [optimizer]),
+            *(f"{label} {value:g}" for label, value in named if value is not None),
+            *filter(None, [summary.host]),
+        ]
     )
 
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -454,23 +454,57 @@ def _make_runner(runner: str, config: Config) -> Any:
     )
 
 
-def clean_runs(workspace: Path, name: str, keep: int) -> list[Path]:
-    """Delete the earlier runs of a name beyond the newest `keep`, and the cached steps that no run is made of any more.
+@dataclasses.dataclass(frozen=True)
+class Deleted:
+    """The places of runs that were deleted, and the bytes that this has freed."""
 
-    Returns:
-        Where the deleted runs were.
+    places: tuple[Path, ...]
+    num_bytes: int
+
+
+def clean_runs(workspace: Path, name: str, keep: int) -> Deleted:
+    """Delete the earlier runs of a name beyond the newest `keep`, and the cached steps that no run is made of any more.
 
     Raises:
         InputError: If a run of that name is going on, or there never was one.
     """
-    run_dir, cache_dir = workspace.absolute() / name, workspace.absolute() / ".cache" / name
     if name not in history.names(workspace):
         raise InputError(
             f"There is no run of the name {name!r} in {workspace}: expected one of "
             f"{', '.join(history.names(workspace)) or 'none'}. Check --workspace."
         )
+    return _delete_runs(workspace, name, lambda run_dir, _: history.delete_earlier(run_dir, keep))
+
+
+def delete_run(workspace: Path, reference: str) -> Deleted:
+    """Delete one run, and the cached steps that no other run of its name is made of.
+
+    Args:
+        workspace: Folder for runs.
+        reference: See `history.find_run`.
+
+    Raises:
+        InputError: If there is none, or a run of that name is going on.
+    """
+    name, number = history.find_run(workspace, reference)
+
+    def delete(run_dir: Path, cache_dir: Path) -> list[Path]:
+        place = history.delete_one(run_dir, number)
+        if number == history.LATEST:  # Where it was killed or has failed, these are what would have continued it.
+            shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
+        return [place]
+
+    return _delete_runs(workspace, name, delete)
+
+
+def _delete_runs(workspace: Path, name: str, delete: Callable[[Path, Path], list[Path]]) -> Deleted:
+    run_dir, cache_dir = workspace.absolute() / name, workspace.absolute() / ".cache" / name
+    places = (run_dir, history.history_dir(run_dir), cache_dir)
     with _only_run(run_dir, cache_dir):
         history.check_history(run_dir)
-        dropped = history.delete_earlier(run_dir, keep)
-        StepCache(cache_dir).keep_only(folder for _, folder in history.runs_of(run_dir))
-        return dropped
+        before = history.own_bytes(places)
+        dropped = delete(run_dir, cache_dir)
+        StepCache(cache_dir).keep_only(folder for _, folder in history.runs_of(run_dir) if folder.is_dir())
+        with contextlib.suppress(OSError):  # There is a latest run in it.
+            run_dir.rmdir()
+        return Deleted(tuple(dropped), before - history.own_bytes(places))

@@ -234,13 +234,14 @@ def _choose_length(lengths: Sequence[int]) -> int:
 
 def _choose_training(overview: DataOverview) -> tuple[dict[str, Any], Reasons]:
     examples = overview.split_examples[TRAIN]
-    batch = min(128, max(8, 2 ** int(math.log2(max(1, examples / 10)))), examples)
+    # Twenty steps an epoch at least, so that a trial of three epochs has learnt something, and not only warmed up.
+    batch = min(128, max(8, 2 ** int(math.log2(max(1, examples / 20)))), examples)
     epochs = min(40, max(10, round(_WANTED_STEPS / math.ceil(examples / batch))))
     training = {
         "epochs": epochs,
         "batch_size_per_replica": batch,
         "learning_rate_schedule": "cosine",
-        "warmup_epochs": 1,
+        "warmup_epochs": 0.5,
     }
     reasons = {
         "training.epochs": "At most; more help as long as the validation loss still falls.",

@@ -246,7 +246,7 @@ def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[
         ends = [float(true.min()), float(true.max())]
         axes.plot(ends, ends, color=page.INK, linewidth=1, linestyle="--", label="perfect")
         axes.scatter(true, predicted, s=9, color=page.BLUE, alpha=0.5, linewidths=0, label="model")
-        axes.legend()
+        page.legend(axes)
 
     def plot_residuals(axes: "Axes") -> None:
         axes.axhline(0, color=page.INK, linewidth=1, linestyle="--")
@@ -432,7 +432,7 @@ def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[marku
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if name.endswith("accuracy"):
                 axes.yaxis.set_major_formatter(PercentFormatter(1))
-            axes.legend()
+            page.legend(axes)
 
         return page.draw(f"training {name}", "epoch", name, plot)
 
@@ -494,7 +494,7 @@ def _unit_square(axes: "Axes") -> None:
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.legend()
+    page.legend(axes)
 
 
 def find_template(name: str) -> Any:

@@ -32,6 +32,10 @@ UNITS_LAYER = "target_units"  # The last layer of a regression model: standardis
 _ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "tanh", "relu", "softplus")
 
 
+_TORCH_PACKAGES = ("torch", "torchvision", "pytorch_lightning", "lightning", "timm")
+_TORCH = " This is PyTorch code, and what is trained here is a Keras model: write it with keras.layers."
+
+
 _ENDINGS = {"linear": "without an activation", "softmax": "with softmax", "sigmoid": "with sigmoid"}
 
 
@@ -201,13 +205,26 @@ def _builder(name: str) -> Callable[..., Any]:
         else:
             module = importlib.import_module(REGISTRY[name])
     except Exception as error:  # The file is the user's: it may raise anything.
-        raise InputError(f"Cannot import the model {name!r}: {_said(error)}. Correct the path or the file.") from error
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        raise InputError(
+            f"Cannot import the model {name!r}: {_said(error)}. Correct the path or the file."
+            + (_TORCH if missing in _TORCH_PACKAGES else "")
+        ) from error
     if not callable(getattr(module, function, None)):
         raise InputError(
             f"Cannot use the model {name!r}: expected a function {function}(image_shape, num_classes) in it, or for "
             "texts (vocabulary_size, num_tokens, num_classes), and for a regression num_targets instead of num_classes."
+            + (_TORCH if any(map(_is_torch, vars(module).values())) else "")
         )
     return getattr(module, function)
+
+
+def _is_torch(value: Any) -> bool:
+    """Return whether a value is PyTorch, a module or class of PyTorch, or of a class that is derived from one."""
+    if inspect.ismodule(value):
+        return value.__name__.partition(".")[0] in _TORCH_PACKAGES
+    kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
+    return any(str(kind.__module__).partition(".")[0] in _TORCH_PACKAGES for kind in kinds)
 
 
 def _said(error: Exception) -> str:
@@ -266,7 +283,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
     if not isinstance(model, keras.Model):
         raise InputError(
             f"The model {name!r} is none of Keras: expected a keras.Model, received {type(model).__name__}. Return one "
-            f"from {_BUILDER}."
+            f"from {_BUILDER}." + (_TORCH if _is_torch(model) else "")
         )
     if unused := _compiled_with(name, model):
         loss = getattr(interface.task.loss, "__name__", interface.task.loss)
@@ -388,6 +405,16 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
         raise InputError(
             f"The model {name!r} is built from {', '.join(wanted)}, which the data's task, {interface.task.name}, does "
             f"not have. Expected {interface.task.size_fact}, the size of its output. Change the model, or data.task."
+        )
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()) and (
+        left := [fact for fact in facts if fact not in signature.parameters]
+    ):
+        given = ", ".join(f"{fact}={value!r}" for fact, value in facts.items())
+        raise InputError(
+            f"The function of the model {name!r} takes ({', '.join(signature.parameters)}), without "
+            f"{' and '.join(left)}. It is called with {given}, each by its name. Write def "
+            f"{getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), and give every other argument a default or "
+            "a value in model.parameters."
         )
     try:
         signature.bind(**facts, **parameters)

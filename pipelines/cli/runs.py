@@ -23,7 +23,7 @@ from pipelines.cli.options import (
     user_path,
 )
 
-_ACTIONS = ("list", "clean")  # Of `runs`.
+_ACTIONS = ("list", "clean", "delete")  # Of `runs`.
 _HEADLINES = (
     "bits_per_character",
     "accuracy",
@@ -189,15 +189,17 @@ def _add_runs(commands: Any) -> None:
     runs = commands.add_parser(
         "runs",
         epilog="Example: tpu-pipelines runs clean digits --keep 5",
-        help="list the runs of a workspace, or delete earlier ones",
+        help="list the runs of a workspace, or delete some",
         description="[list] [NAME]: every run that is kept, of one name or all: when it ended, what became of it, its "
         "figures and its size; of all also as a page, index.html. clean [NAME]: delete earlier runs, and cached steps "
-        "that no run is made of any more.",
+        "that no run is made of any more. delete NAME: delete the latest run of a name; NAME@3 the earlier one of that "
+        "number. Both ask first.",
     )
-    runs.add_argument("action", nargs="?", default="list", metavar="list|clean", help="(default: list)")
+    runs.add_argument("action", nargs="?", default="list", metavar="list|clean|delete", help="(default: list)")
     runs.add_argument("name", nargs="?", default="", metavar="NAME", help="of the configuration (default: all)")
     add_workspace(runs)
     runs.add_argument("--keep", type=int, default=0, metavar="N", help="clean: earlier runs to keep (default: 0)")
+    runs.add_argument("--yes", action="store_true", help="clean, delete: do not ask; needed without a terminal")
     runs.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     runs.set_defaults(command=_runs)
 
@@ -209,7 +211,9 @@ def _runs(arguments: argparse.Namespace) -> int:
     action, name = arguments.action, arguments.name
     if action not in _ACTIONS:
         if name:
-            raise InputError(f"Unknown action {action!r}: expected list or clean.{did_you_mean(action, _ACTIONS)}")
+            raise InputError(
+                f"Unknown action {action!r}: expected list, clean or delete.{did_you_mean(action, _ACTIONS)}"
+            )
         action, name = "list", action
     if action == "list":
         rows = history.as_rows(arguments.workspace, name)
@@ -226,17 +230,55 @@ def _runs(arguments: argparse.Namespace) -> int:
         else:
             show_text(history.as_table(rows))
         return DONE
-    from pipelines.run_local import clean_runs
+    from pipelines.run_local import clean_runs, delete_run
 
-    if arguments.keep < 0:
-        raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
-    names = [name] if name else history.names(arguments.workspace)
-    dropped = [str(path) for name in names for path in clean_runs(arguments.workspace, name, arguments.keep)]
-    if arguments.json:
-        print(json.dumps(dropped))
+    workspace = arguments.workspace
+    if action == "delete":
+        if not name:
+            raise InputError("Missing: the run to delete. Expected tpu-pipelines runs delete NAME, or NAME@3.")
+        run, number = history.find_run(workspace, name)
+        if not _is_confirmed(f"run {run}, {number}", arguments):
+            return DONE
+        deleted = [delete_run(workspace, name)]
     else:
-        show_text("\n".join([f"deleted: {len(dropped)} earlier runs", *dropped]))
+        if arguments.keep < 0:
+            raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
+        names = [name] if name else history.names(workspace)
+        earlier = sum(max(0, len([*history.runs_of(workspace / name)]) - 1 - arguments.keep) for name in names)
+        if earlier and not _is_confirmed(f"{earlier} earlier runs of {', '.join(names)}", arguments):
+            return DONE
+        deleted = [clean_runs(workspace, name, arguments.keep) for name in names]
+    places = [str(place) for each in deleted for place in each.places]
+    if arguments.json:
+        print(json.dumps(places))
+    else:
+        freed = sum(each.num_bytes for each in deleted) / 2**20
+        show_text(
+            "\n".join(
+                [f"deleted: {len(places)} {'run' if len(places) == 1 else 'runs'}, {freed:,.1f} MiB freed", *places]
+            )
+        )
     return DONE
+
+
+def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
+    """Ask on a terminal whether something may be deleted, unless --yes says so.
+
+    Raises:
+        InputError: If there is neither a terminal nor --yes.
+    """
+    from components.errors import InputError
+    from components.table import in_one_line
+
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise InputError(f"Nothing was deleted: expected --yes, which confirms that this may go: {what}.")
+    print(in_one_line(f"Delete {what}? y or n [n]: "), end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    show_text("nothing was deleted", sys.stderr)
+    return False
 
 
 def _add_board(commands: Any) -> None:

@@ -56,7 +56,7 @@ def test_on_a_disk_that_cannot_be_written_nothing_moves_and_it_is_said(workspace
 
 def test_on_a_read_only_disk_no_run_is_deleted(workspace, capsys):
     make_read_only(workspace)
-    assert main(["runs", "clean", "--workspace", str(workspace)]) == 2
+    assert main(["runs", "clean", "--yes", "--workspace", str(workspace)]) == 2
     assert "the disk is read-only" in capsys.readouterr().err
     assert (workspace / "digits.runs" / "0001").is_dir()
 

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 
@@ -136,15 +137,15 @@ def test_the_command_lists_and_cleans(workspace, capsys):
     assert [row["metrics"]["accuracy"] for row in rows] == [0.5, 0.6, 0.7]
     assert call("digits", "--json") == call("list", "digits", "--json")
     code, out = call("claen", "digits")
-    assert (code, "Unknown action 'claen': expected list or clean. Did you mean 'clean'?" in out) == (2, True)
+    assert (code, "Unknown action 'claen': expected list, clean or delete. Did you mean 'clean'?" in out) == (2, True)
 
-    assert call("clean", "digits", "--keep", "1")[1].splitlines() == [
-        "deleted: 1 earlier runs",
+    assert call("clean", "digits", "--keep", "1", "--yes")[1].splitlines() == [
+        "deleted: 1 run, 0.0 MiB freed",
         str(workspace / "digits.runs" / "0001"),
     ]
     cached = {path.parts[-3].removeprefix("training-pipeline-") for path in workspace.glob(".cache/digits/*/*/trained")}
     assert cached == {"0.6", "0.7"}, "what the runs that are kept are made of"
-    assert call("clean")[0] == 0
+    assert call("clean", "--yes")[0] == 0
     assert weights(workspace) == {"latest": "0.7"}
     assert (workspace / "flowers" / "model" / "weights").is_file()
     for words, message in (
@@ -165,6 +166,56 @@ def test_a_run_that_is_going_on_is_not_cleaned(workspace):
         pytest.raises(InputError, match="Another run is writing to"),
     ):
         run_local.clean_runs(workspace, "digits", 0)
+
+
+def test_one_run_is_deleted_by_name_with_what_the_cache_holds_of_it(workspace, capsys, monkeypatch):
+    for accuracy in (0.5, 0.6, 0.7):
+        write_run(workspace, accuracy)
+    large = workspace / "digits" / "model" / "large"
+    large.write_bytes(bytes(2**20))
+    os.link(large, next(workspace.glob(".cache/digits/*-0.7/*/trained")) / "large")
+    (killed := workspace / "flowers").mkdir()
+    (killed / "run.log").write_text("")
+    (checkpoint := workspace / ".cache" / "flowers" / "checkpoints" / "1").mkdir(parents=True)
+
+    def call(*words, answer=None):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer or ""))
+        monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None, raising=False)
+        code = cli.main(["runs", *words, "--workspace", str(workspace)])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    for words in (("delete", "digits"), ("delete", "digits@2"), ("clean", "digits")):
+        code, said = call(*words)
+        assert (code, "Nothing was deleted: expected --yes" in said) == (2, True)
+        assert "nothing was deleted" in call(*words, answer="\n")[1]
+        assert "nothing was deleted" in call(*words, answer="")[1], "the terminal was closed"
+    assert weights(workspace) == {"0001": "0.5", "0002": "0.6", "latest": "0.7"}
+
+    code, said = call("delete", "digits@2", answer="y\n")
+    assert (code, "Delete run digits, 0002? y or n [n]: " in said) == (0, True)
+    assert weights(workspace) == {"0001": "0.5", "latest": "0.7"}
+    assert "deleted: 1 run, 1.0 MiB freed" in call("delete", "digits", "--yes")[1]
+    assert [path.name for path in workspace.glob(".cache/digits/training-pipeline-*")] == ["training-pipeline-0.5"]
+    assert not (workspace / "digits").exists()
+    assert "digits@1" in (error := call("delete", "digits", "--yes"))[1]
+    assert error[0] == 2
+    assert call("delete", "digits@0001", "--yes")[0] == 0
+    assert not (workspace / "digits.runs").exists()
+    assert call("delete", "flowers", "--yes")[0] == 0
+    assert not killed.exists()
+    assert not checkpoint.exists()
+    for name in ("../runs/digits", "digits@1", ""):
+        assert call("delete", name, "--yes")[0] == 2
+
+
+def test_runs_that_differ_in_the_optimizer_alone_are_told_apart(workspace):
+    for name in ("adam", "sgd"):
+        folder = write_run(workspace, 0.5, name)
+        summary = json.loads((folder / "summary.json").read_text())
+        training = {"optimizer": name, "learning_rate": 0.1}
+        (folder / "summary.json").write_text(json.dumps({**summary, "config": {"training": training}}))
+    assert [row["training"] for row in history.as_rows(workspace)] == ["adam, lr 0.1", "sgd, lr 0.1"]
 
 
 @pytest.fixture

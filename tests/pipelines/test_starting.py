@@ -2,19 +2,23 @@
 
 import argparse
 import json
+import tarfile
 import zipfile
+from pathlib import PurePosixPath
 
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
+from components.artifacts import load_history
 from components.create_tfrecords.params import WriteParams
 from components.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
 from pipelines.cli.start import _ask
 from pipelines.config import load_config, read_data
 from pipelines.data_overview import DataOverview, guess_task, look_at, source_of
 from pipelines.starting import name_of, plan_start
-from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.cli import DATA, assert_user_error, tpu_pipelines_here
 
 
 @pytest.fixture
@@ -219,3 +223,24 @@ def test_the_model_that_is_written_fits_its_data(kind, given, task, tmp_path):
     assert np.isfinite(answers).all()
     assert TASKS[task].activation in ("linear", "sigmoid") or np.allclose(answers.sum(-1), 1)
     assert "my-first.yaml" in path.read_text()
+
+
+@pytest.mark.slow  # A minute: two runs, on pictures of ../shared/data.
+@pytest.mark.skipif(not (DATA / "cifar10.tar.xz").exists(), reason="needs cifar10.tar.xz in ../shared/data")
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_short_trial_of_the_model_that_is_written_learns(tmp_path, mode):
+    wanted = {"airplane": 150, "automobile": 150}
+    with tarfile.open(DATA / "cifar10.tar.xz") as archive:
+        for member in archive:
+            path = PurePosixPath(member.name)
+            if member.isfile() and wanted.get(path.parent.name):
+                wanted[path.parent.name] -= 1
+                (folder := tmp_path / "photos" / path.parent.name).mkdir(parents=True, exist_ok=True)
+                Image.open(archive.extractfile(member)).convert(mode).save(folder / f"{path.stem}.png")
+            if not any(wanted.values()):
+                break
+    for command in (("init", "photos"), ("run", "photos.yaml", "--set", "training.epochs=3")):
+        done = tpu_pipelines_here(*command, cwd=tmp_path)
+        assert done.returncode in (0, 3), done.stderr  # Whether it passes the gate is decided on 30 pictures.
+    history = load_history(tmp_path / "runs" / "photos" / "model")
+    assert history[-1]["validation_accuracy"] >= 0.6, "of two classes of one size"

@@ -1,4 +1,5 @@
 import dataclasses
+import html
 import re
 
 import numpy as np
@@ -158,7 +159,7 @@ def test_wrong_predictions_show_answer_truth_confidence_and_how_many_there_are()
     assert "dog 93 % true cat 5 % wrong.png" in text
 
 
-@pytest.mark.parametrize(("promote", "words"), [(True, "✓ Promoted"), (False, "✗ Not promoted")])
+@pytest.mark.parametrize(("promote", "words"), [(True, "✓ Passed the gate"), (False, "✗ Did not pass the gate")])
 def test_report_opens_with_the_decision_and_its_reasons(promote, words):
     text = _text(_content(promote=promote, reasons=["accuracy 0.98 is enough"]))
     assert f"{words} accuracy 0.98 is enough" in text
@@ -293,6 +294,31 @@ def test_the_time_of_every_epoch_is_split_by_what_the_device_waited_for():
 def test_report_of_100_small_pictures_is_below_2_mb():
     pictures = [_prediction(f"{i}.png", shape=(32, 32, 3)) for i in range(100)]
     assert len(render_report(_content(wrong=pictures, num_wrong=100)).encode()) < 2_000_000
+
+
+def test_a_legend_lies_below_its_drawing_and_covers_no_point():
+    text = render_report(_content())
+    drawing = text[text.index('aria-label="training loss') :]
+    drawing = drawing[: drawing.index("</svg>")]
+    lowest = max(float(height) for height in re.findall(r'class="point" cx="[\d.]+" cy="([\d.]+)"', drawing))
+    names = re.findall(r"translate\([\d.]+ ([\d.]+)\)[^>]*>(?:train|validation)</text>", drawing)
+    names += re.findall(r'y="([\d.]+)"[^>]*>(?:train|validation)</text>', drawing)
+    assert len(names) == 2
+    assert min(map(float, names)) > lowest + 20, "below the axis and its name"
+
+
+@needs_browser
+def test_on_a_telephone_every_column_of_the_classes_is_seen(tmp_path):
+    names = ["Turnschuh", "Sicherheitsschnürschuh", "Donaudampfschifffahrtsgesellschaftskapitän"]
+    text = render_report(_content(metrics=_metrics(names=names), wrong=(), right=(), num_wrong=0, history=()))
+    marked = text.replace("F1</th>", '<span style="background:#fe01dc;color:#fe01dc">F1</span></th>')
+    assert marked != text
+    (tmp_path / "page.html").write_text(
+        f'<iframe style="border:0" width="390" height="1800" srcdoc="{html.escape(marked)}"></iframe>'
+    )
+    screen, _ = photograph(tmp_path / "page.html", tmp_path, 600, 1900)
+    _, columns = find(screen, (254, 1, 220))
+    assert columns.max() - columns.min() >= 8, "the whole word"
 
 
 def _labels_content(names=("sky", "sea", "sun"), **changes):

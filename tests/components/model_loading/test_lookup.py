@@ -2,6 +2,7 @@ import importlib
 import pathlib
 import re
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -197,10 +198,44 @@ def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
         build_model("digits_cnn", _REVIEWS, {})
 
 
-def test_builder_that_does_not_take_a_fact_is_told_which_it_is_given(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", r"takes \(\), without image_shape and num_classes\. It is called with image_shape=\(8, 8, 1\), num_c"),
+        ("shape, num_classes", r"takes \(shape, num_classes\), without image_shape\. "),
+        ("shape, classes, /", r"takes \(shape, classes\), without image_shape and num_classes"),
+        (
+            "image_shape, num_classes, units",
+            r"missing a required argument: 'units'\. It is given image_shape, num_class",
+        ),
+    ],
+)
+def test_builder_with_the_wrong_arguments_is_told_what_it_gets(tmp_path, arguments, said):
     path = tmp_path / "mine.py"
-    path.write_text("def build_model(shape, num_classes):\n    pass\n")
-    with pytest.raises(InputError, match=r"'shape'.* It is given image_shape, num_classes; beside these"):
+    path.write_text(f"def build_model({arguments}):\n    pass\n")
+    with pytest.raises(InputError, match=said) as refused:
+        build_model(str(path), _DIGITS, {})
+    assert "units" in arguments or "Write def build_model(image_shape, num_classes)," in str(refused.value)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Net(nn.Module):\n    pass",
+        "class Net(nn.Module):\n    pass\ndef build_model(image_shape, num_classes):\n    return Net()",
+    ],
+)
+def test_pytorch_code_is_told_that_keras_is_expected(tmp_path, monkeypatch, code, is_installed):
+    path = tmp_path / "mine.py"
+    path.write_text(f"import torch.nn as nn\n{code}\n")
+    for name in ("torch", "torch.nn"):
+        module = types.ModuleType(name) if is_installed else None  # With None an import raises ModuleNotFoundError.
+        monkeypatch.setitem(sys.modules, name, module)
+    if is_installed:
+        sys.modules["torch"].nn = sys.modules["torch.nn"]
+        sys.modules["torch.nn"].Module = type("Module", (), {"__module__": "torch.nn.modules.module"})
+    with pytest.raises(InputError, match=r"This is PyTorch code, .* a Keras model: write it with keras\.layers\.$"):
         build_model(str(path), _DIGITS, {})
 
 
