@@ -4,7 +4,7 @@
 writes `components/evaluate_model/intervals.md`; a number after it is the most data sets that a line may have.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from components.table import lay_out
@@ -16,6 +16,18 @@ _BACKENDS = ("tensorflow", "jax")
 
 
 def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.oracles", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=["intervals"], help="simulate the gate's intervals and tests")
+    parser.add_argument("most", nargs="?", type=int, default=10_000, help="data sets that a line may have")
+    asked = parser.parse_args()
+    if asked.what:
+        write_intervals(asked.most)
+    else:
+        print_deviations()
+
+
+def print_deviations() -> None:
     """Print a line for each figure of each task, as a share of its value, and for each quantity of a training step."""
     largest: dict[tuple[str, str], float] = {}
     for task, _, figure, deviation in deviations():
@@ -27,14 +39,11 @@ def main() -> None:
     print("\n" + "\n".join(lay_out({"training step": "<", **dict.fromkeys(_BACKENDS, ">")}, steps)))
 
 
-def write_intervals(most: int = 10_000) -> None:
+def write_intervals(most: int) -> None:
     """Write the table of intervals and tests beside the README of the step."""
     path = Path(__file__).parents[2] / "components" / "evaluate_model" / "intervals.md"
     path.write_text("\n".join(simulate_all(most)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["intervals"]:
-        write_intervals(*map(int, sys.argv[2:]))
-    else:
-        main()
+    main()
