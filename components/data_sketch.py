@@ -3,16 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 
-from components import schema
 from components.artifacts import TRAIN, Distribution, Manifest, Split
 from components.distributions import pool_bins
-from components.errors import InputError
 from components.interface import REGRESSION, TASKS
-from components.registry.opening import Origin, origin_of
 
 SKETCH = "sketch"  # In the lineage of a version: the data that it was made of.
 
@@ -75,47 +72,6 @@ class DataSketch:
             num_training=manifest.splits[TRAIN].num_examples if TRAIN in manifest.splits else 0,
             common_words=manifest.common_words,
         )
-
-
-def sketch_at(place: str) -> DataSketch:
-    """Return the sketch of a folder of records, here or in a bucket, or the one that a registered version keeps.
-
-    Args:
-        place: The folder, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
-
-    Raises:
-        InputError: If there is no such thing, or the version keeps no sketch.
-    """
-    origin = origin_of(place)
-    return DataSketch.make(Manifest.read_from(place)) if origin is None else sketch_of(origin)
-
-
-def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
-    """Return a sketch that a registered version keeps: by default of the data that it was made of.
-
-    Args:
-        origin: Origin of the version.
-        name: Name of the sketch in its lineage.
-
-    Raises:
-        InputError: If it keeps none, or none of this version.
-    """
-    kept: Any = origin.lineage.get(name)
-    what = "data" if name == SKETCH else name
-    advice = "The next promoted run keeps one" + ("; compare with records until then." if name == SKETCH else ".")
-    if not kept:
-        raise InputError(
-            f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}, "
-            f"received one that has none: of another task or tool, or from before versions kept it. {advice}"
-        )
-    try:
-        sketch: DataSketch = schema.read(kept, DataSketch, name, any_version=True)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"Cannot compare {what} with those of {origin.name}: its sketch is not of this version ({error!r}). "
-            f"{advice}"
-        ) from error
-    return sketch
 
 
 def _pool_target(splits: Sequence[Split], place: int) -> Moments:

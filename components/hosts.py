@@ -28,6 +28,10 @@ from components.table import paragraph
 HOST_VARIABLE = "TPU_PIPELINES_HOST"
 # How many hosts the machine has that a training was sent to: it is not to train where it finds fewer.
 COUNT_VARIABLE = "TPU_PIPELINES_HOST_COUNT"
+# Names of variables that may say which host this is: those of TPUs (not of libtpu itself), clusters and several slices.
+_TELLS_HOSTS = re.compile(
+    rf"{HOST_VARIABLE}|(?!TPU_(PIPELINES|SKIP|LIBRARY|ML)_)(TPU|MEGASCALE|CLOUD_ML|CLUSTER|TF_CONFIG)(_\w+)?"
+)
 _PORT = 8476  # That of JAX's own examples; nothing else listens there. JAX_COORDINATOR_PORT names another, as to JAX.
 # What TPU VMs tell of their slice, and JAX asks too: jax/_src/clusters/cloud_tpu_cluster.py, GceTpuCluster.
 _METADATA = "http://{host}/computeMetadata/v1/instance/attributes/{key}"
@@ -174,9 +178,12 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
 
 
 def tell_hosts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment says of the hosts of a training, by where it says it."""
-    variables = (HOST_VARIABLE, "TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID", "CLUSTER_SPEC")
-    told = {name: environment[name] for name in variables if name in environment}
+    """Return what the environment says of the hosts of a training, by where it says it.
+
+    Variables that are not read are told too: Vertex AI documents TPU_NODE_NAME and TPU_CONFIG alone, and what it sets
+    besides is to be seen here (https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm).
+    """
+    told = {name: environment[name] for name in sorted(environment) if _TELLS_HOSTS.fullmatch(name)}
     if COUNT_VARIABLE in environment and "TPU_SKIP_MDS_QUERY" not in environment:
         told |= {key: _metadata(_server(environment), key) or "no answer" for key in (_NUMBER, _ENDPOINTS)}
     return told or {"environment": "nothing"}

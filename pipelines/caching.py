@@ -166,6 +166,19 @@ def platform_fingerprints(
     return {step: {"code": code_version(step)[:12], **more.get(step, {})} for step in STEPS}
 
 
+def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
+    """Return what decides a training's weights, as far as it is known when its job is written.
+
+    The machine is left out: on another machine a training continues from the same checkpoint.
+
+    Args:
+        config: Configuration of the run, as it is compiled.
+        fingerprint: That of the training step, from `platform_fingerprints`.
+    """
+    asked = _digest(_params(config.data), _params(config.training))[:12]
+    return {**{part: value for part, value in fingerprint.items() if part != "machine"}, "configuration": asked}
+
+
 def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str, str]:
     """Return a key per step.
 

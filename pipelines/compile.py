@@ -21,7 +21,7 @@ from components.registry.opening import parse_reference
 from components.registry.reference import is_on_vertex
 from components.registry.signing import public_key_text
 from components.train_model.params import TrainParams
-from pipelines.caching import lineage, platform_fingerprints
+from pipelines.caching import lineage, platform_fingerprints, trained
 from pipelines.config import Config
 from pipelines.platforms import beam_job, s3
 from pipelines.platforms.custom_job import as_custom_job, in_region
@@ -100,7 +100,8 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     timeout = training_timeout(config, machine, target)
     machine = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
     asked = resources_of(config, "train_model", target)
-    step = _WRAPPERS[target](train_model, machine, settings, config.name, asked, made_with["train_model"])
+    made_of = trained(config, made_with["train_model"])
+    step = _WRAPPERS[target](train_model, machine, settings, config.name, asked, made_of)
     config = dataclasses.replace(config, training=training)
     on_s3 = s3.steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
 

@@ -12,13 +12,14 @@ from components.create_tfrecords.measuring import MOST_MEASURED
 from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from components.create_tfrecords.writer import write_records
-from components.data_sketch import SKETCH, DataSketch, sketch_at, sketch_of
+from components.data_sketch import SKETCH, DataSketch
 from components.deploy_model.params import VERTEX
 from components.drift import find_shifts
 from components.errors import InputError
 from components.progress import say
 from components.registry.opening import open_registry, origin_of_version, parse_reference
 from components.registry.reference import reference
+from components.version_sketches import sketch_at, sketch_of
 from pipelines.config import Config
 from pipelines.data_overview import source_of
 from pipelines.settings import Settings

@@ -10,7 +10,7 @@ from components.create_tfrecords.params import WriteParams
 from components.create_tfrecords.sources.listing import Listing
 from components.interface import IMAGE
 from pipelines.config import Config
-from pipelines.resources import BASE_GIB, VERTEX_DISK_GIB, resources_of
+from pipelines.resources import BASE_GIB, VERTEX_DISK_GIB, resources_of, with_agents
 from pipelines.step_resources import StepResources, gib
 
 _DECODED = 10  # Bytes of pixels for each byte of a photo's file: a JPEG of good quality; taken where no size is set.
@@ -84,7 +84,7 @@ def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str
     resources, words = dict(config.resources), []
     for step, memory_gib in _needs(config, size, target):
         asked, usual = config.resources.get(step, StepResources()), resources_of(config, step, target)
-        memory = f"{math.ceil(max(memory_gib, _least(config, step, target)))}Gi"
+        memory = f"{math.ceil(max(with_agents(memory_gib, target), _least(config, step, target)))}Gi"
         if not asked.memory and gib(memory) != gib(usual.memory):
             resources[step] = dataclasses.replace(asked, memory=memory)
             words.append(f"{step} {memory} of memory")

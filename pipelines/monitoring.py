@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import numpy as np
 
 from components import schema, storage
-from components.answers import FLOAT, answers_of, sketch_answers
+from components.answers import FLOAT, sketch_answers
 from components.artifacts import EXPORT_FILE
 from components.drift import Shift, find_shifts, judge, say_power
 from components.errors import InputError
 from components.export_info import ExportInfo
 from components.registry.opening import Origin, origin_of
 from components.registry.reference import EXPORT_DIR
+from components.version_sketches import answers_of
 
 LATENCY = "latency"
 _SLOW_SHARE = 0.05  # Share of the requests that may take longer than the limit.

@@ -4,9 +4,10 @@ import dataclasses
 import math
 from typing import Any
 
+from components.create_tfrecords.params import FAN_OUT
 from components.errors import InputError
 from components.machine_spec import VERTEX, MachineSpec, PaidMachine
-from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS
+from components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS, VERTEX_TASK_SECONDS
 from pipelines.config import Config, preflight_params
 from pipelines.step_resources import StepResources, gib
 
@@ -18,7 +19,12 @@ _CPU = 3
 BASE_GIB = 4  # Python and TensorFlow take 1.
 
 
-_STEP_GIB = 12  # As much as Vertex AI's default machine has free: arrays and models are held whole.
+_STEP_GIB = 12  # Arrays and models are held whole.
+
+
+# Of the 16 GB of its default machine Vertex AI's own agents take up to 40 %, and of larger ones little:
+# https://cloud.google.com/vertex-ai/docs/training/understanding-training-service
+_VERTEX_FREE_GIB, _VERTEX_AGENTS_GIB, _VERTEX_AGENTS_SHARE = 9, 6, 0.1
 
 
 # Of a training whose pod may be taken away: on a spot machine, or one that only follows the hosts of a slice.
@@ -27,6 +33,10 @@ _RETRIES = 5
 
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
 VERTEX_DISK_GIB = 100
+
+
+# A task has 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. The step that merges has two more.
+_MOST_FAN_OUT_TASKS = 90
 
 
 # Of a training that nobody has estimated when its job is written, and whose budget nobody has set.
@@ -54,6 +64,13 @@ def resources_of(config: Config, step: str, target: str = "") -> StepResources:
     )
 
 
+def with_agents(gib: float, target: str) -> float:
+    """Return the memory to ask a platform for, in GiB, so that a step has so much of it."""
+    if target != "vertex" or gib <= _VERTEX_FREE_GIB:
+        return gib
+    return gib * (1 + _VERTEX_AGENTS_SHARE) + _VERTEX_AGENTS_GIB
+
+
 def check_target(config: Config, target: str) -> None:
     """Refuse what a platform has no words for.
 
@@ -68,6 +85,20 @@ def check_target(config: Config, target: str) -> None:
         )
     if target != "vertex":
         return
+    times = {f"resources.{step}.timeout": asked.timeout for step, asked in config.resources.items()}
+    times["machine.timeout_seconds"] = config.machine.timeout_seconds if config.machine else 0
+    for name, seconds in times.items():
+        if seconds > VERTEX_TASK_SECONDS:
+            raise InputError(
+                f"Vertex AI cancels a pipeline's task after 7 days: expected {name} of at most {VERTEX_TASK_SECONDS}. "
+                f"Received: {seconds}. Take a larger machine or fewer epochs, or run it on Kubeflow."
+            )
+    if config.data.engine == FAN_OUT and config.data.engine_tasks > _MOST_FAN_OUT_TASKS:
+        raise InputError(
+            f"On Vertex AI a step reads and writes 100 artifacts at most, and one step puts the parts of all others "
+            f"together: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
+            f"Received: {config.data.engine_tasks}."
+        )
     for name in ("cpu", "memory", "disk"):
         if value := getattr(training, name):
             raise InputError(
@@ -169,6 +200,7 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
+        seconds = min(seconds, VERTEX_TASK_SECONDS) if target == "vertex" else seconds
         why = f"{TIMEOUT_FACTOR} times what preflight.max_price_usd pays for, at least {hours(floor)}"
     if config.preflight and target == "vertex":
         why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -112,10 +113,20 @@ class SmokeReport:
     Attributes:
         rows: A question and its answer, each.
         has_succeeded: Whether both runs came to their end.
+        answers: Those rows that say how the platform is, whatever the run.
+        source: Platform, machine and day of the answers.
     """
 
     rows: tuple[tuple[str, str], ...]
     has_succeeded: bool
+    answers: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+
+    def as_rules(self) -> str:
+        """Return the answers as comments that name a rule and its source, as in tests/fakes."""
+        rules = (f"Rule: {question}: {answer} ({self.source})" for question, answer in self.answers)
+        lines = (textwrap.wrap(rule, 118, break_long_words=False, break_on_hyphens=False) for rule in rules)
+        return "".join(f"# {line}\n" for rule in lines for line in rule)
 
     def __str__(self) -> str:
         lines = ["| question | answer |", "|---|---|"]
@@ -148,16 +159,20 @@ def run_smoke(
     if first.state is State.SUCCEEDED:
         second = wait(plan, submit(plan, submitter, again=True), submitter, report, poll_seconds, sleep)
         again = _read(smoke.report_uri)
+    answers, cached = _surroundings(told), _cache(second, told, again) if second else ()
     rows = (
         ("machine", first.machine),
         *_outcome("first run", first),
-        *_surroundings(told),
+        *answers,
         *_times(smoke, told, sent),
         *(_outcome("second run", second) if second else ()),
-        *(_cache(second, told, again) if second else ()),
+        *cached,
         *(("not asked here", question) for question in (*_open_without(plan.jobs[0].machine.slice.hosts), *_OPEN)),
     )
-    return SmokeReport(rows, second is not None and second.state is State.SUCCEEDED)
+    source = f"tpu-pipelines smoke of {time.strftime('%Y-%m-%d')}, {smoke.target}, {first.machine}"
+    return SmokeReport(
+        rows, second is not None and second.state is State.SUCCEEDED, (*answers, *cached) if told else (), source
+    )
 
 
 def _open_without(hosts: int) -> Sequence[str]:

@@ -21,6 +21,7 @@ from components.container import BEAM_IMAGE, other_steps_image
 from components.create_tfrecords.params import BEAM
 from components.outages import PlatformError
 from pipelines.config import Config
+from pipelines.platforms.custom_job import start_anew
 from pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, slug
 from pipelines.resources import on_machine
 from pipelines.settings import Settings
@@ -131,6 +132,7 @@ def _without_cache(package: str) -> str:
     for component in (spec["root"], *spec["components"].values()):
         for task in component.get("dag", {}).get("tasks", {}).values():
             task.pop("cachingOptions", None)
+    start_anew(spec)
     return yaml.safe_dump_all([spec, *platforms])
 
 

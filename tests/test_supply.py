@@ -9,6 +9,7 @@ import pytest
 
 from tests import licences
 from tests.cli import REPOSITORY
+from tests.fakes.dataflow import can_boot
 
 
 def test_every_locked_package_may_be_in_an_image_that_others_get():
@@ -92,6 +93,15 @@ def test_beams_image_holds_what_the_others_have_but_what_beam_excludes():
     assert "ai-edge-litert" in beam, "a worker answers with an exported model"
     released = beam["apache-beam"]
     assert f"ARG BEAM=apache/beam_python3.13_sdk:{released}\n" in (REPOSITORY / "docker" / "Dockerfile").read_text()
+
+
+def test_of_the_steps_images_only_that_of_dataflows_workers_is_roots():
+    text = (REPOSITORY / "docker" / "Dockerfile").read_text()
+    stages = re.findall(r"^FROM user AS (\S+)\n((?:(?!FROM ).*\n?)*)", text, re.MULTILINE)
+    users = {name: re.findall(r"^USER (\S+)", body, re.MULTILINE) for name, body in stages}
+    assert users.keys() >= {"steps", "train", "train-gpu"}
+    assert [can_boot(user) for user in users.pop("beam")] == [True]
+    assert not any(users.values()), "the others are of the user that they are built for"
 
 
 def test_an_image_holds_what_its_part_of_the_project_asks_for():

@@ -78,7 +78,8 @@ class WriteParams:
         engine: Place where a pipeline has the records written: `local`, in one step, `fan_out`, in `engine_tasks` steps
             at the same time, whose parts one more puts together, or `beam`, in a job of Apache Beam that one step
             starts and follows. The bytes are the same. The step alone is always `local`.
-        engine_tasks: Steps that `fan_out` has, and runs of parts that `beam` hands to its workers.
+        engine_tasks: Steps that `fan_out` has, at most 90 on Vertex AI, and runs of parts that `beam` hands to its
+            workers.
         beam_options: Options of the Beam pipeline by Beam's own names, as `runner`, `region`, `worker_machine_type` and
             `max_num_workers`; one that has no value is written as "". Parts lie below `temp_location`, which a
             `runner` on other machines needs in a bucket.

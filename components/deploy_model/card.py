@@ -17,7 +17,7 @@ from typing import Any
 
 from components import schema
 from components.artifacts import CODE_FILE, COPIES_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo, Split
-from components.data_sketch import DataSketch, sketch_of
+from components.data_sketch import DataSketch
 from components.deploy_model.front_matter import front_matter
 from components.deploy_model.markdown import environment, plain
 from components.deploy_model.params import PREFLIGHT, DeployParams
@@ -41,6 +41,7 @@ from components.registry.opening import origin_of_version
 from components.registry.versions import Registry, short_digest
 from components.serving.params import ServeParams
 from components.text import START
+from components.version_sketches import sketch_of
 
 _CLASSES = 20  # Rows of the table of classes.
 _SLICES = 10

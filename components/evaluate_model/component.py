@@ -56,7 +56,9 @@ def evaluate_model(
         scored = Evaluation.load(output)
         for name, value in result.metrics.items():
             metrics.log_metric(name, value)
-        if matrix := scored.challenger.get("confusion_matrix"):  # Only one class of several has one.
+        # A Vertex AI task may return 131,072 bytes of JSON, which a matrix of 200 classes alone exceeds.
+        matrix = scored.challenger.get("confusion_matrix")  # Only one class of several has one.
+        if matrix and len(matrix) <= 100:
             classification.log_confusion_matrix(list(scored.class_names), matrix)
         if points := scored.challenger.get("roc"):
             classification.log_roc_curve(

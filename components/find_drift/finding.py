@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from components import progress, storage
-from components.data_sketch import sketch_at
 from components.drift import as_dict, find_shifts, say_verdict
 from components.find_drift.drift_page import write_page
 from components.find_drift.params import DriftParams, DriftResult
+from components.version_sketches import sketch_at
 
 DRIFT_FILE, DRIFT_PAGE_FILE = "drift.json", "drift.html"
 _STEP = "find_drift"

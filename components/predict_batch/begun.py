@@ -19,7 +19,7 @@ from components.errors import InputError
 
 _DIGEST_FILE = "begun.json"
 # What a note holds.
-_NOTE = {"file": Mapping[str, int | str], "set_aside": list[Mapping[str, str]], "predicted": Mapping[str, int]}
+_NOTE = {"file": Mapping[str, int | str], "set_aside": list[Mapping[str, Any]], "predicted": Mapping[str, int]}
 
 
 @dataclasses.dataclass(frozen=True)

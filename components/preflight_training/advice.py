@@ -1,13 +1,14 @@
 """What the figures mean, in words: what to change, and whether a TPU is worth it at all."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from components.machine_spec import load_catalogue
 from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from components.preflight_training.data import DataFacts
 from components.preflight_training.findings import MachineReport, cheapest, say
 from components.preflight_training.hlo import SUBLANES
+from components.preflight_training.params import VERTEX_TASK_SECONDS
 
 _MUCH_WAITING = 0.5
 _LITTLE_WAITING = 0.05
@@ -27,6 +28,7 @@ def advise(report: MachineReport, data: DataFacts) -> tuple[tuple[str, ...], boo
     doubts = list(_doubts(report, data))
     words = [f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU."] if doubts else []
     words += [
+        *_about_time(report),
         *_about_waiting(report, data),
         *_about_layers(report),
         *_about_batch(report, data),
@@ -54,6 +56,15 @@ def _when_it_fails(report: MachineReport, data: DataFacts) -> tuple[str, ...]:
             "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or CPU.",
         )
     return ("Nothing is known about this program on this machine: see the reason.",)
+
+
+def _about_time(report: MachineReport) -> Iterator[str]:
+    """Warn of a run that may take as long as Vertex AI lets a task run, by half of that: an estimate may be wrong."""
+    if report.epoch and (seconds := report.epochs * report.epoch.high_seconds) > VERTEX_TASK_SECONDS / 2:
+        yield (
+            f"The run may take {seconds / 86400:,.1f} days, and Vertex AI cancels a pipeline's task after "
+            f"{VERTEX_TASK_SECONDS / 86400:g}. Take a larger machine, or fewer epochs."
+        )
 
 
 def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:

@@ -13,17 +13,19 @@ from components.training_step.hyperparameters import TrainParams
 # checkpoints, and is at times wrong; at least the floor, or that doubled, so that equal work has equal limits.
 TIMEOUT_FACTOR = 3
 TIMEOUT_FLOOR_SECONDS = 4 * 3600
+# After which Vertex AI cancels a task of a pipeline: https://cloud.google.com/vertex-ai/docs/quotas#pipelines
+VERTEX_TASK_SECONDS = 7 * 24 * 3600
 
 
 def timeout_seconds(run_seconds: float) -> int:
-    """Return when to stop a training whose epochs are estimated to take so long.
+    """Return when to stop a training whose epochs are estimated to take so long: after 7 days at the latest.
 
     Example:
         >>> timeout_seconds(60) / 3600, timeout_seconds(3 * 3600) / 3600
         (4.0, 16.0)
     """
     doublings = math.log2(max(TIMEOUT_FACTOR * run_seconds / TIMEOUT_FLOOR_SECONDS, 1))
-    return int(TIMEOUT_FLOOR_SECONDS * 2 ** math.ceil(doublings))
+    return min(int(TIMEOUT_FLOOR_SECONDS * 2 ** math.ceil(doublings)), VERTEX_TASK_SECONDS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -77,7 +78,7 @@ def describe_surroundings(device: Device, folder: Path) -> dict[str, Any]:
         "locked_memory_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # -1 is without limit.
         "device_files": {str(path): f"{path.stat().st_mode & 0o777:o}, {_access(path)}" for path in _device_files()},
         "devices": _devices(device),
-        "hosts": tell_hosts(os.environ),
+        "hosts": {**tell_hosts(os.environ), "host name": socket.gethostname()},
         "host": {
             "name": describe_host(),
             "memory_bytes": memory,

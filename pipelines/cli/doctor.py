@@ -15,6 +15,7 @@ from pipelines.cli.options import (
     add_poll,
     add_set,
     add_target,
+    output_file,
     show_text,
     tell_hint,
 )
@@ -67,11 +68,15 @@ def _add_smoke(commands: Any) -> None:
     add_poll(smoke)
     smoke.add_argument("--no-doctor", action="store_true", help="as of submit")
     smoke.add_argument("--json", action="store_true", help="print questions and answers as JSON on stdout")
+    smoke.add_argument(
+        "--report", type=output_file, metavar="FILE", help="write what the platform answered as rules for a fake of it"
+    )
     smoke.set_defaults(command=_smoke)
 
 
 def _smoke(arguments: argparse.Namespace) -> int:
     settings, platform, backoff = connect(arguments)
+    from components import storage
     from components.errors import InputError
     from pipelines.compile import require_step_image
     from pipelines.doctor.examining import require_ready
@@ -88,6 +93,8 @@ def _smoke(arguments: argparse.Namespace) -> int:
             tell_hint(f"{finding.verdict} {finding.what}: {finding.said}")
     report = run_smoke(smoke, Retrying(platform, backoff), Progress(), arguments.poll_seconds)
     show_text(json.dumps(dict(report.rows)) if arguments.json else str(report))
+    if arguments.report:
+        storage.write_bytes(arguments.report, report.as_rules().encode())
     return DONE if report.has_succeeded else FAILED
 
 

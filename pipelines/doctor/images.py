@@ -31,10 +31,12 @@ class Image:
     Attributes:
         digest: Digest, as `sha256:…`, that its name means now.
         platforms: Platforms, as `linux/amd64`.
+        python: Version of its Python, where its base says it as Docker's official images do; else empty.
     """
 
     digest: str
     platforms: tuple[str, ...]
+    python: str = ""
 
 
 def repository_of(image: str) -> tuple[str, str, str] | None:
@@ -69,21 +71,25 @@ def find_image(image: str, apis: GoogleApis) -> Image:
 
     response = get(f"manifests/{reference or 'latest'}")
     manifest, digest = response.json(), f"sha256:{hashlib.sha256(response.content).hexdigest()}"
+    variables: list[str] = []
     if "manifests" in manifest:
         answer = [entry.get("platform", {}) for entry in manifest["manifests"]]
     elif "config" in manifest:
         answer = [get(f"blobs/{manifest['config']['digest']}").json()]
+        variables = answer[0].get("config", {}).get("Env") or []
     else:
         raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
     platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in answer)
     digest = reference if separator else digest
-    return Image(digest, tuple(entry for entry in platforms if "unknown" not in entry))  # Those are of attestations.
+    python = dict(variable.partition("=")[::2] for variable in variables).get("PYTHON_VERSION", "")
+    platforms = {entry: None for entry in platforms if "unknown" not in entry}  # Those are of attestations.
+    return Image(digest, tuple(platforms), python)
 
 
 def image_findings(
-    what: str, image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False
+    what: str, image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False, least_python: str = ""
 ) -> Iterator[Finding]:
-    """Return whether a registry has an image, by what digest, and for the platform of TPU hosts."""
+    """Return whether a registry has an image, by what digest, and for the platform and the Python of TPU hosts."""
     build = f"`make image`, docker push, and set {variable}=…@sha256:…"
     if not is_in_registry(image, is_clusters_own):
         yield missing(what, f"no platform can fetch {image}", build)
@@ -100,8 +106,22 @@ def image_findings(
             f"docker build --platform={PLATFORM}, docker push, and set {variable}=…@sha256:…",
         )
         return
+    if known.python and _version(known.python) < _version(least_python):
+        yield missing(
+            what,
+            f"{image} has Python {known.python}, and the machine requires {least_python} or later",
+            f"build it on a newer base, as make image BASE=python:{least_python}-slim, or take another machine",
+        )
+        return
     tag = "" if is_pinned(image) else f"; it is named by a tag, and means {known.digest} now"
-    yield there(what, f"{image}, {PLATFORM}{tag}")
+    unsaid = ""
+    if least_python and not known.python:
+        unsaid = f"; it does not say its Python, of which {least_python} is required"
+    yield there(what, f"{image}, {PLATFORM}{tag}{unsaid}")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 def _get(apis: GoogleApis, host: str, path: str) -> Any:

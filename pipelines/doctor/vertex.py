@@ -52,8 +52,11 @@ _ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: o
 _ENCRYPTER = ("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt")
 _PULLER = ("artifactregistry.repositories.downloadArtifacts",)
 # GoogleCloudPlatform/vertex-ai-samples, notebook_util/common_util.py, get_resource_id; spot machines have a quota of
-# their own. That of v2 is written nowhere: taken to be as v3's, and unknown where there is none of that name.
+# their own. Pods of v2 and v3 have quotas of their own, too: "You won't be able to run single-host experiments with
+# multi-host quota" (google-research/t5x, README.md). The names of v2's and of the pods' are written nowhere: taken to
+# be as v3's, and unknown where there is none of that name.
 _QUOTAS = {"v2": "V2TPUs", "v3": "V3TPUs", "v5e": "V5ETPU", "v6e": "V6ETPU", "7x": "7XTPU"}
+_POD_QUOTAS = {**_QUOTAS, "v2": "V2PodTPUs", "v3": "V3PodTPUs"}
 
 
 class VertexChecks:
@@ -223,15 +226,17 @@ class VertexChecks:
                 f"gcloud storage buckets create gs://{name} --location={region} --project={self._settings.project}",
             )
             return
-        location, kind = bucket.location or "", bucket.location_type or "region"
-        if kind == "region" and location.lower() != region:
-            # Jobs reach it all the same, for more time and money.
-            yield missing(
-                "bucket",
-                f"gs://{name} is in {location.lower()}, and runs are in {region}",
-                f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}",
-                is_fatal=False,
-            )
+        location, kind = (bucket.location or "").lower(), bucket.location_type or "region"
+        remedy = f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}"
+        training = dict.fromkeys(machine.region for machine in self._machines)
+        is_of_runs = kind == "region" and location in (region, next(iter(training)))
+        if kind != "region":
+            # https://cloud.google.com/vertex-ai/docs/training/cloud-storage-file-system
+            said = f"gs://{name} is in {location} ({kind}), and Vertex AI's training supports buckets of one region"
+            yield missing("bucket", said, remedy, is_fatal=False)
+        elif not is_of_runs:  # Jobs reach it all the same, for more time and money.
+            said = f"gs://{name} is in {location}, and runs are in {region}"
+            yield missing("bucket", said, remedy, is_fatal=False)
         allowed = self._apis.of_bucket(name, "test_iam_permissions", list(_WRITER))
         if (lacking := [entry for entry in _WRITER if entry not in allowed]) and self._carries:
             yield missing(
@@ -239,9 +244,11 @@ class VertexChecks:
                 f"you lack {', '.join(lacking)} in gs://{name}, and the model's code travels through it",
                 self._bind_bucket(name, self._who, "roles/storage.objectAdmin"),
             )
-        elif kind != "region" or location.lower() == region:
+        elif is_of_runs:
             may = "nothing of yours is written there" if lacking else "you may write there"
-            yield there("bucket", f"gs://{name} in {location.lower()}; {may}")
+            others = [other for other in dict.fromkeys((region, *training)) if other != location]
+            far = f"; jobs in {', '.join(others)} use it from there, for more time and money" if others else ""
+            yield there("bucket", f"gs://{name} in {location}; {may}{far}")
 
     @property
     def _carries(self) -> bool:
@@ -251,7 +258,9 @@ class VertexChecks:
     # What it runs in
 
     def _step_image(self) -> Iterator[Finding]:
-        yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE")
+        # https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu-7x: "TPU7x requires Python 3.12+."
+        python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
+        yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE", least_python=python)
 
     @property
     def _serving_image(self) -> str:
@@ -411,7 +420,8 @@ class VertexChecks:
         entry, project, region = machine.slice, self._settings.project, machine.region
         what, needed = f"quota {machine.name}", machine.accelerator_count or entry.chips
         spot = "Preemptible" if machine.spot else ""
-        quota = f"CustomModelTraining{spot}{_QUOTAS[entry.generation.name]}PerProjectPerRegion"
+        kind = (_POD_QUOTAS if entry.hosts > 1 else _QUOTAS)[entry.generation.name]
+        quota = f"CustomModelTraining{spot}{kind}PerProjectPerRegion"
         place = f"v1/projects/{project}/locations/global/services/aiplatform.googleapis.com/quotaInfos/{quota}"
         console = f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
         try:

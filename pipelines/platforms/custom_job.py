@@ -1,7 +1,13 @@
-"""The training step as a custom job of Vertex AI, on the TPU that the configuration names."""
+"""The training step as a custom job of Vertex AI, on the TPU that the configuration names.
+
+Google's launcher, a container of google-cloud-pipeline-components, creates the job and waits for it. The step that has
+the launcher as its container is written here, so that the package itself is not needed.
+"""
 
 import dataclasses
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +15,6 @@ from components import storage
 from components.errors import InputError
 from components.hosts import COUNT_VARIABLE
 from components.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
-from components.step_inputs import whole_numbers
 from pipelines.platforms.jobs import slug
 from pipelines.platforms.steps import Step
 from pipelines.resources import (
@@ -18,6 +23,13 @@ from pipelines.resources import (
 )
 from pipelines.settings import Settings
 from pipelines.step_resources import StepResources
+
+# By its tag, as its package names it (google_cloud_pipeline_components/_image.py): no public document has its digest.
+LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
+_LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
+_RESOURCES = "gcp_resources"  # Output of the launcher: by it a launcher that is started again finds its job.
+_FOLDER = re.compile(r'(?<="output_uri_prefix": ")[^"]+')  # Of the checkpoints, in the job's JSON.
+_TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # Of inputs, by the type of their value.
 
 
 def in_region(machine: MachineSpec, settings: Settings) -> MachineSpec:
@@ -45,146 +57,167 @@ def as_custom_job(
     """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
 
     Args:
-        component: Keeps its inputs, outputs, code and image; the job's own fields become inputs with defaults.
+        component: Keeps its inputs, outputs, code and image; those of the job's own fields that change no weight
+            become inputs with defaults.
         machine: In its region; its fallbacks and how long to wait for it are for whoever submits.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
-        name: Name of the run, of the job, and of its folder in the bucket.
+        name: Name of the run, and of its folder in the bucket.
         asked: Its retries; the rest is the machine's.
-        fingerprint: Not needed here, where the folder is the job's own.
+        fingerprint: Facts that decide the weights, wherever they are trained; a part of the folder's name.
 
     Raises:
         InputError: If the component has an input or output named like a field of the job, or the bucket is not on
             Cloud Storage.
     """
-    try:
-        from google_cloud_pipeline_components.v1.custom_job import (
-            CustomTrainingJobOp,
-            create_custom_training_job_from_component,
-        )
-    except ImportError as error:
-        raise InputError(
-            "Cannot compile for vertex: its components are not installed. Run: pip install 'tpu-pipelines[vertex]'."
-        ) from error
-    from kfp import components, dsl
+    from google.protobuf import json_format
+    from kfp import components
 
-    _check_names(component, CustomTrainingJobOp)
     if settings.bucket and not storage.is_on_google(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
     settings.check_region(machine.region)
-    root = settings.bucket.rstrip("/") or dsl.PIPELINE_ROOT_PLACEHOLDER
-    # A slice of several hosts is one replica too: the service starts the container on each of its machines, of which
-    # none goes on without the others, so all start again.
-    hosts = machine.slice.hosts
-    has_others = hosts > 1 and not machine.disable_retries
-    environment = {**settings.environment, **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {})}
-    reservation: dict[str, Any] = {}
-    if machine.reservation:
-        reservation = {
-            "reservation_affinity_type": "SPECIFIC_RESERVATION",
-            "reservation_affinity_key": "compute.googleapis.com/reservation-name",
-            "reservation_affinity_values": [machine.reservation],
+    fields = _fields(machine, settings, name)
+    _check_names(component, (*fields, _RESOURCES))
+    inputs = {key: value for key, value in fields.items() if "{{$" not in str(value)}
+    values = {key: _input(key) if key in inputs else value for key, value in fields.items()}
+    spec = json_format.MessageToDict(component.pipeline_spec)
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+    job = _job(_pool(executor["container"], machine, settings), values, machine, f"{name}/{version}", settings)
+    executor["container"] = {
+        "image": LAUNCHER_IMAGE,
+        "command": ["python3", "-u", "-m", _LAUNCHER],
+        "args": [
+            *("--type", "CustomJob"),
+            *("--payload", _as_argument(job, inputs)),
+            *("--project", "{{$.pipeline_google_cloud_project_id}}"),
+            *("--location", values["location"]),
+            *("--gcp_resources", f"{{{{$.outputs.parameters['{_RESOURCES}'].output_file}}}}"),
+        ],
+    }
+    for part in (spec["root"], *spec["components"].values()):
+        part["inputDefinitions"]["parameters"] |= {
+            key: {"defaultValue": value, "isOptional": True, "parameterType": _TYPES[type(value)]}
+            for key, value in inputs.items()
         }
-    job = create_custom_training_job_from_component(
-        component,
-        display_name=custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER),
-        machine_type=machine.machine_type,
-        accelerator_type=machine.accelerator_type,
-        accelerator_count=machine.accelerator_count,
-        strategy="SPOT" if machine.spot else "STANDARD",
-        timeout=f"{machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS}s",
-        restart_job_on_worker_restart=machine.restart_job_on_worker_restart or has_others,
-        service_account=settings.service_account,
-        network=settings.network,
-        labels={**settings.labels, "tpu_pipelines_run": slug(name), "tpu_pipelines_machine": machine.name},
-        encryption_spec_key_name=settings.encryption_key,
-        tensorboard=settings.tensorboard,
-        env=[{"name": key, "value": value} for key, value in environment.items()],
-        # A folder per run: a job that Vertex restarts continues from its checkpoint, never from another run's.
-        base_output_directory=f"{root}/{name}/{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}",
-        # Without a default these two would be placeholders that nothing replaces.
-        reserved_ip_ranges=[],
-        psc_interface_config=(
-            {"network_attachment": settings.network_attachment} if settings.network_attachment else {}
-        ),
-        **reservation,
-    )
-    step = components.load_component_from_text(json.dumps(_with_fixed_names(_complete(job, machine), component)))
-    step.component_spec.name = component.component_spec.name  # Else the task is called custom-training-job.
+        outputs = part.setdefault("outputDefinitions", {}).setdefault("parameters", {})
+        outputs[_RESOURCES] = {"parameterType": "STRING"}
+    step = components.load_component_from_text(json.dumps(spec))
     if asked is None or not asked.retries:
         return step
     return lambda **inputs: apply_retries(step(**inputs), asked, machine.timeout_seconds)
 
 
-def _complete(job: Any, machine: MachineSpec) -> dict[str, Any]:
-    """Return the job's pipeline spec, with what Google's wrapper has no argument for."""
-    from google.protobuf import json_format
+def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, Any]:
+    """Return the job's own fields that change no weight.
 
-    spec = json_format.MessageToDict(job.pipeline_spec)
-    for part in (spec["root"], *spec["components"].values()):
-        parameters = part["inputDefinitions"]["parameters"]
-        (pool,) = parameters["worker_pool_specs"]["defaultValue"]
-        del pool["disk_spec"]  # The wrapper names a type always, also where the machine has none of it.
-        if disk := _disk(machine):
-            pool["disk_spec"] = disk
-        if machine.tpu_topology:
-            pool["machine_spec"]["tpu_topology"] = machine.tpu_topology
-        if machine.region:
-            parameters["location"]["defaultValue"] = machine.region
-    if machine.disable_retries:
-        (executor,) = spec["deploymentSpec"]["executors"].values()
-        arguments = executor["container"]["args"]
-        payload = arguments.index("--payload") + 1
-        # Text, not JSON: its placeholders carry no quotes.
-        arguments[payload] = arguments[payload].replace('"scheduling": {', '"scheduling": {"disable_retries": true, ')
-    return spec
+    A service's cache counts inputs by their value, and arguments as they are written, with their placeholders
+    (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching). It is not documented whether it counts the
+    defaults of inputs, and whether it fills in their placeholders. So these fields are inputs with defaults, but for
+    those that hold a placeholder.
+    """
+    # A slice of several hosts is one replica too: the service starts the container on each of its machines, of which
+    # none goes on without the others, so all start again.
+    has_others = machine.slice.hosts > 1 and not machine.disable_retries
+    return {
+        "location": machine.region or "{{$.pipeline_google_cloud_location}}",
+        "timeout": f"{machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS}s",
+        "strategy": "SPOT" if machine.spot else "STANDARD",
+        "restart_job_on_worker_restart": machine.restart_job_on_worker_restart or has_others,
+        "service_account": settings.service_account,
+        "tensorboard": settings.tensorboard,
+        "network": settings.network,
+        "psc_interface_config": (
+            {"network_attachment": settings.network_attachment} if settings.network_attachment else {}
+        ),
+        "encryption_spec_key_name": settings.encryption_key,
+        "labels": {**settings.labels, "tpu_pipelines_run": slug(name), "tpu_pipelines_machine": machine.name},
+    }
 
 
-def _disk(machine: MachineSpec) -> dict[str, Any]:
-    """Return what is asked of the boot disk, in Vertex's words; nothing where its own choice is good enough."""
+def _job(
+    pool: Mapping[str, Any], values: Mapping[str, Any], machine: MachineSpec, folder: str, settings: Settings
+) -> dict[str, Any]:
+    """Return the job as the launcher sends it; the launcher drops fields that are empty.
+
+    https://github.com/kubeflow/pipelines, components/google-cloud/google_cloud_pipeline_components/container/v1/
+    gcp_launcher/job_remote_runner.py, create_job.
+    """
+    from kfp import dsl
+
+    scheduling = {key: values[key] for key in ("timeout", "strategy", "restart_job_on_worker_restart")}
+    return {
+        "display_name": custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER),
+        "job_spec": {
+            "worker_pool_specs": [pool],
+            "scheduling": {**scheduling, **({"disable_retries": True} if machine.disable_retries else {})},
+            **{key: values[key] for key in ("service_account", "tensorboard", "network", "psc_interface_config")},
+            # One folder for what is trained, whichever job trains it: a job that Vertex restarts, a fallback and a run
+            # that is sent again go on from the checkpoint.
+            "base_output_directory": {
+                "output_uri_prefix": f"{settings.bucket.rstrip('/') or dsl.PIPELINE_ROOT_PLACEHOLDER}/{folder}"
+            },
+        },
+        "labels": values["labels"],
+        "encryption_spec": {"kms_key_name": values["encryption_spec_key_name"]},
+    }
+
+
+def start_anew(pipeline: Mapping[str, Any]) -> None:
+    """Have the custom job of a compiled pipeline, if it has one, continue from its own checkpoint alone."""
+    for executor in pipeline["deploymentSpec"]["executors"].values():
+        arguments = executor.get("container", {}).get("args", [])
+        arguments[:] = [_FOLDER.sub(r"\g<0>/{{$.pipeline_job_name}}", argument) for argument in arguments]
+
+
+def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings) -> dict[str, Any]:
+    """Return the job's one worker pool: the machine, its disk where one is asked for, and the step's own container."""
+    hosts = machine.slice.hosts
+    environment = {**settings.environment, **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {})}
+    machine_spec: dict[str, Any] = {key: value for key, value in machine.slice.vertex_fields.items() if value}
+    if machine.reservation:
+        machine_spec["reservation_affinity"] = {
+            "reservation_affinity_type": "SPECIFIC_RESERVATION",
+            "key": "compute.googleapis.com/reservation-name",
+            "values": [machine.reservation],
+        }
     disk: dict[str, Any] = {"boot_disk_type": machine.boot_disk_type} if machine.boot_disk_type else {}
     if machine.boot_disk_size_gb > MIN_BOOT_DISK_GB:
         disk["boot_disk_size_gb"] = machine.boot_disk_size_gb
-    return disk
-
-
-def _with_fixed_names(spec: dict[str, Any], component: Any) -> dict[str, Any]:
-    """Return the job's pipeline spec, every field that holds a placeholder written into the launcher's arguments.
-
-    Whether a service's cache counts the defaults of inputs, and with the pipeline job's own name filled in or not, is
-    not documented. Arguments it counts as they are written: those of every KFP component hold placeholders for paths
-    of their own job, and are answered from the cache all the same. Google's AutoML components do as is done here
-    (google_cloud_pipeline_components/v1/automl/tabular/ensemble.py).
-    """
-    own = component.component_spec.inputs or {}
-    parameters = spec["root"]["inputDefinitions"]["parameters"]
-    fixed = {
-        name: definition["defaultValue"]
-        for name, definition in parameters.items()
-        if name not in own and "{{$" in json.dumps(definition.get("defaultValue"))
+    return {
+        "machine_spec": machine_spec,
+        "replica_count": 1,
+        "container_spec": {
+            "image_uri": container["image"],
+            # The executor's input is JSON in a text that itself stands in JSON, so its quotes need an escape.
+            **{
+                key: ["{{$.json_escape[1]}}" if word == "{{$}}" else word for word in container.get(key, [])]
+                for key in ("command", "args")
+            },
+            "env": [{"name": key, "value": value} for key, value in environment.items()],
+        },
+        **({"disk_spec": disk} if disk else {}),
     }
-    for part in (spec["root"], *spec["components"].values()):
-        for name in fixed:
-            del part["inputDefinitions"]["parameters"][name]
-    for task in spec["root"]["dag"]["tasks"].values():
-        for name in fixed:
-            task["inputs"]["parameters"].pop(name, None)
-    (executor,) = spec["deploymentSpec"]["executors"].values()
-    arguments = executor["container"]["args"]
-    for name, value in fixed.items():
-        text = value if isinstance(value, str) else json.dumps(whole_numbers({name: value})[name], sort_keys=True)
-        placeholder = f"{{{{$.inputs.parameters['{name}']}}}}"
-        arguments[:] = [argument.replace(placeholder, text) for argument in arguments]
-    return spec
 
 
-def _check_names(component: Any, job: Any) -> None:
+def _input(name: str) -> str:
+    """Return the placeholder of an input."""
+    return f"{{{{$.inputs.parameters['{name}']}}}}"
+
+
+def _as_argument(job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """Return the job as JSON, the placeholders of inputs that are no text without quotes: JSON takes their place."""
+    text = json.dumps(job)
+    for name, value in inputs.items():
+        if not isinstance(value, str):
+            text = text.replace(f'"{_input(name)}"', _input(name))
+    return text
+
+
+def _check_names(component: Any, fields: tuple[str, ...]) -> None:
     """Refuse names that the job has too: one of the two would silently overwrite the other."""
-
-    def names(parameters: Any) -> set[str]:
-        return {*(parameters.component_spec.inputs or ()), *(parameters.component_spec.outputs or ())}
-
-    if taken := sorted(names(component) & names(job)):
+    own = component.component_spec
+    if taken := sorted({*(own.inputs or ()), *(own.outputs or ())} & set(fields)):
         raise InputError(
-            f"Cannot run {component.component_spec.name!r} as a custom job, whose fields have these names too: "
-            f"{', '.join(taken)}. Rename the component's inputs and outputs."
+            f"Cannot run {own.name!r} as a custom job, whose fields have these names too: {', '.join(taken)}. Rename "
+            "the component's inputs and outputs."
         )

@@ -17,11 +17,13 @@ from components import command_line
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model
+from components.evaluation_info import Evaluation
 from components.machine_spec import PaidMachine
 from components.registry.folder import ModelRegistry
 from components.step_inputs import params_from, whole_numbers
 from components.train_model import TrainParams
 from components.train_model.params import Stage
+from tests.fakes.vertex_rules import check_outputs
 from tests.html_page import Page
 
 _OF_THE_CACHE = ("data_version", "fingerprint")  # Inputs that no step reads: a platform's cache does.
@@ -219,6 +221,32 @@ def test_evaluate_model_component_gives_its_decision(digits_records, trained_dig
     assert Path(classification.path).is_file()
     # A model that is refused is no failure.
     assert _record(evaluation)["state"] == "succeeded"
+
+
+def test_outputs_of_an_evaluation_with_many_classes_stay_within_what_vertex_takes(
+    digits_records, trained_digits, tmp_path, monkeypatch
+):
+    """Of 200 classes the confusion matrix alone fills a task's outputs; the report has the classes."""
+
+    def returned(num_classes):
+        def load(folder):
+            names = [f"species_{number:04}" for number in range(num_classes)]
+            matrix = np.random.default_rng(0).integers(0, 100, (num_classes, num_classes)).tolist()
+            return dataclasses.replace(loaded(folder), class_names=names, challenger={"confusion_matrix": matrix})
+
+        monkeypatch.setattr(Evaluation, "load", load)
+        kinds = {"metrics": dsl.Metrics, "classification": dsl.ClassificationMetrics, "report": dsl.HTML}
+        outputs = {name: _artifact(kind, tmp_path, f"{name}-{num_classes}") for name, kind in kinds.items()}
+        outputs["evaluation"] = _artifact(dsl.Artifact, tmp_path, f"evaluation-{num_classes}")
+        data = {"records": str(digits_records), "model": str(trained_digits)}
+        inputs = {name: dsl.Artifact(name=name, uri=uri) for name, uri in data.items()}
+        _component("evaluate_model").python_func(**inputs, **outputs, accelerator="cpu", num_pictures=0)
+        check_outputs("evaluate-model", json.dumps({name: one.metadata for name, one in outputs.items()}))
+        return "confusionMatrix" in outputs["classification"].metadata
+
+    loaded = Evaluation.load
+    assert returned(100)
+    assert not returned(1000)
 
 
 def test_export_model_component_exports(exported_digits):

@@ -19,11 +19,12 @@ from components.artifacts import Manifest, Quarantined, Split, TargetStatistics
 from components.create_tfrecords import WriteParams, write_records
 from components.create_tfrecords.measuring import count_labels, distributions, measure_pictures
 from components.create_tfrecords.words import list_common
-from components.data_sketch import DataSketch, sketch_at
+from components.data_sketch import DataSketch
 from components.drift import EFFECTS, find_shifts, say_power
 from components.errors import InputError
 from components.interface import IMAGE, TEXT, ImageInput
 from components.text import split_words
+from components.version_sketches import sketch_at
 from pipelines.cli.main import main
 from tests.html_page import Page
 

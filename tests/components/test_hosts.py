@@ -7,7 +7,7 @@ import pytest
 
 from components import device, hosts
 from components.errors import InputError
-from components.hosts import ALONE, Company, Hosts, find_hosts, parse_host
+from components.hosts import ALONE, Company, Hosts, find_hosts, parse_host, tell_hosts
 from components.share import Share
 from tests.fakes.local_server import LocalServer
 
@@ -17,6 +17,17 @@ _NO_METADATA = {"TPU_SKIP_MDS_QUERY": "1"}
 
 def _spec(pool, index, pools=_POOLS):
     return {"CLUSTER_SPEC": json.dumps({"cluster": pools, "task": {"type": pool, "index": index}})}
+
+
+def test_everything_that_may_say_which_host_this_is_is_told():
+    told = {
+        "TPU_NODE_NAME": "my-first-tpu-node",
+        "TPU_CONFIG": '{"tpu_node_name": "my-first-tpu-node"}',
+        "MEGASCALE_SLICE_ID": "0",
+        "CLUSTER_SPEC": "{}",
+    }
+    others = {"TPU_PIPELINES_BUCKET": "gs://bucket", "PATH": "/bin", "TPU_PIPELINES_HOST": "0/2@there"}
+    assert tell_hosts({**told, **others}) == {**told, "TPU_PIPELINES_HOST": "0/2@there"}
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,6 @@ def pipeline_placeholders(job: v1.PipelineJob, root: str) -> dict[str, str]:
         "pipeline_job_resource_name": job.name,
         "pipeline_google_cloud_project_id": project,
         "pipeline_google_cloud_location": location,
-        "pipeline_persistent_resource_id": "",
     }
 
 
@@ -363,6 +362,13 @@ class RunOnCpu:
             places = self.store(self.root / job_id, ended[1], place)
             with vertex.lock:
                 self._link(vertex, job)
+                for path in (self.root / job_id).glob(f"*/{ended[1]}/executor_output.json"):
+                    try:
+                        vertex_rules.check_outputs(ended[1], path.read_text())
+                    except ServiceError as error:
+                        _fail(vertex, job, ended[1], error.code, str(error))
+                        self._kill(job.name)
+                        return
                 detail = _detail(job, ended[1], vertex)
                 _tell_artifacts(detail, places)
                 detail.state = _TASK.SUCCEEDED if ended[2] == "SUCCESS" else _TASK.FAILED
@@ -391,6 +397,8 @@ class RunOnCpu:
     def _end_pipeline_job(self, vertex: Any, job: v1.PipelineJob, code: int) -> None:
         with vertex.lock:
             self._link(vertex, job)
+            if job.end_time:
+                return
             for detail in list(job.job_detail.task_details):
                 if detail.state in (_TASK.FAILED, _TASK.RUNNING) and code:
                     custom_job = vertex.custom_jobs.get(detail.executor_detail.custom_job_detail.job)
@@ -426,6 +434,12 @@ class RunOnCpu:
             "AIP_MODEL_DIR": f"{base}/model/",
             "AIP_CHECKPOINT_DIR": f"{base}/checkpoints/",
             "AIP_TENSORBOARD_LOG_DIR": f"{base}/logs/",
+            # Rule: a container on a TPU VM has the node's name, alone and in JSON; of the hosts of a slice no more is
+            # documented (…/training/training-with-tpu-vm: Environment variables)
+            "TPU_NODE_NAME": "my-first-tpu-node",
+            "TPU_CONFIG": json.dumps(
+                {"project": "tenant", "zone": "us-central1-b", "tpu_node_name": "my-first-tpu-node"}
+            ),
         }
         command = [word.replace("python3", sys.executable) for word in words]
         self._start_hosts(vertex, name, command, environment)

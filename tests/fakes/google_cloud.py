@@ -43,7 +43,7 @@ ROLES = {
     ],
     "roles/viewer": [],
 }
-_QUOTAS = ("V2TPUs", "V3TPUs", "V5ETPU", "V6ETPU", "7XTPU")
+_QUOTAS = ("V2TPUs", "V3TPUs", "V2PodTPUs", "V3PodTPUs", "V5ETPU", "V6ETPU", "7XTPU")
 
 
 def bind(role: str, *members: str) -> dict[str, Any]:
@@ -103,11 +103,14 @@ class GoogleCloud:
         self.key_policy = bind("roles/cloudkms.cryptoKeyEncrypterDecrypter", AGENT)
         self.repositories = {"images": bind("roles/artifactregistry.reader")}
         self.images = {"my-project/images/steps": ["linux/amd64"], "my-project/images/serving": ["linux/amd64"]}
+        # Rule: pods of v2 and v3 count against quotas of their own (https://cloud.google.com/vertex-ai/docs/quotas: TPU
+        # V3 pod cores for training; google-research/t5x README.md)
         self.quotas = {
             f"CustomModelTraining{spot}{one}PerProjectPerRegion": {"us-central1": 64, "us-east1": 64}
             for one in _QUOTAS
             for spot in ("", "Preemptible")
         }
+        self.python = "3.13.14"
         self.node_pools: list[dict[str, Any]] = []
         self.cluster: dict[str, Any] = {}
         self.forbidden: list[str] = []
@@ -229,7 +232,10 @@ class GoogleCloud:
 
     def _config(self, image: str, digest: str, asked: dict[str, Any]) -> dict[str, Any]:
         system, architecture = self.images[image][0].split("/")
-        return {"os": system, "architecture": architecture}
+        # Rule: Docker's official images say their Python in PYTHON_VERSION, and an image on one keeps that
+        # (https://github.com/docker-library/python/blob/master/Dockerfile-linux.template)
+        variables = [f"PYTHON_VERSION={self.python}"] if self.python else []
+        return {"os": system, "architecture": architecture, "config": {"Env": ["PATH=/usr/bin", *variables]}}
 
     def _quota(self, quota: str, asked: dict[str, Any]) -> dict[str, Any] | None:
         """As the API has it: int64 as text, 0 left out, a value without dimensions for all the regions without one."""

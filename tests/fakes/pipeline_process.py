@@ -32,10 +32,6 @@ def run(path: Path) -> int:
                 "command": ["python3", "-m", "tests.fakes.pipeline_process", "launch", str(path), name],
                 "args": ["{{$}}", "kfp.dsl.executor_main"],
             }
-            # The launcher fills these in; kfp.local would try to, and does not know them.
-            inputs = component["inputDefinitions"]["parameters"]
-            for field in [field for field in inputs if "{{$" in json.dumps(inputs[field].get("defaultValue"))]:
-                del inputs[field]
     if request.get("mount"):  # Not for this process, which is the service's.
         os.environ.update(gcsfuse.environment(Path(request["mount"])))
     if "pods" in request:

@@ -11,6 +11,7 @@ from google.api_core import exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
+from kfp import dsl
 
 from tests.fakes.clock import Clock
 from tests.fakes.execution import RunOnCpu, Simulate
@@ -114,6 +115,11 @@ def test_where_only_hyperdisk_exists_no_persistent_disk_is_had(fake, machine_typ
         (custom_job(container_spec={"image_uri": "steps:latest"}), r"Received: 'steps:latest'"),
         (custom_job(spec={"scheduling": {"strategy": "FLEX_START"}}), r"FLEX_START is not supported for TPUs"),
         (custom_job(topology="4x4", spec={"scheduling": {"strategy": "SPOT"}}), r"not supported for TPU Pods"),
+        (custom_job(spec={"scheduling": {"timeout": "604801s"}}), r"A task runs for 7 days at most"),
+        (
+            custom_job(spec={"persistent_resource_id": "{{$.pipeline_persistent_resource_id}}"}),
+            r"no persistent resource",
+        ),
         (custom_job(spec={"network": "projects/p/global/networks/n"}), r"must be a number"),
         (custom_job(spec={"base_output_directory": {"output_uri_prefix": "/tmp"}}), r"must be a gs:// path"),
         (
@@ -129,6 +135,14 @@ def test_a_custom_job_that_cannot_be_one_is_refused_at_creation(fake, job, messa
     with pytest.raises(exceptions.BadRequest, match=message):
         client(fake, "Job").create_custom_job(parent=PARENT, custom_job=job)
     assert not fake.custom_jobs
+
+
+def test_a_training_writes_to_a_regional_bucket(fake):
+    spec = {"base_output_directory": {"output_uri_prefix": "gs://my-bucket/run"}}
+    client(fake, "Job").create_custom_job(parent=PARENT, custom_job=custom_job(spec=spec))
+    fake.cloud.buckets["my-bucket"].location_type = "dual-region"
+    with pytest.raises(exceptions.BadRequest, match="my-bucket is not regional"):
+        client(fake, "Job").create_custom_job(parent=PARENT, custom_job=custom_job(spec=spec))
 
 
 def test_a_quota_is_refused_by_its_name(fake):
@@ -202,6 +216,59 @@ def test_a_job_that_succeeds_while_it_is_cancelled_has_succeeded():
         fake.end_custom_job(name, v1.JobState.JOB_STATE_SUCCEEDED)
         clock.sleep(fake.cancelling_seconds)
         assert jobs.get_custom_job(name=name).state is v1.JobState.JOB_STATE_SUCCEEDED
+
+
+@dsl.component(base_image="python", install_kfp_package=False)
+def return_text(size: int) -> str:
+    return "x" * size
+
+
+@dsl.component(base_image="python", install_kfp_package=False)
+def write_part(number: int, part: dsl.Output[dsl.Artifact]) -> None:
+    part.metadata["number"] = number
+
+
+@dsl.component(base_image="python", install_kfp_package=False)
+def merge_parts(parts: dsl.Input[list[dsl.Artifact]], merged: dsl.Output[dsl.Artifact]) -> None:
+    merged.metadata["count"] = len(parts)
+
+
+def submit(fake, pipeline):
+    """Submit a pipeline, and wait for its end."""
+    spec = json_format.MessageToDict(pipeline.pipeline_spec)
+    jobs, job = client(fake, "Pipeline"), {**PIPELINE_JOB, "pipeline_spec": spec}
+    name = jobs.create_pipeline_job(parent=PARENT, pipeline_job=job).name
+    while not (ended := jobs.get_pipeline_job(name=name)).end_time:
+        time.sleep(0.05)
+    return ended
+
+
+@pytest.mark.parametrize(("size", "state"), [(100_000, "SUCCEEDED"), (131_072, "FAILED")])
+def test_a_task_returns_no_more_than_the_service_takes(tmp_path, size, state):
+    @dsl.pipeline(name="long")
+    def pipeline():
+        return_text(size=size)
+
+    with FakeVertex(RunOnCpu(tmp_path)) as fake:
+        ended = submit(fake, pipeline)
+    assert ended.state.name == f"PIPELINE_STATE_{state}"
+    said = [task.error.message for task in ended.job_detail.task_details if task.error.message]
+    assert ["return-text have 131" in message for message in said] == [True] * (state == "FAILED")
+
+
+@pytest.mark.parametrize(("count", "is_taken"), [(99, True), (100, False)])
+def test_a_task_has_no_more_artifacts_than_the_service_takes(fake, count, is_taken):
+    @dsl.pipeline(name="wide")
+    def pipeline():
+        with dsl.ParallelFor(list(range(count))) as number:
+            written = write_part(number=number)
+        merge_parts(parts=dsl.Collected(written.outputs["part"]))
+
+    if is_taken:
+        submit(fake, pipeline)
+        return
+    with pytest.raises(exceptions.BadRequest, match="Task merge-parts has 101 input and output artifacts"):
+        submit(fake, pipeline)
 
 
 @pytest.mark.parametrize(

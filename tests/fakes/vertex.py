@@ -302,6 +302,7 @@ class FakeVertex(GoogleApiServer):
             raise ServiceError("INVALID_ARGUMENT", "runtime_config.gcs_output_directory must be a gs:// path.")
         plain = json_format.MessageToDict(v1.PipelineJob.pb(job))
         rules.check_parameters(plain["pipelineSpec"], plain["runtimeConfig"].get("parameterValues", {}))
+        rules.check_artifacts(plain["pipelineSpec"])
         rules.check_labels(job.labels)
         rules.check_network(job.network)
         location = request.parent.split("/")[3]
@@ -420,7 +421,17 @@ class FakeVertex(GoogleApiServer):
         rules.check_custom_job(job, location, self.local_images)
         self._check_account(job.job_spec.service_account or DEFAULT_ACCOUNT)
         self._check_key(job.encryption_spec.kms_key_name)
+        # Rule: buckets of training jobs are regional; what the service makes of others is documented nowhere
+        # (…/general/locations: Cloud Storage bucket requirements; …/training/cloud-storage-file-system)
+        place = job.job_spec.base_output_directory.output_uri_prefix.removeprefix("gs://").partition("/")[0]
+        if place in self.cloud.buckets and self.cloud.buckets[place].location_type != "region":
+            rules.refuse(f"The bucket {place} is not regional.")
         pool = job.job_spec.worker_pool_specs[0]
+        # Rule: TPU7x requires Python 3.12 or later; what becomes of an older one is documented nowhere
+        # (…/training/configure-compute: TPU 7x)
+        python = [int(number) for number in self.cloud.python.split(".")[:2] if number]
+        if rules.generation_of(pool.machine_spec) == "7x" and python and python < [3, 12]:
+            rules.refuse(f"TPU7x requires Python 3.12. Received: {self.cloud.python}.")
         names = {pool.machine_spec.machine_type, f"{location}/{pool.machine_spec.machine_type}"}
         # Rule: who has no quota is refused at creation, 429 in these words (google-deepmind/xmanager/issues/29)
         if names & self.without_quota:

@@ -4,6 +4,8 @@ Every rule names its source; `tests/fakes/RULES` lists them. What is documented 
 for a refusal: a client that passes here then asks for nothing doubtful.
 """
 
+import datetime
+import json
 import math
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -89,6 +91,11 @@ def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[s
     _check_disk(pools[0])
     _check_scheduling(spec.scheduling, pools[0].machine_spec)
     _check_container(pools[0].container_spec, local_images)
+    # Rule: nothing says that a pipeline's persistent resource is filled in where its placeholder stands in an argument:
+    # Google's own components have it as the default of an input (kubeflow/pipelines
+    # components/google-cloud/google_cloud_pipeline_components/_placeholders.py and v1/custom_job/component.py)
+    if "{{$" in spec.persistent_resource_id:
+        refuse(f"There is no persistent resource {spec.persistent_resource_id!r}.")
     # Rule: the results of a custom job lie on Cloud Storage (custom_job.proto: base_output_directory)
     if (base := spec.base_output_directory.output_uri_prefix) and not base.startswith("gs://"):
         refuse(f"base_output_directory must be a gs:// path. Received: {base!r}.")
@@ -129,6 +136,10 @@ def _check_disk(pool: v1.WorkerPoolSpec) -> None:
 
 def _check_scheduling(scheduling: v1.Scheduling, machine: v1.MachineSpec) -> None:
     strategy = scheduling.strategy.name
+    # Rule: a pipeline's task is cancelled after 7 days; a job that would take longer is refused here
+    # (…/quotas: Pipelines, limits)
+    if scheduling.timeout and scheduling.timeout > datetime.timedelta(days=7):
+        refuse(f"A task runs for 7 days at most. Received: {scheduling.timeout}.")
     # Rule: flex-start takes GPUs alone (…/training/schedule-jobs-dws)
     if strategy == "FLEX_START":
         refuse("The scheduling strategy FLEX_START is not supported for TPUs.")
@@ -231,6 +242,46 @@ def check_parameters(spec: Mapping[str, Any], values: Mapping[str, Any]) -> None
     missing = [name for name, one in declared.items() if "defaultValue" not in one and not one.get("isOptional")]
     if wrong := sorted(set(values) - set(declared)) or sorted(set(missing) - set(values)):
         refuse(f"The pipeline's parameters are {sorted(declared)}. Wrong or missing: {wrong}.")
+
+
+def free_gib(asked_gib: float) -> float:
+    """The memory that a step has of a machine that is chosen for what it asks for, in GiB."""
+    # Rule: of the smallest machines, as that of 16 GB which a step has by default, agents take up to 40 %
+    # (…/training/understanding-training-service: Out-of-memory; …/pipelines/machine-types)
+    if asked_gib <= 16:
+        return 16 * 0.6
+    # Rule: of larger machines agents take little; taken to be what GKE keeps of a node, a share that falls with its
+    # memory (https://cloud.google.com/kubernetes-engine/docs/concepts/cluster-architecture#memory_cpu)
+    kept, left = 0.1, asked_gib
+    for size, share in ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (math.inf, 0.02)):
+        kept, left = kept + min(left, size) * share, max(left - size, 0)
+    return asked_gib - kept
+
+
+def check_artifacts(spec: Mapping[str, Any]) -> None:
+    """Refuse a pipeline with a task that has too many artifacts; those of a loop are collected."""
+    for part in (spec.get("root", {}), *spec.get("components", {}).values()):
+        tasks = part.get("dag", {}).get("tasks", {})
+        runs = {
+            name: len(json.loads(task["parameterIterator"]["items"]["raw"]))
+            for name, task in tasks.items()
+            if "raw" in task.get("parameterIterator", {}).get("items", {})
+        }
+        for name, task in tasks.items():
+            given = task.get("inputs", {}).get("artifacts", {}).values()
+            made = spec["components"][task["componentRef"]["name"]].get("outputDefinitions", {}).get("artifacts", {})
+            producers = [one.get("taskOutputArtifact", {}).get("producerTask") for one in given]
+            # Rule: a task has 100 input and output artifacts at most; refused here when the pipeline is sent
+            # (…/quotas: Pipelines, limits)
+            if (count := sum(runs.get(producer, 1) for producer in producers) + len(made)) > 100:
+                refuse(f"Task {name} has {count} input and output artifacts, and the limit is 100.")
+
+
+def check_outputs(task: str, payload: str) -> None:
+    """Refuse what a task returns, by the JSON that its container leaves for the service."""
+    # Rule: the JSON of a task's output parameters and artifacts has 131,072 bytes at most (…/quotas: Pipelines, limits)
+    if (size := len(payload.encode())) > 131_072:
+        refuse(f"The outputs of task {task} have {size} bytes, and the limit is 131072.")
 
 
 def check_schedule(schedule: v1.Schedule) -> None:

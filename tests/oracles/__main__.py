@@ -15,18 +15,6 @@ from tests.oracles.steps import deviations_elsewhere
 _BACKENDS = ("tensorflow", "jax")
 
 
-def main() -> None:
-    """Do what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m tests.oracles", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["intervals"], help="simulate the gate's intervals and tests")
-    parser.add_argument("most", nargs="?", type=int, default=10_000, help="data sets that a line may have")
-    asked = parser.parse_args()
-    if asked.what:
-        write_intervals(asked.most)
-    else:
-        print_deviations()
-
-
 def print_deviations() -> None:
     """Print a line for each figure of each task, as a share of its value, and for each quantity of a training step."""
     largest: dict[tuple[str, str], float] = {}
@@ -39,10 +27,22 @@ def print_deviations() -> None:
     print("\n" + "\n".join(lay_out({"training step": "<", **dict.fromkeys(_BACKENDS, ">")}, steps)))
 
 
-def write_intervals(most: int) -> None:
+def write_intervals(most: int = 10_000) -> None:
     """Write the table of intervals and tests beside the README of the step."""
     path = Path(__file__).parents[2] / "components" / "evaluate_model" / "intervals.md"
     path.write_text("\n".join(simulate_all(most)) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Print the deviations, or write the table of intervals and tests."""
+    parser = argparse.ArgumentParser(prog="python -m tests.oracles", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("intervals",), help="the table of intervals and tests instead")
+    parser.add_argument("most", nargs="?", type=int, default=10_000, help="data sets of a line, at most")
+    arguments = parser.parse_args()
+    if arguments.what:
+        write_intervals(arguments.most)
+    else:
+        print_deviations()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from components.errors import InputError
 from components.machine_spec import MachineSpec, load_catalogue, parse_machine
 from components.model_loading import lookup
 from components.model_loading.lookup import bundle_of
+from components.step_inputs import whole_numbers
 from components.train_model.component import train_model
 from pipelines import caching, cli
 from pipelines.cli.platforms import _tell_carried
@@ -90,6 +91,8 @@ def test_everything_but_the_training_step_is_identical_on_every_target(compiled,
         del rest["components"]["comp-train-model"]
         del rest["deploymentSpec"]["executors"]["exec-train-model"]
         del rest["root"]["dag"]["tasks"]["train-model"]
+        # A run is priced by the platform that it is for, and by the time after which that stops it.
+        del rest["root"]["dag"]["tasks"]["preflight-training"]["inputs"]["parameters"]["paid"]
         return yaml.safe_dump(rest)
 
     assert without_training(compiled[target][0]) == without_training(compiled["local"][0])
@@ -138,7 +141,7 @@ def submitted_job(step):
     def fill_in(match):
         value = component["inputDefinitions"]["parameters"][match[1]]["defaultValue"]
         # The service writes whole numbers as such; they travel as doubles.
-        return value if isinstance(value, str) else re.sub(r"(\d)\.0\b", r"\1", json.dumps(value))
+        return value if isinstance(value, str) else json.dumps(whole_numbers({"": value})[""])
 
     class Client:
         def create_custom_job(self, parent, custom_job):
@@ -148,6 +151,32 @@ def submitted_job(step):
     location, payload = (re.sub(pattern, fill_in, arguments[name]) for name in ("--location", "--payload"))
     job = json_util.recursive_remove_empty(json.loads(payload))
     return location, remote_runner.create_custom_job_with_client(Client(), "parent", job)
+
+
+def test_a_custom_job_is_the_one_that_googles_own_helper_makes():
+    """Compared where that helper can say everything: a machine without a topology, and an empty disk."""
+    from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
+
+    ours = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), SETTINGS, "digits"))
+    _, job = ours
+    theirs = create_custom_training_job_from_component(
+        train_model,
+        display_name=job.display_name,
+        machine_type="cloud-tpu",
+        accelerator_type="TPU_V3",
+        accelerator_count=8,
+        boot_disk_type="",
+        timeout="86400s",
+        service_account=SETTINGS.service_account,
+        network=SETTINGS.network,
+        labels={"team": "vision", "tpu_pipelines_run": "digits", "tpu_pipelines_machine": "v3-8"},
+        env=[{"name": "XLA_FLAGS", "value": "--xla_dump_to=/tmp/a,b"}],
+        base_output_directory=job.job_spec.base_output_directory.output_uri_prefix,
+        persistent_resource_id="",
+        reserved_ip_ranges=[],
+        psc_interface_config={},
+    )
+    assert submitted_job(theirs) == ours
 
 
 def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fields():
@@ -211,8 +240,7 @@ def test_a_custom_job_has_everything_that_machine_and_settings_say():
         scheduling={"timeout": "3600s", "strategy": "STANDARD", "disable_retries": True},
         service_account="trainer@my-project.iam.gserviceaccount.com",
         network="projects/12345/global/networks/my-network",
-        base_output_directory={"output_uri_prefix": "gs://my-bucket/pipelines/digits/{{$.pipeline_job_name}}"},
-        persistent_resource_id="{{$.pipeline_persistent_resource_id}}",
+        base_output_directory=job.job_spec.base_output_directory,  # Its own test is below.
     )
 
 
@@ -246,9 +274,25 @@ def test_of_a_disk_only_what_is_asked_for_is_sent(name, asked):
 def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
     location, job = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), Settings(), "digits"))
     assert location == "{{$.pipeline_google_cloud_location}}"
-    assert job.job_spec.base_output_directory.output_uri_prefix == (
-        "{{$.pipeline_root}}/digits/{{$.pipeline_job_name}}"
-    )
+    place = job.job_spec.base_output_directory.output_uri_prefix
+    assert re.fullmatch(r"\{\{\$\.pipeline_root\}\}/digits/[0-9a-f]{12}", place)
+
+
+def test_checkpoints_of_a_training_lie_together_wherever_it_is_trained_and_apart_from_those_of_another(tmp_path):
+    def place(*overrides, machine="v5e-4", environment=None):
+        settings = dataclasses.replace(SETTINGS, region="us-central1", environment=environment or {})
+        config = load_config("digits", (f"machine={machine}", *overrides))
+        compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml", settings)
+        (found,) = re.findall(r'"output_uri_prefix": "([^"]*)"', (tmp_path / "pipeline.yaml").read_text())
+        return found
+
+    first = place()
+    assert re.fullmatch(r"gs://my-bucket/pipelines/digits/[0-9a-f]{12}", first)
+    assert first == place(machine="v6e-4") == place(machine="{name: v5e-4, region: us-east1, spot: true}")
+    assert first == place("gate.minimum={}", "training.checkpoint_seconds=1")
+    others = [place("training.learning_rate=0.5"), place("data.seed=1"), place("model=mnist_cnn")]
+    others.append(place(environment={"XLA_FLAGS": "--xla_dump_to=/tmp"}))
+    assert len({first, *others}) == 5
 
 
 def training_task(tmp_path, machine, *overrides):
@@ -288,6 +332,7 @@ def test_no_input_of_the_training_step_holds_the_name_of_a_job(tmp_path):
     assert "{{$" not in json.dumps([inputs, filled])
     payload = container["args"][container["args"].index("--payload") + 1]
     assert '"display_name": "{{$.pipeline_job_name}}-train-model"' in payload
+    assert "persistent_resource" not in payload, "whether the service fills that in is documented for inputs alone"
 
 
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
@@ -624,18 +669,18 @@ def test_data_on_cloud_storage_is_taken(tmp_path):
     assert "images:gs://bucket/photos" in (tmp_path / "pipeline.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("target", "module", "package"),
-    [
-        ("vertex", "google_cloud_pipeline_components.v1.custom_job", r"its components are not installed"),
-        ("kubeflow", "kfp.kubernetes", r"kfp-kubernetes is not installed"),
-    ],
-)
-def test_a_missing_extra_is_named(tmp_path, monkeypatch, target, module, package):
-    monkeypatch.setitem(sys.modules, module, None)
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kfp.kubernetes", None)
     monkeypatch.delattr("kfp.kubernetes", raising=False)
-    with pytest.raises(InputError, match=rf"{package}\. Run: pip install 'tpu-pipelines\[{target}\]'\."):
-        compile_digits(target, tmp_path / "pipeline.yaml")
+    named = r"kfp-kubernetes is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
+    with pytest.raises(InputError, match=named):
+        compile_digits("kubeflow", tmp_path / "pipeline.yaml")
+
+
+def test_compiling_for_vertex_needs_none_of_googles_packages(tmp_path, monkeypatch):
+    for package in ("google_cloud_pipeline_components", "google.cloud.aiplatform", "google.cloud.aiplatform_v1"):
+        monkeypatch.setitem(sys.modules, package, None)
+    compile_digits("vertex", tmp_path / "pipeline.yaml")
 
 
 def test_an_unknown_target_is_refused(tmp_path):
@@ -803,6 +848,15 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
         (
             "resources.train_model.timeout=60",
             r"resources\.train_model\.timeout=60\. Set machine\.timeout_sec",
+        ),
+        (
+            "machine={name: v5e-4, timeout_seconds: 604801}",
+            r"expected machine\.timeout_seconds of at most 604800\. Received: 604801\. Take a larger machine",
+        ),
+        ("resources.export_model.timeout=700000", r"resources\.export_model\.timeout of at most 604800\. Rec.* 700000"),
+        (
+            "data={source: sklearn:digits, engine: fan_out, engine_tasks: 91}",
+            r"a step reads and writes 100 artifacts at most.* from 1 to 90 with data\.engine=fan_out\. Received: 91\.",
         ),
         ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
     ],

@@ -13,6 +13,8 @@ from components.interface import TEXT
 from pipelines.config import load_config
 from pipelines.data_sizes import DataSize, measure, with_sizes
 from pipelines.resources import resources_of
+from pipelines.step_resources import gib
+from tests.fakes.vertex_rules import free_gib
 
 GIB = 2**30
 CONFIG = load_config("digits", ["data.source=images:gs://bucket/photos", "data.image_size=[224, 224]"])
@@ -53,6 +55,13 @@ def test_memory_and_disk_follow_from_the_listed_size_and_it_is_said():
         "by 60.0 GiB of records at most: create_tfrecords 44Gi of memory, evaluate_model 64Gi of memory, export_model "
         "64Gi of memory, train_model 20Gi of memory, create_tfrecords 120Gi of disk"
     )
+
+
+@pytest.mark.parametrize("test_gib", [0.1, 2.5, 2.6, 3, 4, 8, 16, 50])
+def test_on_vertex_a_step_has_the_memory_that_its_data_take(test_gib):
+    """The service's agents take a part of the machine that a step asks for, of a small one up to 40 %."""
+    found, _ = asked(CONFIG, DataSize(0, GIB, {"test": int(test_gib * GIB)}), "vertex")
+    assert free_gib(gib(found["evaluate_model"].memory)) >= 4 + 2 * test_gib
 
 
 def test_on_vertex_the_host_and_a_steps_disk_are_as_they_are():

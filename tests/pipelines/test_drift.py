@@ -10,11 +10,12 @@ from sklearn.datasets import load_digits
 
 from components.artifacts import Manifest
 from components.create_tfrecords import WriteParams
-from components.data_sketch import DataSketch, sketch_at
+from components.data_sketch import DataSketch
 from components.deploy_model.params import DeployParams
 from components.deploy_model.vertex import VertexTarget
 from components.errors import InputError
 from components.registry.opening import open_registry
+from components.version_sketches import sketch_at
 from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.data_drift import sketch_sample

@@ -18,6 +18,7 @@ from tests.fakes.execution_cache import ExecutionCache
 from tests.fakes.google_cloud import Bucket
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.kubeflow import RunOnCpu as RunKubeflowOnCpu
+from tests.fakes.rule_list import rules_in
 from tests.fakes.vertex import FakeVertex
 
 SMOKE = ("smoke", "--target", "vertex", "--poll-seconds", "0.01")
@@ -89,6 +90,19 @@ def test_a_second_submission_that_the_cache_answers_is_a_hit(fake, environment, 
     assert rows["the training"] == "36 s, $0.0138 at Vertex AI's price; what is billed, the invoice says"
     assert len(fake.pipeline_jobs) == 2
     assert len(fake.custom_jobs) == 1
+
+
+def test_what_the_platform_answered_is_written_as_rules_of_the_fakes(fake, environment, tmp_path, capfd):
+    fake.execution = Telling(cache=ExecutionCache())
+    report = tmp_path / "rules.txt"
+    assert main([*SMOKE, "--yes", "--json", "--set", "preflight=false", "--report", str(report)]) == 0
+    rules = rules_in("".join(f"    {line}\n" for line in report.read_text().splitlines()))
+    source = f"(tpu-pipelines smoke of {time.strftime('%Y-%m-%d')}, vertex, v5e-1)"
+    assert f"user: uid 1000, gid 1000, groups 1000, 44 {source}" in rules
+    assert f"cache, training of the second run: hit: it was not trained again {source}" in rules
+    assert all(rule.endswith(source) for rule in rules)
+    assert not [rule for rule in rules if rule.startswith(("first run", "not asked"))]
+    assert max(map(len, report.read_text().splitlines())) <= 120
 
 
 def test_a_second_submission_that_trains_again_is_a_miss_and_the_table_can_be_pasted(fake, environment, capfd):

@@ -16,7 +16,7 @@ from pipelines.config import load_config
 from pipelines.platforms.jobs import Job, Retrying, State, Submission
 from pipelines.platforms.schedules import comparable
 from pipelines.settings import Settings
-from pipelines.submission import Plan, plan_submission, submit, wait
+from pipelines.submission import Plan, plan_submission, submit, wait, without_cache
 from tests.fakes.clock import Clock
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")  # Has v5e and v6e.
@@ -243,6 +243,20 @@ def test_a_plan_has_a_job_for_each_machine():
     assert "ct6e-standard-4t" not in jobs[2].package
     expected = [(job.machine.name, job.machine.region, True) for job in jobs]
     assert [preflighted(job) for job in jobs] == expected, "each for its own price and memory"
+
+
+def test_a_run_that_is_forced_trains_anew():
+    """Its own job's restarts find its checkpoint; that of the run before, which trained to the end, is left aside."""
+
+    def folder(plan):
+        (found,) = re.findall(r'"output_uri_prefix": "gs://my-bucket/digits/([^"]*)"', str(yaml_of(plan)))
+        return found
+
+    def yaml_of(plan):
+        return yaml.safe_load(plan.jobs[0].package)["deploymentSpec"]["executors"]["exec-train-model"]
+
+    plan = plan_digits("machine=v5e-4")
+    assert folder(without_cache(plan)) == f"{folder(plan)}/{{{{$.pipeline_job_name}}}}"
 
 
 def test_the_same_run_has_the_same_id_in_another_process_and_folder(tmp_path):

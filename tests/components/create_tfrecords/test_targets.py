@@ -191,7 +191,11 @@ def test_arrays_that_do_not_fit_the_task_are_refused_in_words(tmp_path, labels, 
             r"line 3 of .*: expected a number in 'label'.*'high'",
         ),
         ("path,label\n0.png,1\n1.png,inf\n", {"task": "regression"}, "Received: inf in 'label' at line 3 of"),
-        ("path,label\n0.png,1\n1.png,\n", {"task": "regression"}, r"Malformed line 3 of .*received \['1.png', ''\]"),
+        (
+            "path,label\n0.png,1\n1.png,\n",
+            {"task": "regression"},
+            r"'line/00000003' \('label' is empty\).*raise data.max_bad_fraction",
+        ),
         (
             "path,label\n0.png,1\n",
             {"task": "regression", "target_columns": ("mass",)},

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from components import records
-from components.artifacts import Manifest, ModelInfo
+from components.artifacts import Manifest, ModelInfo, file_sha256
 from components.create_tfrecords import WriteParams, write_records
 from components.errors import InputError
 from components.evaluate_model import EvaluateParams, evaluate_model, evaluation
@@ -35,6 +35,9 @@ def broken_model(trained_digits, tmp_path):
         for item in found:
             if item.dtype.kind == "f":
                 item[...] = np.nan
+    raw = json.loads((directory / "model.json").read_text())  # As the training that made it would have written it.
+    raw["digests"]["best.weights.h5"] = file_sha256(directory / "best.weights.h5")
+    (directory / "model.json").write_text(json.dumps(raw))
     return directory
 
 

@@ -149,7 +149,7 @@ def test_records_in_a_bucket_are_answered_in_place(export_dir, pictures, tmp_pat
     assert len(read_lines(tmp_path / "here")) == 22
     assert read_lines(tmp_path / "there") == read_lines(tmp_path / "here")
     bucket.blob("records/dataset.json").upload_from_string("{}")
-    with pytest.raises(InputError, match="no manifest of records"):
+    with pytest.raises(InputError, match=r"gs://bucket/records/dataset\.json: it is not a data set manifest"):
         predict_batch(PredictParams("records:gs://bucket/records"), export_dir, tmp_path / "out")
 
 

@@ -141,6 +141,14 @@ def test_a_training_gets_the_time_of_the_slower_host(cache_dir):
     assert _examine(cache_dir).timeout_seconds == 4 * 3600
 
 
+def test_a_run_that_nears_the_seven_days_of_a_task_on_vertex_is_warned_of(cache_dir):
+    report = _examine(cache_dir, dataclasses.replace(_DATA, host=HostRate(1.0, 0.001, False, 4)))
+    assert report.timeout_seconds == 7 * 24 * 3600
+    (warning,) = [words for words in report.advice if "days" in words]
+    assert re.match(r"The run may take [\d.,]+ days, and Vertex AI cancels a pipeline's task after 7\.", warning)
+    assert not [words for words in _examine(cache_dir).advice if "days" in words]
+
+
 @pytest.mark.parametrize(
     ("budget", "reason"),
     [

@@ -78,8 +78,8 @@ def test_a_loss_that_a_layer_adds_in_bfloat16_trains_in_float32(quick, added_by)
 
     device.prepare("tensorflow", "cpu", 1, "mixed_bfloat16")
     try:
-        dense = keras.layers.Dense(4, activity_regularizer="l2")
-        penalized = Penalized() if added_by == "add_loss" else dense
+        regularized = keras.layers.Activation("linear", activity_regularizer=keras.regularizers.L2(1.0))
+        penalized = Penalized() if added_by == "add_loss" else regularized
         last = keras.layers.Dense(10, activation="softmax", dtype="float32")
         layers = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
         model = keras.Sequential([*layers, penalized, last])

@@ -1,6 +1,7 @@
 """Each single thing that a run on Vertex AI may lack is named, and nothing else is."""
 
 import dataclasses
+import re
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
@@ -90,6 +91,16 @@ MISSING = {
     "bucket": (
         lambda cloud: _set(cloud.buckets["my-bucket"], "location", "EUROPE-WEST4"),
         "gs://my-bucket is in europe-west4, and runs are in us-central1",
+        "--location=us-central1",
+    ),
+    "bucket ": (
+        lambda cloud: cloud.buckets.update({"my-bucket": Bucket("US", "multi-region")}),
+        "gs://my-bucket is in us (multi-region), and Vertex AI's training supports buckets of one region",
+        "--location=us-central1",
+    ),
+    "bucket  ": (
+        lambda cloud: cloud.buckets.update({"my-bucket": Bucket("NAM4", "dual-region")}),
+        "gs://my-bucket is in nam4 (dual-region)",
         "--location=us-central1",
     ),
     "image": (lambda cloud: _without(cloud.images, "my-project/images/steps"), "is not there", "docker push"),
@@ -333,6 +344,47 @@ def test_without_an_account_of_ones_own_it_is_the_default_one_that_is_asked_for(
     found = told(findings, Verdict.MISSING)
     assert [one[0] for one in found] == ["its roles", "its buckets: my-bucket"]
     assert all("123456789012-compute@developer.gserviceaccount.com lacks" in one[1] for one in found)
+
+
+def test_a_region_from_which_a_bucket_is_far_is_said(fake):
+    (bucket,) = [one.said for one in examine(fake) if one.what == "bucket"]
+    assert bucket == (
+        "gs://my-bucket in us-central1; you may write there; "
+        "jobs in us-east1 use it from there, for more time and money"
+    )
+    elsewhere = load_config("digits", ["machine={name: v5e-4, region: us-east1}"])
+    assert [one[0] for one in told(examine(fake, elsewhere), Verdict.MISSING)] == []
+    fake.cloud.buckets["my-bucket"].location = "US-EAST1"
+    (bucket,) = [one.said for one in examine(fake, elsewhere) if one.what == "bucket"]
+    assert "in us-east1; you may write there; jobs in us-central1 use it from there" in bucket
+
+
+@pytest.mark.parametrize(("machine", "quota"), [("v2-32", "V2PodTPUs"), ("v3-8", "V3TPUs"), ("v2-8", "V2TPUs")])
+def test_pods_of_v2_and_v3_have_quotas_of_their_own(fake, machine, quota):
+    for kind in ("V2PodTPUs", "V3PodTPUs", "V2TPUs", "V3TPUs"):
+        name = f"CustomModelTraining{kind}PerProjectPerRegion"
+        fake.cloud.quotas[name]["us-central1"] = 0 if kind == quota else 64
+    config = load_config("digits", [f"machine={machine}"])
+    ((what, said, _),) = told(examine(fake, config), Verdict.MISSING)
+    assert what == f"quota {machine}"
+    assert said.startswith(f"CustomModelTraining{quota}PerProjectPerRegion in us-central1 is 0")
+
+
+@pytest.mark.parametrize(
+    ("machine", "python", "missing", "said"),
+    [
+        ("7x-4", "3.11.16", True, "steps@sha256:0+ has Python 3\\.11\\.16, and the machine requires 3\\.12 or later"),
+        ("7x-4", "3.13.14", False, "linux/amd64$"),
+        ("7x-4", "", False, "it does not say its Python, of which 3\\.12 is required$"),
+        ("v5e-4", "3.11.16", False, "linux/amd64$"),
+    ],
+)
+def test_a_tpu7x_wants_an_image_with_python_3_12(fake, machine, python, missing, said):
+    fake.cloud.python = python
+    findings = examine(fake, load_config("digits", [f"machine={machine}"]))
+    (image,) = [one for one in findings if one.what == "image"]
+    assert (image.verdict is Verdict.MISSING) == missing
+    assert re.search(said, image.said)
 
 
 def test_a_quota_that_is_not_said_is_unknown(fake):

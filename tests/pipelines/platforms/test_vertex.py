@@ -93,6 +93,11 @@ def machines(fake):
     ]
 
 
+def place_of(custom_job):
+    """Where a custom job's checkpoints lie."""
+    return custom_job.job_spec.base_output_directory.output_uri_prefix
+
+
 # Sending
 
 
@@ -111,8 +116,7 @@ def test_what_is_sent_arrives_as_it_was_compiled(plan, fake, vertex, clock):
     assert custom_job.display_name == f"{end.job_id}-train-model"
     (pool,) = custom_job.job_spec.worker_pool_specs
     assert pool.machine_spec == v1.MachineSpec(machine_type=V5E, tpu_topology="2x2")
-    base = custom_job.job_spec.base_output_directory.output_uri_prefix
-    assert base == f"gs://my-bucket/pipelines/digits/{end.job_id}"
+    assert re.fullmatch(r"gs://my-bucket/pipelines/digits/[0-9a-f]{12}", place_of(custom_job))
     assert end.url == (
         "https://console.cloud.google.com/vertex-ai/locations/us-central1/pipelines/runs/"
         f"{end.job_id}?project=my-project"
@@ -224,6 +228,15 @@ def test_a_stock_out_falls_back_to_the_next_machine_and_says_so(plan, fake, vert
     assert job_ids(fake) == [plan.jobs[0].job_id, plan.jobs[1].job_id]
     assert vertex.latest("digits").machine == "v6e-4"
     assert submit(plan, vertex).job_id == end.job_id
+
+
+def test_a_fallback_and_a_run_that_is_sent_again_find_the_checkpoints(plan, fake, vertex, clock):
+    fake.stock_out = {V5E}
+    run(plan, vertex, clock)
+    fake.stock_out = set()
+    assert wait(plan, submit(plan, vertex, again=True), vertex, sleep=clock.sleep).job_id.endswith("-r2")
+    assert len(fake.custom_jobs) == 3
+    assert len({place_of(job) for job in fake.custom_jobs.values()}) == 1
 
 
 def test_the_same_machine_elsewhere_can_be_a_fallback(plan, fake, vertex, clock):
