@@ -39,6 +39,12 @@ def test_the_first_readme_is_read_in_a_few_minutes():
 
 
 @pytest.mark.parametrize("path", READMES, ids=ids)
+def test_a_readme_begins_with_a_command(path):
+    """What it is may be said before, in one paragraph; the first README draws the steps."""
+    assert re.match(r"# .+\n\n(?:(?:[^\n|`].*\n)+\n)?```(?:sh|python|)\n", path.read_text())
+
+
+@pytest.mark.parametrize("path", READMES, ids=ids)
 def test_no_paragraph_is_long(path):
     assert [text for text in paragraphs(path.read_text()) if len(text.split()) > LONGEST] == []
 
