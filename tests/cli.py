@@ -16,6 +16,10 @@ from components.step_record import RUNNER_VARIABLE
 from pipelines.cli.main import main
 
 REPOSITORY = Path(__file__).parent.parent
+MODELS = REPOSITORY / "components" / "models" / "README.md"
+FOLDERS = ("components", "pipelines", "docker", "tests", ".ci")
+READMES = [REPOSITORY / "README.md", REPOSITORY / ".github" / "SECURITY.md"]
+READMES += sorted(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("README.md"))
 DATA = REPOSITORY.parent / "shared" / "data"
 # A digits run that takes half the time; its own name for nothing: the workspace is what keeps runs apart.
 QUICK = ("--set", "training.epochs=4", "--set", "gate.minimum={}", "--set", "export.calibration_examples=50")
@@ -88,6 +92,6 @@ def assert_user_error(done: subprocess.CompletedProcess[str], *words: str) -> No
 
 
 def readme_model(name):
-    """The README's model file of that name."""
-    blocks = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    """The model file of that name in the README of the models."""
+    blocks = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", MODELS.read_text(), re.DOTALL)
     return {file: block for block, file in blocks}[name]

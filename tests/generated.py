@@ -1,5 +1,6 @@
 """What is made from the code and kept in the repository: `python -m tests.generated` writes it anew."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from pipelines.config_schema import as_markdown, as_text
 from tests.cli import REPOSITORY
 
 SCHEMA = REPOSITORY / "pipelines" / "configs" / "schema.json"
-README = REPOSITORY / "README.md"
+README = SCHEMA.with_name("README.md")
 _TABLE = re.compile(r"(?<=<!-- settings -->\n).*?(?=\n<!-- /settings -->)", re.DOTALL)
 
 
@@ -16,6 +17,12 @@ def generated() -> dict[Path, str]:
     return {SCHEMA: as_text(), README: _TABLE.sub(lambda _: f"\n{as_markdown()}", README.read_text())}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write these files."""
+    argparse.ArgumentParser(prog="python -m tests.generated", description=__doc__).parse_args()
     for path, content in generated().items():
         path.write_text(content)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli.main import main
-from tests.cli import REPOSITORY
+from tests.cli import READMES, REPOSITORY
 
 BIN = Path(sys.executable).parent
-READMES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "components").glob("*/README.md"))]
 PROGRAMS = ("tpu-pipelines", "python", "tensorboard", "make", "pip", "docker", "curl")
 OTHERS = ("cd", "git", "gcloud")  # Of the system.
 _COMMAND = re.compile(rf"(?:\$ )?(?:\.venv/bin/)?((?:{'|'.join((*PROGRAMS, *OTHERS))}) [^\n]*)")

@@ -1,4 +1,4 @@
-"""The README's page on security: for each of its promises the tests that hold it."""
+"""The page on security: for each of its promises the tests that hold it."""
 
 import ast
 import re
@@ -13,6 +13,7 @@ EXPLAINS = ""  # Says who is trusted, or what is not promised.
 HELD_BY = {
     "What can happen follows": EXPLAINS,
     "Each promise on this page": "tests/test_security.py::test_every_sentence_promises_what_tests_hold_or_explains",
+    "A weakness is best told": EXPLAINS,
     "Sources are not trusted": EXPLAINS,
     "A damaged file, or one": """
         tests/components/create_tfrecords/test_writer.py::test_unreadable_images_over_budget_are_refused_by_name
@@ -28,7 +29,8 @@ HELD_BY = {
         tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup
         tests/components/deploy_model/test_card.py::test_what_strangers_named_stays_text
         tests/components/deploy_model/test_card.py::test_notes_stay_a_quotation_whatever_they_hold""",
-    "Whoever may write the source": """
+    "Whoever may write the source": EXPLAINS,
+    "The records keep": """
         tests/components/create_tfrecords/test_writer.py::test_the_fingerprint_changes_with_one_pixel_one_label_or_the_order
         tests/components/deploy_model/test_deploying.py::test_an_evaluation_of_another_model_is_refused""",
     "Your model's file is code": EXPLAINS,
@@ -71,34 +73,34 @@ HELD_BY = {
     "So damage is found": """
         tests/pipelines/test_versions.py::test_list_names_every_damaged_version_with_its_files
         tests/components/registry/test_folder.py::test_a_versions_digest_covers_all_of_its_files""",
+    "Whoever can rewrite a version": EXPLAINS,
     "No model is promoted": """
         tests/components/deploy_model/test_deploying.py::test_a_model_that_the_gate_refused_is_not_even_registered
         tests/components/registry/test_folder.py::test_an_alias_that_moved_since_the_comparison_stays
         tests/components/registry/test_folder.py::test_of_two_different_ones_at_once_only_one_becomes_champion""",
-    "Signatures say what": """
+    "With `deploy.signing_key`": """
         tests/components/deploy_model/test_deploying.py::test_a_version_is_signed_and_verified_before_it_is_the_champion
         tests/components/deploy_model/test_vertex.py::test_a_version_is_signed_in_the_bucket_and_its_servers_verify_it
         tests/components/registry/test_signing.py::test_the_librarys_own_command_verifies_what_is_signed_here_and_the_other_way_round""",
+    "So whoever may write": EXPLAINS,
     "Given the public key": """
         tests/components/registry/test_signing.py::test_what_was_changed_after_it_was_signed_is_refused
-        tests/components/registry/test_signing.py::test_another_key_is_refused
-        tests/components/registry/test_signing.py::test_a_versions_signature_is_over_all_of_it
-        tests/components/registry/test_signing.py::test_a_signature_whose_signer_passes_files_over_is_refused
         tests/components/deploy_model/test_deploying.py::test_a_version_that_was_changed_after_it_was_signed_is_not_promoted
         tests/pipelines/test_versions.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
         tests/pipelines/test_versions.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
+    "They also refuse": """
+        tests/components/registry/test_signing.py::test_another_key_is_refused
+        tests/components/registry/test_signing.py::test_a_versions_signature_is_over_all_of_it
+        tests/components/registry/test_signing.py::test_a_signature_whose_signer_passes_files_over_is_refused""",
     "A server loads a verified": """
         tests/components/serving/test_bucket.py::test_what_is_loaded_is_a_verified_copy_that_nobody_changes_any_more
         tests/components/serving/test_bucket.py::test_nothing_is_loaded_whose_signature_does_not_hold
         tests/components/serving/test_params.py::test_a_key_that_did_not_arrive_is_refused
         tests/components/serving/test_params.py::test_every_command_that_serves_heeds_the_flag_and_the_variable""",
-    "An export in a version is": """
+    "An export in a version needs": """
         tests/components/registry/test_signing.py::test_another_signed_export_in_a_version_is_not_loaded
         tests/components/registry/test_signing.py::test_a_version_in_the_place_of_another_one_is_refused
         tests/components/registry/test_signing.py::test_on_a_bucket_a_version_and_the_export_alone_are_verified""",
-    "So whoever may write": EXPLAINS,
-    "A container on Vertex AI gets": EXPLAINS,
-    "A signature does not stop who": EXPLAINS,
     "Nothing is signed but": """
         tests/components/registry/test_signing.py::test_a_version_that_is_there_unsigned_stays_unsigned
         tests/components/deploy_model/test_deploying.py::test_a_version_from_before_stays_unsigned_and_is_said_to""",
@@ -107,12 +109,16 @@ HELD_BY = {
         tests/components/registry/test_signing.py::test_what_is_no_key_is_named_before_anything_is_registered
         tests/pipelines/test_compile.py::test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_private_one_is
         tests/components/deploy_model/test_deploying.py::test_params_check_themselves""",
-    "The platform: whoever": EXPLAINS,
+    "A container on Vertex AI gets": EXPLAINS,
+    "A signature does not stop who": EXPLAINS,
+    "Nor does it stop who": EXPLAINS,
+    "The evaluation of a champion": EXPLAINS,
+    "Whoever may submit": EXPLAINS,
     "Secrets are named": """
         tests/pipelines/test_compile.py::test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first""",
     "Credentials in an address": """
         tests/pipelines/platforms/test_kubeflow.py::test_no_message_and_no_address_shows_the_credentials_of_a_server""",
-    "CI: whoever can push": """
+    "Whoever can push": """
         tests/test_workflow.py::test_retraining_runs_on_one_branch_and_one_at_a_time
         tests/test_workflow.py::test_the_identity_provider_takes_this_workflow_on_this_branch_alone""",
     "It runs from that checkout": """
@@ -144,18 +150,19 @@ HELD_BY = {
         tests/kills/test_kills.py::test_killed_at_any_moment_every_step_and_the_run_give_the_same_again
         tests/components/registry/test_folder.py::test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on
         tests/components/train_model/test_resume.py::test_killed_training_continues_to_the_same_weights""",
-    "SIGTERM, a platform's": """
+    "SIGTERM, the last": """
         tests/components/train_model/test_resume.py::test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights
         tests/components/test_termination.py::test_what_is_half_written_is_removed""",
     "On Kubeflow the step": EXPLAINS,
-    "A weakness is best told": EXPLAINS,
+    "So a training goes on": EXPLAINS,
 }
 
 
 def sentences():
-    """Of the README's page, without its marks."""
-    page = re.search(r"^## Security\n(.*?)^## ", (REPOSITORY / "README.md").read_text(), re.DOTALL | re.MULTILINE)[1]
-    return [text for text in re.split(r"(?<=\.)\s+", page.replace("**", "").strip()) if text]
+    """Sentences of the page, without its headings, commands and marks."""
+    page = (REPOSITORY / ".github" / "SECURITY.md").read_text()
+    text = re.sub(r"^```.*?^```$|^#[^\n]*$|^- ", "", page, flags=re.DOTALL | re.MULTILINE)
+    return [text for text in re.split(r"(?<=\.)\s+", text.strip()) if text]
 
 
 def test_every_sentence_promises_what_tests_hold_or_explains():

@@ -18,7 +18,7 @@ WORKFLOWS = {path.stem: path.read_text() for path in (REPOSITORY / ".github" / "
 PARSED = {name: yaml.safe_load(text) for name, text in WORKFLOWS.items()}
 JOBS = {(name, job): facts for name, parsed in PARSED.items() for job, facts in parsed["jobs"].items()}
 EXAMPLES = REPOSITORY / ".ci" / "examples"
-README = (REPOSITORY / "README.md").read_text()
+README = (REPOSITORY / ".ci" / "README.md").read_text()
 BRANCH = "refs/heads/main"
 # Run by `.ci/run` itself, of which this test is a part; in their place stands that they are the very same.
 TESTS = "bash .ci/run"

@@ -378,7 +378,8 @@ class _JobSet:
                 raise InputError(
                     f"Cannot train on several hosts: the service account of this step may not ask the cluster for "
                     f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Grant it to get, "
-                    "create and delete jobsets, and to get and list pods and their logs; README.md says how."
+                    "create and delete jobsets, and to get and list pods and their logs; pipelines/platforms/README.md "
+                    "says how."
                 ) from error
             if error.status == 429 or error.status >= 500:
                 raise OutageError(f"The cluster answers {error.status} {error.reason}.") from error

@@ -28,7 +28,7 @@ from pipelines.platforms.custom_job import as_custom_job, in_region
 from pipelines.platforms.tpu_pod import as_tpu_pod
 from pipelines.settings import Settings
 from pipelines.training_pipeline import training_pipeline
-from tests.cli import REPOSITORY, assert_user_error, readme_model, tpu_pipelines_here
+from tests.cli import MODELS, assert_user_error, readme_model, tpu_pipelines_here
 from tests.fakes import jobsets
 from tests.fakes.vertex_rules import hosts_of
 from tests.signing_keys import write_keys
@@ -645,7 +645,7 @@ def test_a_model_beside_its_pipeline_replaces_no_file_of_the_users(tmp_path, cap
 def test_the_readmes_example_with_a_model_of_ones_own_compiles(tmp_path, monkeypatch, target):
     """Only its data lie elsewhere: where the platform can read them."""
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```yaml\n(.*?)```", MODELS.read_text(), re.DOTALL)
     (config,) = [block for block in blocks if "model: my_classifier.py" in block]
     Path("flowers.yaml").write_text(config)
     Path("my_classifier.py").write_text(readme_model("my_classifier.py"))

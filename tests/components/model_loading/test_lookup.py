@@ -1,6 +1,4 @@
 import importlib
-import pathlib
-import re
 import sys
 import types
 
@@ -497,9 +495,7 @@ def test_model_of_classes_is_refused_for_numbers_by_what_it_is_built_from():
     ("file", "interface"), [("my_classifier.py", _DIGITS), ("my_labels.py", _LABELS), ("my_numbers.py", _NUMBERS)]
 )
 def test_the_readmes_model_files_fit_their_tasks(tmp_path, file, interface):
-    text = (pathlib.Path(__file__).parents[3] / "README.md").read_text()
-    blocks = {name: block for block, name in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", text, re.DOTALL)}
-    (tmp_path / file).write_text(blocks[file])
+    (tmp_path / file).write_text(readme_model(file))
     assert build_model(str(tmp_path / file), interface, {"filters": 2}).output_shape == (None, interface.num_classes)
 
 
