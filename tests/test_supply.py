@@ -95,12 +95,13 @@ def test_beams_image_holds_what_the_others_have_but_what_beam_excludes():
     assert f"ARG BEAM=apache/beam_python3.13_sdk:{released}\n" in (REPOSITORY / "docker" / "Dockerfile").read_text()
 
 
-def test_of_the_steps_images_only_that_of_dataflows_workers_is_roots():
+def test_of_the_steps_images_those_of_dataflows_workers_and_of_a_tpu_are_roots():
     text = (REPOSITORY / "docker" / "Dockerfile").read_text()
     stages = re.findall(r"^FROM user AS (\S+)\n((?:(?!FROM ).*\n?)*)", text, re.MULTILINE)
     users = {name: re.findall(r"^USER (\S+)", body, re.MULTILINE) for name, body in stages}
     assert users.keys() >= {"steps", "train", "train-gpu"}
     assert [can_boot(user) for user in users.pop("beam")] == [True]
+    assert (users.pop("train"), "\nARG TRAIN_AS=0\n" in text) == (["${TRAIN_AS}"], True)
     assert not any(users.values()), "the others are of the user that they are built for"
 
 

@@ -409,10 +409,10 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()) and (
         left := [fact for fact in facts if fact not in signature.parameters]
     ):
-        given = ", ".join(f"{fact}={value!r}" for fact, value in facts.items())
+        keywords = ", ".join(f"{fact}={value!r}" for fact, value in facts.items())
         raise InputError(
             f"The function of the model {name!r} takes ({', '.join(signature.parameters)}), without "
-            f"{' and '.join(left)}. It is called with {given}, each by its name. Write def "
+            f"{' and '.join(left)}. It is called with {keywords}, each by its name. Write def "
             f"{getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), and give every other argument a default or "
             "a value in model.parameters."
         )

