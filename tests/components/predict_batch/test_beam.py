@@ -50,7 +50,7 @@ def answer(params: PredictParams, export_dir, output: Path, **options: str):
 
 @pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed here")
 def test_where_beam_is_not_installed_it_is_said_what_to_do(export_dir, params, tmp_path):
-    with pytest.raises(InputError, match="not installed here. Run: make beam-env, which makes an environ"):
+    with pytest.raises(InputError, match=r"not installed here\. Run: make beam-env, which makes an environ"):
         predict_batch(dataclasses.replace(params, engine="beam"), export_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
