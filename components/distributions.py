@@ -1,4 +1,4 @@
-"""Histograms that can be pooled and compared without error: counts are used only where they are known exactly.
+"""Merges and compares histograms without interpolation: only cumulative counts that are known exactly are used.
 
 The bins of two histograms may differ. The number of values below a point is known where the point is an edge, lies in
 an empty bin, or is outside the range of the values.
@@ -46,9 +46,9 @@ def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[i
 
 
 def find_distance(ours: Distribution, theirs: Distribution) -> float:
-    """Return the statistic of Kolmogorov and Smirnov: the largest distance of the shares of values below a point.
+    """Return the two-sample Kolmogorov-Smirnov statistic: the largest difference of the two distribution functions.
 
-    Only points where both shares are known are compared, so that it is never larger than that of the values themselves.
+    Only points where both functions are known are compared, so it is a lower bound of the statistic of the values.
     """
     ends = [np.nextafter(each.maximum, np.inf) for each in (ours, theirs)]
     points = np.unique(np.concatenate([ours.edges, theirs.edges, [ours.minimum, theirs.minimum], ends]))

@@ -1,4 +1,4 @@
-"""The sketches that a registered version keeps: of its data, and of the answers of its formats."""
+"""Reads the sketches of a registered version, by which drift is found: of its data, and of its formats' answers."""
 
 import tempfile
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
         name: Name of the sketch in its lineage.
 
     Raises:
-        InputError: If it keeps none, or none of this version.
+        InputError: If the registered version has no sketch, or one in an incompatible format.
     """
     kept: Any = origin.lineage.get(name)
     what = "data" if name == SKETCH else name

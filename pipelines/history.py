@@ -186,12 +186,12 @@ def names(workspace: Path) -> list[str]:
 
 
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
-    """Return a row per run: its name, number, folder, end, status, metrics, gate and size.
+    """Return a row for each run that can be read: name, number, folder, end, status, metrics, gate and size.
 
-    A run that has not ended is `running` or `interrupted`; its `training` is the last line that a step has said.
+    A run that has not ended is `running` or `interrupted`; its `training` is the last log line of a step.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no run, or none of this name.
     """
     rows = []
     for run in [name] if name else sorted({*names(workspace), *unfinished(workspace)}):
@@ -219,7 +219,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def curves_of(workspace: Path, name: str) -> Path | None:
-    """Return the folder of TensorBoard's curves of the latest run of a name, also while it trains; None without."""
+    """Return the TensorBoard log folder of the latest run, also while it trains; None if there is none."""
     training = (workspace / ".cache" / name / "checkpoints").glob("*/tensorboard")
     written = [workspace / name / "model" / "tensorboard", *training]
     there = [folder for folder in written if folder.is_dir()]
@@ -299,7 +299,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _note(row: Mapping[str, Any]) -> str:
-    """Say how far a run has come that has not ended."""
+    """Describe the progress of an unfinished run in one sentence."""
     said = row["training"] or "no step has said anything"
     if row["status"] == RUNNING:
         return f"{row['name']} is running: {said}"

@@ -1,7 +1,7 @@
-"""How much a packed file may hold: one rule for every source, looked at before what it holds takes memory or disk.
+"""Limits the decompressed size of a compressed file, for every source, before memory or disk is used.
 
-A file may unpack to 256 MiB, or to 100 times its own size where that is more. Pictures and texts take a tenth to a
-fifth of their size where they are packed well, masks of nothing but 0 and 1 a fiftieth.
+A file may unpack to 256 MiB, or to 100 times its own size if that is more. Typical compression ratios are 5 to 10 for
+images and texts, and 50 for binary masks.
 """
 
 import io

@@ -1,7 +1,7 @@
-"""What chance leaves of figures that few examples give, and of the difference between two models on the same examples.
+"""Confidence intervals of metrics on small test sets, and the paired comparison of two models on the same examples.
 
-With other examples, a model that is no better may well come out above. A difference is therefore given with the bound
-that it exceeds with a confidence, and with the true difference that so many examples show four times in five.
+On other examples, a model that is no better may come out above. A difference is therefore reported with its one-sided
+lower confidence bound, and with the smallest true difference that so many examples detect in 80 % of cases.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ class ModelFigures:
 def find_chance(
     models: Sequence[ModelFigures], confidence: float, asked: Collection[str]
 ) -> tuple[dict[str, tuple[float, float]], dict[str, Difference]]:
-    """Return the intervals of a model's figures, and its differences from the champion's, by the figures' names.
+    """Return the confidence intervals of the model's metrics and the differences from the champion, by metric name.
 
     Args:
         models: The model and, if there is one, the champion.
-        confidence: See `EvaluateParams`; intervals have 95 % on either side.
+        confidence: Confidence of the differences, see `EvaluateParams`. The intervals are always two-sided, 95 %.
         asked: Figures whose differences are wanted even if they have no formula.
     """
     intervals, differences = {}, {}
@@ -68,11 +68,11 @@ def find_chance(
 
 
 def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
-    """Return what a figure lies in with a confidence on either side; None where so few examples cannot say.
+    """Return the two-sided confidence interval of a metric; None if there are too few examples.
 
-    A share of right answers has the exact interval (Clopper and Pearson, 1934). Another figure from 0 to 1 has the same
-    of as many answers as would be as sure (Korn and Graubard, Survey Methodology 24, 1998), where at least ten decide
-    it. Of the rest it is Student's.
+    A share of right answers has the exact interval (Clopper and Pearson, 1934). Other metrics from 0 to 1 use it with
+    the effective number of examples (Korn and Graubard, Survey Methodology 24, 1998), and need at least ten examples.
+    Unbounded metrics use Student's t. A metric with its own method uses that.
     """
     if confidence == 0:
         return estimate.value, estimate.value
@@ -105,7 +105,7 @@ def _share_interval(share: float, number: float, confidence: float) -> tuple[flo
 
 
 def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
-    """Return how one estimate stands to another on the same examples; None where so few examples cannot say.
+    """Compare the metric of two models on the same examples; None if there are too few examples.
 
     Args:
         challenger: The model's.
@@ -214,7 +214,7 @@ def compare_means(advantage: float, influences: np.ndarray, confidence: float, s
 
 @functools.lru_cache(maxsize=4096)
 def _least_share(better: int, worse: int, num_examples: int, confidence: float) -> float:
-    """Return the difference that the examples just do not refute; the probability rises with the difference."""
+    """Return the lower confidence bound of the difference, by bisection: the p-value rises with the difference."""
     low, high = -1.0, (better - worse) / num_examples
     if confidence == NO_CONFIDENCE:
         return high
@@ -247,7 +247,7 @@ def _probability(better: int, worse: int, n: int, difference: float) -> float:
 
 
 def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
-    """Return the difference that McNemar's test sees with the power, if so many answers differ as now, or must.
+    """Return the smallest difference that McNemar's test detects with the power, at this number of differing answers.
 
     By the normal approximation (Connor, Biometrics 43, 1987), with half an example for what an exact test costs.
     """

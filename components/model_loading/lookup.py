@@ -248,11 +248,11 @@ def build_model(
             place of any of these as a bundle.
         interface: Input and output that it must have.
         parameters: Hyper-parameters, passed on by name.
-        warn: Receives a sentence about what the model brings and training does not use: what it was compiled with.
+        warn: Called with a sentence if the model is compiled with an optimizer, loss or metrics: training ignores them.
 
     Returns:
-        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]. Of a regression it ends in a
-        layer of ours that puts standardised numbers into the targets' units.
+        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]. For a regression, a final
+        `Rescaling` layer converts standardised outputs to the targets' units.
 
     Raises:
         InputError: If the model cannot be imported, holds code that is not Keras's own (a `.keras` file), does not take

@@ -1,6 +1,7 @@
-"""The hosts of a JobSet end once no step follows them: nobody is there who would delete them, or fetch their model.
+"""Stops the hosts of a JobSet when the pipeline step that follows them is gone: nothing else would delete them.
 
-The step says so on the volume that all share. It may be killed at once, and what owns the JobSet lives on for hours.
+The step writes a heartbeat to the shared volume. It may be killed without cleanup, and the owner of the JobSet lives on
+for hours.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ _LONGEST_SECONDS = 300.0
 
 @contextlib.contextmanager
 def followed(file: Path) -> Iterator[None]:
-    """Say in a file that its hosts are followed, again and again, while the block lasts."""
+    """Write a heartbeat to a file every 20 seconds while the block runs."""
 
     def say() -> None:
         with contextlib.suppress(OSError):  # The volume may be away for a moment.
@@ -51,12 +52,12 @@ def followed(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def while_followed() -> Iterator[None]:
-    """Send this process SIGTERM once nobody has followed for five minutes; does nothing where no file is named.
+    """Send SIGTERM to this process when the heartbeat is older than five minutes; nothing where no file is named.
 
-    A training saves a checkpoint then. Hosts that are started again find nobody, either, and end for good.
+    Training then saves a checkpoint. A host that is started again finds the old heartbeat and raises.
 
     Raises:
-        InputError: If nobody follows at the beginning.
+        InputError: If the heartbeat is older than five minutes at the beginning.
     """
     if not (name := os.environ.get(FILE_VARIABLE, "")):
         yield
