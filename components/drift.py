@@ -190,7 +190,7 @@ def _answers(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _classes(names: Sequence[str], table: np.ndarray, draws: np.ndarray) -> Shift:
-    """Test the mix of classes, float[2, classes] of such a number of draws, by the chi-squared test."""
+    """Compare the class counts of two data sets, float[2, classes], by the chi-squared test."""
     shares = table / table.sum(axis=1, keepdims=True)
     moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
     most = int(np.abs(shares[0] - shares[1]).argmax())

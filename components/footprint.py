@@ -57,7 +57,7 @@ class Footprint:
 
     @property
     def usd_per_run(self) -> float:
-        """Price of all epochs, if the host keeps up; 0 where no price is known."""
+        """Price of all epochs if the device never waits for the host, in US dollars; 0 if no price is known."""
         return self.usd_per_hour * self.epochs * self.epoch_seconds / 3600
 
     def priced_like(self, other: "Footprint") -> "Footprint":

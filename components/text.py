@@ -98,7 +98,7 @@ class Tokenizer:
         return EncodedText(ids, len(tokens), numbers.count(UNKNOWN))
 
     def encode_stored(self, content: bytes) -> EncodedText:
-        """Return the ids of a text as a file or table holds it; the same for training and for predict_batch.
+        """Return the token ids of a text from a file or table; training and predict_batch share this function.
 
         Raises:
             UnreadableTextError: If it is not UTF-8, or has no word.

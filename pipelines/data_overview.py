@@ -204,7 +204,7 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
 
 
 def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
-    """Return whether labels as `80,50` are numbers: not where commas separate the cells."""
+    """Return whether labels such as `80,50` are numbers; they are not if commas separate the cells."""
     if not any(map(has_decimal_comma, names)):
         return False
     with contextlib.suppress(InputError):

@@ -225,7 +225,7 @@ class MachineReport:
 
 
 def interval_of(figure: StepTime | EpochTime | Cost) -> str:
-    """Say the interval that is meant to hold nine of ten, in the figure's own unit; empty where both ends read alike.
+    """State the 90 % interval in the figure's own unit; empty if both ends print the same.
 
     Example:
         >>> interval_of(EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6))

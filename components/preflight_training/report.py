@@ -179,7 +179,7 @@ def _words_of_accuracy(machine: MachineReport) -> str:
 
 
 def _words_of_intervals(machines: Sequence[MachineReport]) -> str:
-    """Say the interval that is meant to hold nine of ten, for each machine or several alike."""
+    """State the 90 % interval of each machine, or of several that have the same."""
     labels: dict[str, list[str]] = {}
     for machine in machines:
         if machine.step:

@@ -34,7 +34,7 @@ _MOST_FACTS_BYTES = 1 << 20  # Of a .cls or .json file: more is none.
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-    """An image in an archive, its label in words, None where it has none, and what stands beside its answer."""
+    """An image in an archive, its label in words (None without one), and the columns to keep beside its answer."""
 
     name: str
     span: Span
